@@ -1,0 +1,82 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# How many test processes; WORKERS=0 runs the tests in one, as a debugger wants it.
+WORKERS ?= 2
+# More for pytest: make test ARGS="-k priority tests/integration"
+ARGS ?=
+# What the demo works on, one or several paths; none: the samples that come with it.
+FILES ?=
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: venv ## Run real jobs from end to end, and show what happens (FILES="a.pdf b.pdf")
+	@$(BIN)/jobctl demo $(FILES)
+
+.PHONY: up
+up: venv ## Run the whole system until Ctrl-C, and print its addresses
+	@$(BIN)/jobctl up
+
+.PHONY: venv
+venv: $(VENV)/.installed ## Make .venv from the pinned, hashed requirements
+
+$(VENV)/.installed: requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+			&& apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; } \
+		|| { echo "venv is missing: sudo apt-get install python3-venv" >&2; exit 1; }
+	@echo "Installing into $(VENV) …"
+	@$(BIN)/pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+.PHONY: test-deps
+test-deps: ## Install the brokers and the database that the tests run against
+	@tests/support/setup.sh
+
+.PHONY: test
+test: venv test-deps ## Run the tests (WORKERS=2, ARGS="-k name")
+	@$(BIN)/pytest -n $(WORKERS) $(ARGS)
+
+.PHONY: check
+check: venv ## Lint, format, types and import contracts, without changing anything
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+.PHONY: format
+format: venv ## Format the code, and fix what can be fixed by itself
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+.PHONY: bench
+bench: venv ## Compare with Celery, Dramatiq, taskiq and FastStream
+	@$(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	@$(BIN)/python -m bench $(ARGS)
+
+COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --no-config --universal --python-version 3.11 \
+	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+
+.PHONY: lock
+lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versions)
+	@$(BIN)/pip install -qq --disable-pip-version-check uv
+	@$(COMPILE) $(ARGS) -o requirements/runtime.txt >/dev/null
+	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra dev -o requirements/dev.txt >/dev/null
+	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra bench -o requirements/bench.txt >/dev/null
+
+.PHONY: clean
+clean: ## Remove what was installed and built here
+	@rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

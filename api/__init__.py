@@ -1,0 +1,1 @@
+"""The HTTP face: routes over services, no logic of its own."""

@@ -1,0 +1,1 @@
+"""AMQP: messages, lanes, topology, publishing and consuming. Knows nothing of what jobs mean."""

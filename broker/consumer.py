@@ -1,0 +1,365 @@
+"""Strict priority over several queues, with reserved slots.
+
+One `LaneConsumer` serves one kind of worker: its queues, most urgent first, and its slots.
+
+- A slot goes to the most urgent delivery that waits. Lower lanes never use the reserved slots,
+  so an urgent job starts at once although every other slot is busy for ten minutes.
+- Each queue has a consumer of its own, whose prefetch is the number of slots that its lane may
+  use: a message that the broker still holds can be overtaken, one that was fetched can't.
+- What can't be started within `patience` is returned to its queue, for another worker, and that
+  queue rests until one of its slots is free.
+- A consumer that the broker cancelled, a channel that was closed and a connection that was lost
+  all end in the same place: the queue's own loop, which opens a channel again, with backoff.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from aiormq.abc import DeliveredMessage
+from structlog.typing import FilteringBoundLogger
+
+from broker.connection import CHANNEL_ERRORS, FIRST_BACKOFF, LAST_BACKOFF, Link
+from broker.delivery import Delivery
+from broker.wire import PipelinedChannel, open_channel
+
+LINGER = 0.005
+"""Seconds after the end of an urgent job in which no lower lane starts: the time that the
+broker needs to send the next urgent one, if there is one."""
+T = TypeVar("T")
+
+PATIENCE = 1.0
+"""Seconds that a fetched delivery may wait for a slot before it is returned."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One queue's consumer."""
+
+    name: str
+    rank: int
+    prefetch: int
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    resting: asyncio.Event = field(default_factory=asyncio.Event)
+    state: Literal["away", "consuming", "resting"] = "away"
+
+    def rest(self) -> None:
+        self.wanted.clear()
+        self.resting.set()
+
+    def wake(self) -> None:
+        self.resting.clear()
+        self.wanted.set()
+
+
+_Waiting = tuple[int, int, int, Delivery]
+
+
+class LaneConsumer:
+    """Runs a handler on deliveries of several queues, most urgent first.
+
+    `queues` are in order of urgency. `slots` is the number of deliveries handled at once,
+    `reserve` how many of them only the first queue may use. `consumer_priority` is the broker's:
+    a higher one gets messages first. `handle` settles its delivery.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        queues: Sequence[str],
+        handle: Callable[[Delivery], Awaitable[None]],
+        log: FilteringBoundLogger,
+        *,
+        slots: int,
+        reserve: int = 0,
+        consumer_priority: int = 0,
+        patience: float = PATIENCE,
+        tag: str = "switchyard",
+    ) -> None:
+        if not queues:
+            raise ValueError("name at least one queue")
+        if slots < 1 or not 0 <= reserve < slots:
+            raise ValueError(f"reserve must be 0 to {slots - 1} with {slots} slots, not {reserve}")
+        self._link = link
+        self._handle = handle
+        self._log = log
+        self._slots = slots
+        self._lower_slots = slots - (reserve if len(queues) > 1 else 0)
+        self._consumer_priority = consumer_priority
+        self._patience = patience
+        self._tag = tag
+        self._queues = {
+            name: _Queue(name, rank, slots if rank == 0 else self._lower_slots)
+            for rank, name in enumerate(queues)
+        }
+        self._waiting: list[_Waiting] = []
+        self._sequence = 0
+        self._running: set[asyncio.Task[None]] = set()
+        self._running_lower = 0
+        self._urgent_ended_at = 0.0
+        self._linger: asyncio.TimerHandle | None = None
+        self._patience_timer: asyncio.TimerHandle | None = None
+        self._stopping = asyncio.Event()
+        self._paused = False
+
+    # --- life -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Consume until `stop` is called. What runs then goes on: see `drain`."""
+        for queue in self._queues.values():
+            queue.wake()
+        async with asyncio.TaskGroup() as group:
+            for queue in self._queues.values():
+                group.create_task(self._serve(queue), name=f"consume {queue.name}")
+
+    def stop(self) -> None:
+        """Start nothing more, stop consuming, return what was fetched and not started."""
+        self._stopping.set()
+        self._return_all()
+        for queue in self._queues.values():
+            queue.rest()
+
+    async def drain(self, grace: float) -> bool:
+        """Wait for the running handlers, at most `grace` seconds. True when all have ended.
+
+        Those that have not are cancelled; their deliveries are the handler's to return.
+        """
+        if self._running:
+            await asyncio.wait(tuple(self._running), timeout=grace)
+        left = tuple(self._running)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+        return not left
+
+    def pause(self) -> None:
+        """Take no more deliveries until `resume`; what was fetched and not started goes back."""
+        if not self._paused:
+            self._paused = True
+            self._return_all()
+            for queue in self._queues.values():
+                queue.rest()
+
+    def resume(self) -> None:
+        if self._paused and not self._stopping.is_set():
+            self._paused = False
+            for queue in self._queues.values():
+                queue.wake()
+
+    # --- what can be seen -------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Slots in use."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Deliveries that were fetched and not started."""
+        return len(self._waiting)
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Each queue's state: `away` (no consumer), `consuming` or `resting`."""
+        return {queue.name: queue.state for queue in self._queues.values()}
+
+    # --- one queue --------------------------------------------------------------------------
+
+    async def _serve(self, queue: _Queue) -> None:
+        backoff = FIRST_BACKOFF
+        while not self._stopping.is_set():
+            channel: PipelinedChannel | None = None
+            try:
+                connection = await self._unless_stopped(self._link.connection())
+                if connection is None:
+                    return
+                channel = await open_channel(connection, confirms=False)
+                await channel.basic_qos(prefetch_count=queue.prefetch)
+                cancelled = asyncio.Event()
+                channel.on_consumer_cancel_callbacks.add(partial(_set, cancelled))
+                while await self._consume(queue, channel, cancelled):
+                    backoff = FIRST_BACKOFF
+            except CHANNEL_ERRORS as error:
+                self._log.warning("can't consume", queue=queue.name, error=str(error))
+            finally:
+                queue.state = "away"
+                if channel is not None:
+                    self._forget(channel)
+                    if not self._stopping.is_set():
+                        await channel.close()
+            if not self._stopping.is_set():
+                await self._unless_stopped(asyncio.sleep(backoff))
+                backoff = min(backoff * 2, LAST_BACKOFF)
+
+    async def _consume(
+        self, queue: _Queue, channel: PipelinedChannel, cancelled: asyncio.Event
+    ) -> bool:
+        """Consume until the queue has to rest (True), or the consumer is gone or `stop` was
+        called (False)."""
+        if not queue.wanted.is_set():
+            queue.state = "resting"
+            await self._first_of(queue.wanted.wait(), channel.closed)
+            if channel.closed.done() or self._stopping.is_set():
+                return False
+        self._sequence += 1
+        tag = f"{self._tag}.{queue.name}.{self._sequence}"
+        await channel.consume(
+            queue.name,
+            tag,
+            lambda message: self._received(queue, channel, message),
+            priority=self._consumer_priority,
+        )
+        if queue.state == "away":
+            self._log.info("consuming", queue=queue.name, prefetch=queue.prefetch)
+        queue.state = "consuming"
+        await self._first_of(queue.resting.wait(), cancelled.wait(), channel.closed)
+        if cancelled.is_set():
+            self._log.warning("the broker cancelled the consumer", queue=queue.name)
+            return False
+        if channel.closed.done():
+            self._log.warning("the channel was closed", queue=queue.name)
+            return False
+        await channel.cancel(tag)
+        return not self._stopping.is_set()
+
+    def _received(
+        self, queue: _Queue, channel: PipelinedChannel, message: DeliveredMessage
+    ) -> None:
+        delivery = Delivery.of(message, queue.name, channel)
+        if self._stopping.is_set() or self._paused:
+            delivery.requeue()
+            return
+        self._sequence += 1
+        heapq.heappush(self._waiting, (queue.rank, -delivery.priority, self._sequence, delivery))
+        self._fill()
+
+    # --- slots ------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Give free slots to what waits, most urgent first; return what waits too long."""
+        while self._waiting and self._may_start(self._waiting[0][0]):
+            rank, _, _, delivery = heapq.heappop(self._waiting)
+            if not delivery.is_lost:
+                self._start(rank, delivery)
+        if self._waiting:
+            self._keep_lower_lanes_bounded()
+        if self._waiting:
+            self._watch_patience()
+        if not self._paused and not self._stopping.is_set():
+            for queue in self._queues.values():
+                if not queue.wanted.is_set() and self._has_slot(queue.rank):
+                    queue.wake()
+
+    def _has_slot(self, rank: int) -> bool:
+        if len(self._running) >= self._slots:
+            return False
+        return rank == 0 or self._running_lower < self._lower_slots
+
+    def _may_start(self, rank: int) -> bool:
+        if not self._has_slot(rank):
+            return False
+        if rank > 0:
+            quiet_in = self._urgent_ended_at + LINGER - time.monotonic()
+            if quiet_in > 0:
+                if self._linger is None:
+                    self._linger = asyncio.get_running_loop().call_later(quiet_in, self._lingered)
+                return False
+        return True
+
+    def _lingered(self) -> None:
+        self._linger = None
+        self._fill()
+
+    def _start(self, rank: int, delivery: Delivery) -> None:
+        if rank > 0:
+            self._running_lower += 1
+        task = asyncio.get_running_loop().create_task(self._run(rank, delivery))
+        self._running.add(task)
+
+    async def _run(self, rank: int, delivery: Delivery) -> None:
+        try:
+            await self._handle(delivery)
+        finally:
+            if rank > 0:
+                self._running_lower -= 1
+            else:
+                self._urgent_ended_at = time.monotonic()
+            task = asyncio.current_task()
+            if task is not None:
+                self._running.discard(task)
+            self._fill()
+
+    # --- returning --------------------------------------------------------------------------
+
+    def _keep_lower_lanes_bounded(self) -> None:
+        """Never hold more lower-lane deliveries than there are slots that could run them."""
+        held = self._running_lower + sum(1 for rank, *_ in self._waiting if rank > 0)
+        while held > self._lower_slots:
+            self._return(max(self._waiting))
+            held -= 1
+
+    def _watch_patience(self) -> None:
+        if self._patience_timer is None:
+            oldest = min(entry[3].received_at for entry in self._waiting)
+            delay = max(oldest + self._patience - time.monotonic(), 0)
+            self._patience_timer = asyncio.get_running_loop().call_later(delay, self._impatient)
+
+    def _impatient(self) -> None:
+        self._patience_timer = None
+        limit = time.monotonic() - self._patience
+        for entry in [entry for entry in self._waiting if entry[3].received_at <= limit]:
+            self._return(entry)
+        if self._waiting:
+            self._watch_patience()
+
+    def _return(self, entry: _Waiting) -> None:
+        self._waiting.remove(entry)
+        heapq.heapify(self._waiting)
+        delivery = entry[3]
+        delivery.requeue()
+        # Without a rest the broker would send it straight back.
+        self._queues[delivery.queue].rest()
+
+    def _return_all(self) -> None:
+        for *_, delivery in self._waiting:
+            delivery.requeue()
+        self._waiting.clear()
+
+    def _forget(self, channel: PipelinedChannel) -> None:
+        """Drop deliveries of a channel that is gone: the broker has taken them back."""
+        self._waiting = [entry for entry in self._waiting if entry[3]._channel is not channel]
+        heapq.heapify(self._waiting)
+
+    # --- waiting ----------------------------------------------------------------------------
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result, or None when `stop` comes first."""
+        task = asyncio.create_task(work)
+        await self._first_of(task)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
+
+    async def _first_of(self, *events: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:
+        """Wait for the first of these, or for `stop`. Futures are left alone."""
+        own = [asyncio.create_task(event) for event in events if asyncio.iscoroutine(event)]
+        own.append(asyncio.create_task(self._stopping.wait()))
+        given = [event for event in events if isinstance(event, asyncio.Future)]
+        try:
+            await asyncio.wait((*own, *given), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in own:
+                task.cancel()
+
+
+def _set(event: asyncio.Event, _: Any) -> None:
+    event.set()

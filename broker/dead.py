@@ -1,0 +1,112 @@
+"""Dead letters: why a message is in `jobs.dead`, as headers that any tool can read.
+
+Whoever gives a job up publishes its body unchanged with these headers. What the broker itself
+dead-letters (age, overflow, no route) carries only `x-death`, or nothing: `read` tells the
+reason from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any
+
+from broker.message import now
+
+MESSAGE_LIMIT, TRACEBACK_LIMIT = 2_000, 12_000
+"""Characters kept of an error's message and traceback: all headers must fit into one frame."""
+_PREFIX = "x-dead-"
+
+
+class Reason(StrEnum):
+    """Why a job was given up. A closed set."""
+
+    EXHAUSTED = "exhausted"
+    """Every attempt failed."""
+    PERMANENT = "permanent"
+    """The handler said that no further attempt can help."""
+    EXPIRED = "expired"
+    """It waited longer than its lane's TTL or its own `expires_at`."""
+    OVERFLOWED = "overflowed"
+    """Its lane was full."""
+    UNROUTABLE = "unroutable"
+    """No queue is bound for its routing key."""
+    MALFORMED = "malformed"
+    """Not JSON, not the message's schema, an unknown type, a payload that does not validate."""
+    CRASHED = "crashed"
+    """It killed its worker or its process twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeathCertificate:
+    """What is known of a death."""
+
+    reason: Reason
+    routing_key: str
+    """Where the job was published to at first, `<lane>.<job_type>`: a redrive goes there."""
+    queue: str = ""
+    error_type: str = ""
+    message: str = ""
+    traceback: str = ""
+    attempts: int = 0
+    """Attempts that were used up, this one included."""
+    worker: str = ""
+    dead_at: str = field(default_factory=lambda: now().isoformat())
+    """ISO 8601, UTC."""
+
+    def headers(self) -> dict[str, Any]:
+        """As AMQP headers `x-dead-reason`, `x-dead-error-type`, …"""
+        values = asdict(self)
+        values["reason"] = str(self.reason)
+        values["message"] = self.message[:MESSAGE_LIMIT]
+        values["traceback"] = self.traceback[-TRACEBACK_LIMIT:]
+        return {_PREFIX + name.replace("_", "-"): value for name, value in values.items()}
+
+
+def read(headers: Mapping[str, Any], routing_key: str) -> DeathCertificate:
+    """The certificate of a message found in `jobs.dead`, whoever put it there.
+
+    `routing_key` is the one it was delivered with.
+    """
+    if _PREFIX + "reason" in headers:
+        values = {
+            name: headers[key]
+            for name in DeathCertificate.__dataclass_fields__
+            if (key := _PREFIX + name.replace("_", "-")) in headers
+        }
+        values["reason"] = _reason(values["reason"])
+        values.setdefault("routing_key", routing_key)
+        return DeathCertificate(**values)
+    deaths = headers.get("x-death")
+    if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], Mapping):
+        return DeathCertificate(Reason.UNROUTABLE, routing_key, message="no queue took this key")
+    last = deaths[0]
+    keys = last.get("routing-keys")
+    original = str(keys[0]) if isinstance(keys, list) and keys else routing_key
+    died_at = last.get("time")
+    reason = {"expired": Reason.EXPIRED, "maxlen": Reason.OVERFLOWED}.get(
+        str(last.get("reason")), Reason.EXHAUSTED
+    )
+    return DeathCertificate(
+        reason,
+        original,
+        queue=str(last.get("queue", "")),
+        error_type="Broker",
+        message=f"dead-lettered by the broker: {last.get('reason')}",
+        dead_at=(died_at if isinstance(died_at, datetime) else now()).isoformat(),
+    )
+
+
+def letter_id(job_id: str | None, body: bytes) -> str:
+    """Identifies a dead letter: the job's id, or `raw-…` of the body where there is none."""
+    return job_id or f"raw-{sha256(body).hexdigest()[:24]}"
+
+
+def _reason(text: object) -> Reason:
+    try:
+        return Reason(str(text))
+    except ValueError:
+        return Reason.EXHAUSTED

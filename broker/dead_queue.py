@@ -1,0 +1,120 @@
+"""Reading `jobs.dead` and `jobs.dead.log` message by message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aiormq.abc import DeliveredMessage
+
+from broker.connection import CHANNEL_ERRORS, connect, underlying
+from broker.dead import DeathCertificate, letter_id, read
+from broker.delivery import Delivery
+from broker.errors import BrokerAway, MalformedMessage
+from broker.lanes import DEAD_QUEUE
+from broker.message import JobMessage
+from broker.wire import PipelinedChannel, open_channel
+
+IDLE_SECONDS = 1.0
+"""A scan ends when the broker has sent nothing for so long: what is left is held by another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A message in `jobs.dead`."""
+
+    delivery: Delivery
+    certificate: DeathCertificate
+    message: JobMessage | None
+    """None when the body is no job message."""
+
+    @classmethod
+    def of(cls, delivery: Delivery) -> Letter:
+        try:
+            message = JobMessage.decode(delivery.body)
+        except MalformedMessage:
+            message = None
+        return cls(delivery, read(delivery.headers, delivery.routing_key), message)
+
+    @property
+    def id(self) -> str:
+        """The job's id; `raw-…` for a body that is no job message."""
+        return letter_id(self.message.job_id if self.message else None, self.delivery.body)
+
+    @property
+    def redrives(self) -> int:
+        return self.message.metadata.redrives if self.message else 0
+
+
+class Scan:
+    """Letters of one queue, oldest first, each held until it is acknowledged or the scan ends.
+
+    What was not acknowledged then is back in its place: a scan does not disturb the order.
+    """
+
+    def __init__(self, channel: PipelinedChannel, queue: str) -> None:
+        self._channel = channel
+        self._queue = queue
+        self._arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+        self.total = 0
+        """Messages that waited in the queue when the scan began."""
+
+    async def start(self) -> None:
+        declared = await self._channel.queue_declare(self._queue, passive=True)
+        self.total = declared.message_count or 0
+        await self._channel.consume(
+            self._queue, "scan", partial(_put, self._arrived, self._queue, self._channel)
+        )
+
+    async def letters(self) -> AsyncIterator[Letter]:
+        """Those that waited when the scan began. Raises BrokerAway when the connection is lost."""
+        for _ in range(self.total):
+            try:
+                delivery = await asyncio.wait_for(self._arrived.get(), IDLE_SECONDS)
+            except TimeoutError:
+                if self._channel.closed.done():
+                    raise BrokerAway(
+                        "the connection was lost during the scan; every letter that was not "
+                        "handled is back in its place",
+                        maybe_accepted=False,
+                    ) from None
+                return
+            yield Letter.of(delivery)
+
+    async def settle(self) -> None:
+        """Wait until the broker has seen all acknowledgements.
+
+        A channel is served in order: the answer to any call comes after what was sent before.
+        """
+        await asyncio.sleep(0)
+        await self._channel.queue_declare(self._queue, passive=True)
+
+
+@asynccontextmanager
+async def scanning(url: str, queue: str = DEAD_QUEUE) -> AsyncIterator[Scan]:
+    """Scan a queue; at the end, what was not acknowledged is returned in its old order.
+
+    Raises BrokerAway; the queue must be there (`jobctl topology apply`).
+    """
+    connection = await connect(url, f"scan of {queue}")
+    try:
+        channel = await open_channel(underlying(connection), confirms=False)
+        scan = Scan(channel, queue)
+        await scan.start()
+        yield scan
+        await scan.settle()
+    except CHANNEL_ERRORS as error:
+        raise BrokerAway(f"can't scan {queue}: {error}", maybe_accepted=False) from error
+    finally:
+        await connection.close()
+
+
+def _put(
+    arrived: asyncio.Queue[Delivery], queue: str, channel: PipelinedChannel, message: Any
+) -> None:
+    delivered: DeliveredMessage = message
+    arrived.put_nowait(Delivery.of(delivered, queue, channel))

@@ -1,0 +1,80 @@
+"""Everything that can go wrong between this process and the broker.
+
+BrokerError
+├── MalformedMessage          a body that is not a job: not JSON, wrong shape, over-large
+├── TopologyMismatch          a live queue or exchange differs in what can't be changed in place
+├── ManagementError           the management HTTP API refused, or can't be reached
+└── PublishError              a publish that did not end in `Accepted`
+    ├── Refused               the broker answered with a nack
+    │   └── LaneFull          the queue is at its maximum length; says what became of the message
+    ├── Unroutable            no queue for this routing key
+    ├── Blocked               the broker has a memory or disk alarm and takes nothing in
+    └── BrokerAway            no connection, or it was cut before the confirm
+"""
+
+from __future__ import annotations
+
+
+class BrokerError(Exception):
+    """Base of all errors of this package. The text says what to do."""
+
+
+class MalformedMessage(BrokerError):
+    """The body is not a job message."""
+
+
+class TopologyMismatch(BrokerError):
+    """What is on the broker can't be changed in place into what is declared."""
+
+
+class ManagementError(BrokerError):
+    """The management API can't be reached or refused a request."""
+
+
+class PublishError(BrokerError):
+    """The broker did not take the message; the subclass says why."""
+
+
+class Refused(PublishError):
+    """The broker answered with a nack: the message is in no queue that it was meant for."""
+
+
+class LaneFull(Refused):
+    """The target queue is at its maximum length.
+
+    `dead_lettered` tells what became of the message: True when it waits in `jobs.dead` with
+    the reason `overflowed`, False when nothing of it is left on the broker.
+    """
+
+    def __init__(self, routing_key: str, *, dead_lettered: bool) -> None:
+        self.routing_key = routing_key
+        self.dead_lettered = dead_lettered
+        fate = "it waits in jobs.dead" if dead_lettered else "nothing was kept: publish it later"
+        super().__init__(f"the lane of {routing_key!r} is full; {fate}")
+
+
+class Unroutable(PublishError):
+    """No queue takes this routing key; nothing of the message is left on the broker."""
+
+    def __init__(self, exchange: str, routing_key: str) -> None:
+        self.exchange = exchange
+        self.routing_key = routing_key
+        super().__init__(
+            f"no queue is bound to {exchange!r} for {routing_key!r}: run `jobctl topology apply`"
+        )
+
+
+class Blocked(PublishError):
+    """The broker blocks publishers (memory or disk alarm). Nothing was sent."""
+
+
+class BrokerAway(PublishError):
+    """There is no connection, or it was lost before the confirm.
+
+    `maybe_accepted` is True when the message had been sent: it may or may not be in its
+    queue, so publish it again under the same job id.
+    """
+
+    def __init__(self, message: str, *, maybe_accepted: bool) -> None:
+        self.maybe_accepted = maybe_accepted
+        super().__init__(message)

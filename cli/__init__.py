@@ -1,0 +1,1 @@
+"""The command line, jobctl: commands over services, no logic of their own."""

@@ -1,0 +1,1 @@
+"""Jobs, workers, the ledger and storage: everything above the broker."""

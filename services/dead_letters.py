@@ -1,0 +1,150 @@
+"""The index of dead letters in the ledger: it follows the copies in `jobs.dead.log`."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+import structlog
+
+from broker.connection import CHANNEL_ERRORS, FIRST_BACKOFF, LAST_BACKOFF, Link
+from broker.dead_queue import Letter, scanning
+from broker.delivery import Delivery
+from broker.lanes import DEAD_LOG_QUEUE, split_routing_key
+from broker.message import now
+from broker.settings import BrokerSettings
+from broker.wire import open_channel
+from services.ledger import DeadLetterRecord, Ledger, LedgerUnavailable
+from services.registry import Registry, UnknownJobType
+
+BATCH = 200
+"""Letters written to the ledger in one go."""
+
+
+def record_of(letter: Letter, registry: Registry) -> DeadLetterRecord:
+    """What the index keeps of a letter."""
+    certificate, message = letter.certificate, letter.message
+    try:
+        lane, job_type = split_routing_key(certificate.routing_key)
+    except ValueError:
+        lane, job_type = "", ""
+    if message is not None:
+        job_type = message.job_type
+    try:
+        worker = registry.get(job_type).worker
+    except UnknownJobType:
+        worker = None
+    return DeadLetterRecord(
+        id=letter.id,
+        job_id=message.job_id if message else None,
+        reason=str(certificate.reason),
+        dead_at=_seconds(certificate.dead_at),
+        body=letter.delivery.body,
+        headers={key: _plain(value) for key, value in letter.delivery.headers.items()},
+        job_type=job_type or None,
+        lane=lane or None,
+        routing_key=certificate.routing_key,
+        worker=worker,
+        error_type=certificate.error_type or None,
+        error_message=certificate.message or None,
+        traceback=certificate.traceback or None,
+        redrives=letter.redrives,
+        attempts=message.metadata.attempts if message else 0,
+    )
+
+
+async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Registry) -> int:
+    """Index what waits in `jobs.dead.log` now; how many letters that were.
+
+    For a command that wants the index to be current whether a scheduler runs or not. Raises
+    BrokerAway, LedgerUnavailable; nothing is lost then.
+    """
+    count = 0
+    async with scanning(settings.require_amqp_url(), DEAD_LOG_QUEUE) as scan:
+        batch: list[Letter] = []
+        async for letter in scan.letters():
+            batch.append(letter)
+            if len(batch) >= BATCH:
+                count += await _index(batch, ledger, registry)
+        count += await _index(batch, ledger, registry)
+    return count
+
+
+async def _index(batch: list[Letter], ledger: Ledger, registry: Registry) -> int:
+    if batch:
+        await ledger.index_dead([record_of(letter, registry) for letter in batch])
+        for letter in batch:
+            letter.delivery.ack()
+    indexed = len(batch)
+    batch.clear()
+    return indexed
+
+
+class DeadLetterIndexer:
+    """Follows `jobs.dead.log` for as long as it runs; part of the scheduler."""
+
+    def __init__(self, settings: BrokerSettings, ledger: Ledger, registry: Registry) -> None:
+        self._ledger = ledger
+        self._registry = registry
+        self._log = structlog.get_logger("dead letter index")
+        self._link = Link(settings.require_amqp_url(), "dead letter index", self._log)
+        self._arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Index letters as they come, until cancelled; again after each loss of the broker."""
+        backoff = FIRST_BACKOFF
+        try:
+            while True:
+                try:
+                    await self._follow()
+                    backoff = FIRST_BACKOFF
+                except (*CHANNEL_ERRORS, LedgerUnavailable) as error:
+                    self._log.warning("can't index", error=str(error), next_try_in=backoff)
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, LAST_BACKOFF)
+        finally:
+            await self._link.close()
+
+    async def _follow(self) -> None:
+        channel = await open_channel(await self._link.connection(), confirms=False)
+        try:
+            await channel.basic_qos(prefetch_count=BATCH)
+            self._arrived = asyncio.Queue()
+            arrived = self._arrived
+            await channel.consume(
+                DEAD_LOG_QUEUE,
+                "dead letter index",
+                lambda message: arrived.put_nowait(Delivery.of(message, DEAD_LOG_QUEUE, channel)),
+            )
+            while not channel.closed.done():
+                first = asyncio.ensure_future(arrived.get())
+                await asyncio.wait((first, channel.closed), return_when=asyncio.FIRST_COMPLETED)
+                if not first.done():
+                    first.cancel()
+                    return
+                batch = [Letter.of(first.result())]
+                while not arrived.empty() and len(batch) < BATCH:
+                    batch.append(Letter.of(arrived.get_nowait()))
+                await _index(batch, self._ledger, self._registry)
+        finally:
+            await channel.close()
+
+
+def _seconds(iso: str) -> float:
+    try:
+        return datetime.fromisoformat(iso).timestamp()
+    except ValueError:
+        return now().timestamp()
+
+
+def _plain(value: object) -> object:
+    """A header's value as JSON can hold it."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    return str(value)

@@ -1,0 +1,1 @@
+"""Chunks of text and the vectors that stand for them."""

@@ -1,0 +1,178 @@
+"""Job types of the ingest worker: a document comes in, and its text comes out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from services.context import JobContext
+from services.ingest.documents import identify, keep, read_path, read_upload
+from services.ingest.extraction import extract
+from services.outcomes import Done, Job, Next, Outcome, RetryableError
+from services.registry import job
+from services.stages import (
+    EXTRACT,
+    FINISHED_STATES,
+    INGEST,
+    NEEDS_OCR,
+    DocumentFiles,
+    DocumentJob,
+    document_id_of,
+    note,
+)
+from services.storage import content_hash, stage_key
+
+
+class IngestDocument(BaseModel):
+    """A file to take in: `key` of an upload in storage, or `path` on the worker's machine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: str | None = Field(default=None, min_length=1, max_length=4096)
+    key: str | None = Field(default=None, min_length=1, max_length=900)
+    source: str | None = Field(default=None, min_length=1, max_length=2000)
+    """Where it comes from, for example its address. The same source again is the same document,
+    whatever the content is by then."""
+    title: str | None = Field(default=None, max_length=1000)
+    filename: str | None = Field(default=None, max_length=1000)
+    """Its name, for display and to tell Markdown from plain text."""
+    force: bool = False
+    """Run the stages again although the document is finished."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> IngestDocument:
+        if (self.path is None) == (self.key is None):
+            raise ValueError("give either path or key")
+        return self
+
+
+@job("ingest_document", worker="ingest", lanes=("hot", "backfill"), timeout=120)
+async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
+    """Check a file, keep it under its document's id, and start the pipeline.
+
+    The same content, or the same source, again is the existing document: nothing runs then,
+    unless its pipeline has not come to an end.
+    """
+    files = DocumentFiles.of(ctx, "unknown")
+    name = payload.filename or (payload.path or "").replace("\\", "/").rpartition("/")[2] or None
+    if payload.key is not None:
+        data = await read_upload(files.storage, payload.key)
+    else:
+        data = await asyncio.to_thread(read_path, payload.path or "")
+    identity = await asyncio.to_thread(identify, data, name)
+    document_id = document_id_of(identity.sha256)
+    if ctx.ledger is not None:
+        document, created = await ctx.ledger.upsert_document(
+            identity.sha256,
+            source=payload.source,
+            document_id=document_id,
+            filename=name,
+            title=payload.title,
+            media_type=identity.media_type,
+            size_bytes=identity.size,
+            pipeline=ctx.pipeline,
+        )
+        finished = document.state in FINISHED_STATES and not payload.force
+        if not created and (finished or document.id != document_id):
+            return await _duplicate(files, document.id, document.state, finished=finished)
+    files = DocumentFiles(files.storage, document_id)
+    key = await keep(files.storage, document_id, identity, data)
+    await files.reuse_or_run_async(
+        INGEST,
+        identity.sha256,
+        lambda: _described(payload, name, key, identity.media_type, identity.size),
+    )
+    await note(ctx, document_id, INGEST, INGEST.state, completed=True)
+    await note(ctx, document_id, EXTRACT, "queued")
+    return _extract_next(document_id, force=payload.force)
+
+
+async def _described(
+    payload: IngestDocument, filename: str | None, key: str, media_type: str, size: int
+) -> dict[str, Any]:
+    return {
+        "key": key,
+        "media_type": media_type,
+        "size": size,
+        "title": payload.title,
+        "filename": filename,
+        "source": payload.source,
+    }
+
+
+async def _duplicate(
+    files: DocumentFiles, document_id: str, state: str, *, finished: bool
+) -> Outcome:
+    """The answer for a document that is there already, under this content or this source."""
+    if finished:
+        return Done({"document_id": document_id, "duplicate": True, "state": state})
+    # The same source with other content, while the first is still on its way: help that along.
+    if not await files.storage.exists_async(stage_key(document_id, INGEST.name)):
+        raise RetryableError(f"document {document_id}, from the same source, is being stored")
+    return _extract_next(document_id, force=False, duplicate=True)
+
+
+def _extract_next(document_id: str, *, force: bool, duplicate: bool = False) -> Next:
+    following = {"document_id": document_id} | ({"force": True} if force else {})
+    return Next(
+        [Job(EXTRACT.name, following)], {"document_id": document_id, "duplicate": duplicate}
+    )
+
+
+@job(
+    "extract_text",
+    worker="ingest",
+    lanes=("hot", "backfill"),
+    timeout=120,
+    isolation="process",
+    memory_limit_mb=2048,
+)
+def extract_text(payload: DocumentJob, ctx: JobContext) -> Outcome:
+    """The text of a document, page by page. A document of images alone waits for OCR."""
+    files = DocumentFiles.of(ctx, payload.document_id)
+    original = files.output_of(INGEST)
+    about = original.result
+
+    def work() -> dict[str, Any]:
+        data = files.storage.get(about["key"])
+        return extract(data, about["media_type"], title=about["title"], filename=about["filename"])
+
+    input_hash = content_hash([original.input_hash, about["title"], about["filename"]])
+    output = files.reuse_or_run(EXTRACT, input_hash, work, force=payload.force)
+    needs_ocr = output.result["needs_ocr"]
+    result = {
+        "document_id": payload.document_id,
+        "title": output.result["title"],
+        "page_count": output.result["page_count"],
+        "word_count": output.result["word_count"],
+        "needs_ocr": needs_ocr,
+        "reused": output.reused,
+    }
+    following = "await_ocr" if needs_ocr else "summarize_content"
+    return Next([Job(following, payload.model_dump())], result)
+
+
+@job("await_ocr", worker="ingest", lanes=("hot", "backfill"), timeout=60)
+async def await_ocr(payload: DocumentJob, ctx: JobContext) -> Outcome:
+    """End the pipeline of a document without text, in a state that says so.
+
+    A job of its own because `extract_text` runs in a process that has no ledger.
+    """
+    files = DocumentFiles.of(ctx, payload.document_id)
+    about = (await files.output_of_async(INGEST)).result
+    text = (await files.output_of_async(EXTRACT)).result
+    result = {
+        "document_id": payload.document_id,
+        "state": NEEDS_OCR,
+        "title": text["title"],
+        "source": about["source"],
+        "filename": about["filename"],
+        "media_type": about["media_type"],
+        "page_count": text["page_count"],
+        "word_count": 0,
+    }
+    key = await files.put_result_async(result)
+    await note(ctx, payload.document_id, EXTRACT, NEEDS_OCR, completed=True)
+    return Done({"document_id": payload.document_id, "state": NEEDS_OCR, "result": key})

@@ -1,0 +1,88 @@
+"""The ledger: the SQL record of every job, worker, dead letter and document."""
+
+from services.ledger.codec import to_message
+from services.ledger.dead_letters import DeadLetterState
+from services.ledger.errors import (
+    IdempotencyConflict,
+    LedgerError,
+    LedgerUnavailable,
+    RowRejected,
+    SchemaOutdated,
+)
+from services.ledger.ledger import Ledger
+from services.ledger.requests import (
+    ClaimRequest,
+    DeadLetterFilter,
+    DeadLetterRecord,
+    Edge,
+    FinishRequest,
+    JobFilter,
+    NewJob,
+)
+from services.ledger.results import (
+    AlreadyFinished,
+    AttemptRecord,
+    Cancelled,
+    CancelResult,
+    Claimed,
+    ClaimResult,
+    Created,
+    DeadLetter,
+    Document,
+    EdgeRecord,
+    Existing,
+    Finished,
+    HeldBy,
+    JobRecord,
+    JobSummary,
+    NotFound,
+    Page,
+    Recorded,
+    Running,
+    Superseded,
+    WorkerRecord,
+)
+from services.ledger.states import AttemptOutcome, State
+from services.ledger.upgrade import upgrade
+
+__all__ = [
+    "AlreadyFinished",
+    "AttemptOutcome",
+    "AttemptRecord",
+    "CancelResult",
+    "Cancelled",
+    "ClaimRequest",
+    "ClaimResult",
+    "Claimed",
+    "Created",
+    "DeadLetter",
+    "DeadLetterFilter",
+    "DeadLetterRecord",
+    "DeadLetterState",
+    "Document",
+    "Edge",
+    "EdgeRecord",
+    "Existing",
+    "FinishRequest",
+    "Finished",
+    "HeldBy",
+    "IdempotencyConflict",
+    "JobFilter",
+    "JobRecord",
+    "JobSummary",
+    "Ledger",
+    "LedgerError",
+    "LedgerUnavailable",
+    "NewJob",
+    "NotFound",
+    "Page",
+    "Recorded",
+    "RowRejected",
+    "Running",
+    "SchemaOutdated",
+    "State",
+    "Superseded",
+    "WorkerRecord",
+    "to_message",
+    "upgrade",
+]

@@ -1,0 +1,178 @@
+"""Connections: one interface, so that the rest of the package is plain SQLAlchemy Core.
+
+Work is a function of a `sqlalchemy.Connection`. For SQLite it runs in a thread, whole: one
+thread writes (SQLite has one writer anyway) and a few read. For PostgreSQL it runs on asyncpg.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from services.ledger.errors import LedgerError, TransactionRaced, raise_translated
+
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+
+BUSY_TIMEOUT = 30.0
+"""Seconds that a write waits for another process before the ledger counts as unavailable."""
+
+READERS = 4
+RACES = 10
+"""How often a transaction is run again that another process has crossed."""
+
+
+class Database(Protocol):
+    """Where the ledger is kept."""
+
+    dialect: str
+
+    async def read(self, work: Work[T]) -> T:
+        """Run `work` in a transaction that changes nothing. Raises LedgerError."""
+        ...
+
+    async def write(self, work: Work[T]) -> T:
+        """Run `work` in a transaction; it may be run again. Raises LedgerError."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def connect(url: str) -> Database:
+    """The database of that SQLAlchemy address. Raises LedgerError for one of another kind."""
+    try:
+        parsed = make_url(url)
+    except exc.ArgumentError as error:
+        raise LedgerError("the ledger's address can't be read: " + FORMS) from error
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        return SqliteDatabase(parsed)
+    if backend in ("postgresql", "postgres"):
+        return PostgresDatabase(parsed)
+    raise LedgerError(f"the ledger can't use {backend!r}: {FORMS}")
+
+
+FORMS = "use sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSWORD@HOST/DATABASE"
+
+
+class SqliteDatabase:
+    """A file in WAL mode; made, with its directory, when it does not exist.
+
+    An event loop that is busy gives a thread the interpreter lock only now and then. So a
+    transaction visits its thread once, as a whole, and not once per statement as the async
+    driver of SQLite does.
+    """
+
+    dialect = "sqlite"
+
+    def __init__(self, url: URL) -> None:
+        if not url.database or url.database == ":memory:":
+            raise LedgerError(f"the ledger needs a file to outlive the process: {FORMS}")
+        self._file = Path(url.database)
+        url = url.set(drivername="sqlite")
+        self._write_engine = _sqlite_engine(url, "BEGIN IMMEDIATE", pool_size=1)
+        self._read_engine = _sqlite_engine(url, "BEGIN", pool_size=READERS)
+        self._writer = ThreadPoolExecutor(1, "ledger-writer")
+        self._readers = ThreadPoolExecutor(READERS, "ledger-reader")
+
+    async def read(self, work: Work[T]) -> T:
+        return await self._run(self._readers, self._read_engine, work)
+
+    async def write(self, work: Work[T]) -> T:
+        return await self._run(self._writer, self._write_engine, work)
+
+    async def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for executor, engine in (
+            (self._readers, self._read_engine),
+            (self._writer, self._write_engine),
+        ):
+            await loop.run_in_executor(executor, engine.dispose)
+            executor.shutdown(wait=False)
+
+    async def _run(self, executor: ThreadPoolExecutor, engine: Engine, work: Work[T]) -> T:
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(executor, self._transact, engine, work)
+        except Exception as error:
+            raise_translated(error)
+
+    def _transact(self, engine: Engine, work: Work[T]) -> T:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with engine.begin() as connection:
+            return work(connection)
+
+
+class PostgresDatabase:
+    """A PostgreSQL server. Connections that a restart has cut are replaced unnoticed."""
+
+    dialect = "postgresql"
+
+    def __init__(self, url: URL) -> None:
+        self._engine = create_async_engine(
+            url.set(drivername="postgresql+asyncpg"),
+            pool_size=5,
+            max_overflow=10,
+            pool_pre_ping=True,
+            pool_use_lifo=True,
+            connect_args={
+                "timeout": 10,
+                "command_timeout": BUSY_TIMEOUT,
+                # The statements are short and many: compiling them costs more than it saves.
+                "server_settings": {"application_name": "switchyard", "jit": "off"},
+            },
+        )
+
+    async def read(self, work: Work[T]) -> T:
+        try:
+            async with self._engine.connect() as connection:
+                return await connection.run_sync(work)
+        except Exception as error:
+            raise_translated(error)
+
+    async def write(self, work: Work[T]) -> T:
+        for _ in range(RACES):
+            try:
+                return await self._write_once(work)
+            except TransactionRaced:
+                continue
+        return await self._write_once(work)
+
+    async def _write_once(self, work: Work[T]) -> T:
+        try:
+            async with self._engine.begin() as connection:
+                return await connection.run_sync(work)
+        except Exception as error:
+            raise_translated(error)
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def _sqlite_engine(url: URL, begin: str, pool_size: int) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=0,
+        connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
+    )
+
+    def prepare(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver
+        for pragma in (
+            "journal_mode = WAL",
+            "synchronous = NORMAL",
+            "cache_size = -65536",
+            "wal_autocheckpoint = 4000",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    event.listen(engine, "connect", prepare)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine

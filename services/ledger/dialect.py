@@ -1,0 +1,93 @@
+"""The one place where SQLite and PostgreSQL differ: how many rows go in and out at once.
+
+A batch is one parameter, so the text of a statement is constant. SQLite takes it as JSON and
+answers with JSON: a statement is then one step, and the writer thread gives up the
+interpreter lock once and not once per row. PostgreSQL takes an array per column.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Table, TextClause, text
+from sqlalchemy.dialects import postgresql, sqlite
+
+Columns = Mapping[str, str]
+"""Names of columns with their PostgreSQL types."""
+
+
+def is_sqlite(connection: Connection) -> bool:
+    return connection.dialect.name == "sqlite"
+
+
+def rows_source(dialect: str, columns: Columns) -> str:
+    """A FROM item named `r`, made from the parameters that `rows_parameters` gives."""
+    names = ", ".join(columns)
+    if dialect == "sqlite":
+        fields = ", ".join(
+            f"json_extract(line, '$[{index}]') AS {name}" for index, name in enumerate(columns)
+        )
+        # Materialised, or json_each would render a line anew for every field.
+        return (
+            "(WITH lines AS MATERIALIZED (SELECT value AS line FROM json_each(:lines)), "
+            f"fields AS MATERIALIZED (SELECT {fields} FROM lines) SELECT * FROM fields) AS r"
+        )
+    arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in columns.items())
+    return f"unnest({arrays}) AS r({names})"
+
+
+def rows_parameters(
+    dialect: str, columns: Columns, rows: Sequence[Sequence[Any]]
+) -> dict[str, Any]:
+    """The parameters of `rows_source` for rows with the values of `columns`, in their order."""
+    if dialect == "sqlite":
+        return {"lines": json.dumps(rows)}
+    return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def keys_condition(dialect: str, column: str) -> str:
+    """`column` is one of the parameter `keys`; see `keys_parameter`."""
+    if dialect == "sqlite":
+        return f"{column} IN (SELECT value FROM json_each(:keys))"
+    return f"{column} = ANY(CAST(:keys AS text[]))"
+
+
+def keys_parameter(dialect: str, keys: Sequence[str]) -> dict[str, Any]:
+    return {"keys": json.dumps(keys) if dialect == "sqlite" else list(keys)}
+
+
+def select_locked(dialect: str, columns: str, key: str) -> TextClause:
+    """Select `columns` of the jobs whose `key` is asked for, and keep others from changing them.
+
+    PostgreSQL locks the rows, in one order in all processes; in SQLite the transaction alone
+    may write.
+    """
+    condition = keys_condition(dialect, key)
+    if dialect == "sqlite":
+        return text(f"SELECT json_group_array(json_array({columns})) FROM jobs WHERE {condition}")
+    return text(f"SELECT {columns} FROM jobs WHERE {condition} ORDER BY id FOR UPDATE")
+
+
+def fetch_locked(
+    connection: Connection, statement: TextClause, keys: Sequence[str]
+) -> Sequence[Sequence[Any]]:
+    """The rows of a `select_locked`."""
+    result = connection.execute(statement, keys_parameter(connection.dialect.name, keys))
+    if is_sqlite(connection):
+        rows: list[list[Any]] = json.loads(result.scalar_one())
+        return rows
+    return result.all()
+
+
+def clock(connection: Connection) -> str:
+    """The database's own time in seconds since the epoch, as SQL (in SQLite to 1 ms)."""
+    if is_sqlite(connection):
+        return "((julianday('now') - 2440587.5) * 86400.0)"
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)"
+
+
+def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that knows ON CONFLICT, which both databases write alike."""
+    return sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)

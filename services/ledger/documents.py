@@ -1,0 +1,149 @@
+"""Documents, which are the items of the knowledge graph, and the edges between them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Connection, Row, delete, insert, or_, select, update
+
+from services.ledger.base import LedgerBase
+from services.ledger.dialect import insert_into
+from services.ledger.requests import Edge
+from services.ledger.results import Document, EdgeRecord
+from services.ledger.tables import documents, edges
+
+
+class Documents(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def upsert_document(
+        self,
+        content_hash: str,
+        *,
+        source: str | None = None,
+        document_id: str | None = None,
+        filename: str | None = None,
+        title: str | None = None,
+        media_type: str | None = None,
+        size_bytes: int | None = None,
+        pipeline: str | None = None,
+        state: str = "queued",
+    ) -> tuple[Document, bool]:
+        """The document with that content, else with that source, else a new one; and whether it
+        is new. Of any number of callers at the same time exactly one is told so."""
+        now = time.time()
+        values = {
+            "id": document_id or str(uuid4()),
+            "content_hash": content_hash,
+            "source": source,
+            "filename": filename,
+            "title": title,
+            "media_type": media_type,
+            "size_bytes": size_bytes,
+            "pipeline": pipeline,
+            "state": state,
+            "completed_stages": "[]",
+            "created_at": now,
+            "updated_at": now,
+        }
+
+        def work(connection: Connection) -> tuple[Document, bool]:
+            statement = insert_into(connection, documents).values(values)
+            made = connection.execute(
+                statement.on_conflict_do_nothing().returning(documents)
+            ).one_or_none()
+            if made is not None:
+                return _document(made), True
+            same = [documents.c.content_hash == content_hash, documents.c.id == values["id"]]
+            if source is not None:
+                same.append(documents.c.source == source)
+            found = connection.execute(select(documents).where(or_(*same))).all()
+            by_content = [row for row in found if row._mapping["content_hash"] == content_hash]
+            return _document((by_content or found)[0]), False
+
+        return await self._database.write(work)
+
+    async def get_document(self, document_id: str) -> Document | None:
+        """One document."""
+
+        def work(connection: Connection) -> Document | None:
+            query = select(documents).where(documents.c.id == document_id)
+            row = connection.execute(query).one_or_none()
+            return None if row is None else _document(row)
+
+        return await self._database.read(work)
+
+    async def set_stage(
+        self, document_id: str, stage: str, state: str, *, completed: bool = False
+    ) -> Document | None:
+        """The document is at that stage, in that state; with `completed`, the stage is added to
+        those behind it (once). None when there is no such document."""
+
+        def work(connection: Connection) -> Document | None:
+            query = select(documents).where(documents.c.id == document_id).with_for_update()
+            row = connection.execute(query).one_or_none()
+            if row is None:
+                return None
+            stages = list(_document(row).completed_stages)
+            if completed and stage not in stages:
+                stages.append(stage)
+            changed = connection.execute(
+                update(documents)
+                .where(documents.c.id == document_id)
+                .values(
+                    current_stage=stage,
+                    state=state,
+                    completed_stages=json.dumps(stages),
+                    updated_at=time.time(),
+                )
+                .returning(documents)
+            )
+            return _document(changed.one())
+
+        return await self._database.write(work)
+
+    async def put_edges(self, source_id: str, kind: str, new: Sequence[Edge]) -> None:
+        """Replace the item's outgoing edges of that kind; of two with one target the later
+        counts. Raises ValueError for an edge of another kind."""
+        if any(edge.kind != kind for edge in new):
+            raise ValueError(f"all edges must be of kind {kind!r}")
+        now = time.time()
+        rows = {
+            edge.target_id: {
+                "source_id": source_id,
+                "target_id": edge.target_id,
+                "kind": kind,
+                "weight": edge.weight,
+                "updated_at": now,
+            }
+            for edge in new
+        }
+
+        def work(connection: Connection) -> None:
+            connection.execute(
+                delete(edges).where(edges.c.source_id == source_id, edges.c.kind == kind)
+            )
+            if rows:
+                connection.execute(insert(edges), list(rows.values()))
+
+        await self._database.write(work)
+
+    async def edges_of(self, item_id: str) -> list[EdgeRecord]:
+        """Edges from and to the item, the heaviest first."""
+        query = (
+            select(edges)
+            .where(or_(edges.c.source_id == item_id, edges.c.target_id == item_id))
+            .order_by(edges.c.weight.desc(), edges.c.source_id, edges.c.target_id, edges.c.kind)
+        )
+        return await self._database.read(
+            lambda connection: [EdgeRecord(**row) for row in connection.execute(query).mappings()]
+        )
+
+
+def _document(row: Row[Any]) -> Document:
+    fields = dict(row._mapping)
+    return Document(**{**fields, "completed_stages": tuple(json.loads(fields["completed_stages"]))})

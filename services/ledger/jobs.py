@@ -1,0 +1,120 @@
+"""Changes of jobs: recorded, confirmed, claimed, finished, cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, insert, literal, select, update
+
+from services.ledger import operations as ops
+from services.ledger.base import LedgerBase
+from services.ledger.codec import to_json
+from services.ledger.errors import IdempotencyConflict
+from services.ledger.requests import ClaimRequest, FinishRequest, NewJob
+from services.ledger.results import CancelResult, ClaimResult, Recorded
+from services.ledger.states import AttemptOutcome, State
+from services.ledger.tables import attempts, jobs
+
+
+class JobWrites(LedgerBase):
+    """The hot path. All of these are grouped, may be called by any number of coroutines, and
+    raise LedgerUnavailable when the database is away: the same call may then be made again."""
+
+    async def record(self, job: NewJob) -> Recorded:
+        """Make the job's row, `pending` or (with `run_at`) `scheduled`.
+
+        Raises IdempotencyConflict, and RowRejected for a payload that is not JSON.
+        """
+        return await self._committer.submit(ops.Record(job))
+
+    async def record_many(self, batch: Sequence[NewJob]) -> list[Recorded | IdempotencyConflict]:
+        """Record jobs, answered in order; a conflict stands in its job's place.
+
+        Not all or nothing: when another error is raised, some of them may be recorded, and the
+        same call may be made again.
+        """
+        answers = await self._committer.submit_many([ops.Record(job) for job in batch])
+        found: list[Recorded | IdempotencyConflict] = []
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, IdempotencyConflict):
+                raise answer
+            found.append(answer)
+        return found
+
+    async def mark_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
+        """The broker has confirmed these jobs. Returns how many that changed: a job that a
+        worker was faster to claim stays as it is."""
+        answers = await self._committer.submit_many(
+            [ops.MarkQueued(job_id, queued_at) for job_id in job_ids]
+        )
+        changed = 0
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            changed += answer
+        return changed
+
+    async def discard_pending(self, job_id: str) -> bool:
+        """Forget a job whose publish was refused; False when it is not `pending` any more."""
+        return await self._committer.submit(ops.Discard(job_id))
+
+    async def mark_overflowed(self, job_id: str, now: float) -> bool:
+        """The job's lane was full and it waits in `jobs.dead`; False when it has gone on."""
+        return await self._committer.submit(ops.Overflow(job_id, now))
+
+    async def mark_redriven(self, job_id: str, redrives: int, now: float) -> bool:
+        """A dead job is back in its lane for the `redrives`th time; False when the ledger knows
+        that already, for example because a worker has claimed it."""
+        return await self._committer.submit(ops.Redriven(job_id, redrives, now))
+
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
+        """Ask to run the job of a delivery; makes its row when there is none."""
+        return await self._committer.submit(ops.Claim(request))
+
+    async def finish(self, request: FinishRequest) -> bool:
+        """End an attempt. False when somebody has taken the job over: nothing is changed then.
+
+        Raises RowRejected for a result that is not JSON.
+        """
+        result = None if request.result is None else to_json(request.result)
+        return await self._committer.submit(ops.Finish(request, result))
+
+    async def cancel(self, job_id: str, now: float) -> CancelResult:
+        """Call a job off; one that runs must be stopped by its worker."""
+        return await self._committer.submit(ops.Cancel(job_id, now))
+
+    async def release_all(self, worker_id: str, now: float) -> int:
+        """Give back what the worker runs: it stops, or lost the broker. Counts as no crash and
+        as no attempt; later ends of those claims are refused. Returns the number of jobs."""
+
+        def work(connection: Connection) -> int:
+            mine = (jobs.c.state == State.RUNNING) & (jobs.c.worker_id == worker_id)
+            held = connection.execute(select(jobs.c.id).where(mine).with_for_update()).scalars()
+            ids = list(held)
+            if not ids:
+                return 0
+            connection.execute(
+                insert(attempts).from_select(
+                    [column.name for column in attempts.c if column.name in _RELEASED],
+                    select(
+                        jobs.c.id,
+                        jobs.c.redrives,
+                        jobs.c.attempts + 1,
+                        jobs.c.worker_id,
+                        jobs.c.started_at,
+                        literal(now),
+                        literal(AttemptOutcome.RELEASED.value),
+                    ).where(mine),
+                )
+            )
+            connection.execute(
+                update(jobs)
+                .where(mine)
+                .values(state=State.QUEUED, worker_id=None, claim_id=None, updated_at=now)
+            )
+            return len(ids)
+
+        return await self._database.write(work)
+
+
+_RELEASED = ("job_id", "redrive", "attempt", "worker_id", "started_at", "finished_at", "outcome")

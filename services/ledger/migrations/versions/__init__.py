@@ -1,0 +1,1 @@
+"""One module per migration; they are never changed once released."""

@@ -1,0 +1,174 @@
+"""The tables. Times are seconds since the epoch in double precision; ids and JSON are text.
+
+JSON is text and not jsonb, so that a payload comes back as it was, `\\u0000` included, which
+jsonb refuses. A change here needs a migration; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+
+SCHEMA_REVISION = "0001"
+"""The migration that makes these tables; `Ledger.check` compares it with the database's."""
+
+metadata = MetaData()
+
+# The long columns come last: SQLite reads a row from its start.
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("job_type", Text, nullable=False),
+    Column("lane", Text, nullable=False),
+    Column("routing_key", Text, nullable=False),
+    Column("worker", Text, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("parent_id", Text),
+    Column("pipeline", Text),
+    Column("attempts", Integer, nullable=False),
+    Column("max_attempts", Integer, nullable=False),
+    Column("redrives", Integer, nullable=False),
+    Column("crashes", Integer, nullable=False),
+    Column("worker_id", Text),
+    Column("claim_id", Text),
+    Column("created_at", Double, nullable=False),
+    Column("queued_at", Double),
+    Column("started_at", Double),
+    Column("finished_at", Double),
+    Column("updated_at", Double, nullable=False),
+    Column("run_at", Double),
+    Column("expires_at", Double),
+    Column("reason", Text),
+    Column("error_type", Text),
+    Column("error_message", Text),
+    Column("idempotency_key", Text),
+    Column("fingerprint", Text),
+    Column("metadata", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("result", Text),
+)
+
+
+def _partial(name: str, *columns: Column[object], where: str, unique: bool = False) -> Index:
+    condition = text(where)
+    return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
+
+
+# Every index is paid for by every job. `ix_jobs_state` serves the outbox, the running jobs of
+# a worker and, by itself, the counts; the partial ones cost only the jobs that they are about.
+Index("ix_jobs_created", jobs.c.created_at, jobs.c.id)
+Index("ix_jobs_state", jobs.c.state, jobs.c.lane, jobs.c.created_at)
+_partial(
+    "uq_jobs_idempotency_key",
+    jobs.c.idempotency_key,
+    where="idempotency_key IS NOT NULL",
+    unique=True,
+)
+_partial("ix_jobs_run_at", jobs.c.run_at, where="state = 'scheduled'")
+_partial("ix_jobs_pipeline", jobs.c.pipeline, where="pipeline IS NOT NULL")
+_partial("ix_jobs_parent", jobs.c.parent_id, where="parent_id IS NOT NULL")
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("job_id", Text, nullable=False, index=True),
+    Column("redrive", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("worker_id", Text),
+    Column("started_at", Double),
+    Column("finished_at", Double, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("error_type", Text),
+    Column("error_message", Text),
+)
+
+dead_letters = Table(
+    "dead_letters",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("job_id", Text),
+    Column("job_type", Text),
+    Column("lane", Text),
+    Column("routing_key", Text),
+    Column("reason", Text, nullable=False),
+    Column("error_type", Text),
+    Column("error_message", Text),
+    Column("traceback", Text),
+    Column("attempts", Integer, nullable=False),
+    Column("redrives", Integer, nullable=False),
+    Column("worker", Text),
+    Column("first_at", Double, nullable=False),
+    Column("dead_at", Double, nullable=False),
+    Column("copies", Integer, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("headers", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+Index("ix_dead_letters_dead", dead_letters.c.dead_at, dead_letters.c.id)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("worker_id", Text, primary_key=True),
+    Column("kinds", Text, nullable=False),
+    Column("lanes", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("concurrency", Integer, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("beat", BigInteger, nullable=False),
+    Column("beat_at", Double, nullable=False),
+    Column("stopped_at", Double),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("holder", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+)
+
+documents = Table(
+    "documents",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("content_hash", Text, nullable=False, unique=True),
+    Column("source", Text, unique=True),
+    Column("filename", Text),
+    Column("title", Text),
+    Column("media_type", Text),
+    Column("size_bytes", BigInteger),
+    Column("pipeline", Text),
+    Column("state", Text, nullable=False),
+    Column("current_stage", Text),
+    Column("completed_stages", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+
+edges = Table(
+    "edges",
+    metadata,
+    Column("source_id", Text, primary_key=True),
+    Column("target_id", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("weight", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+Index("ix_edges_target", edges.c.target_id)

@@ -1,0 +1,160 @@
+"""The scheduler: publishes what is due, heals what a crash left behind, follows dead letters.
+
+One instance is active; others stand by and take over when its lease runs out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from broker.errors import LaneFull
+from broker.message import now
+from broker.publisher import Accepted, Outgoing, Publisher
+from services.dead_letters import DeadLetterIndexer
+from services.ledger import JobRecord, Ledger, LedgerError, to_message
+from services.registry import Registry
+from services.settings import Settings
+
+LEASE = "scheduler"
+LEASE_SECONDS = 6.0
+"""A scheduler that has died is replaced after so long."""
+TURN_SECONDS = 0.5
+"""Between looks for due jobs."""
+PENDING_SECONDS = 15.0
+"""A record that is older and not yet confirmed was left behind by a crash: publish it again."""
+SILENT_SECONDS = 60.0
+"""Running jobs of a worker that has been silent for so long are published again, for the case
+that the broker has lost them; otherwise the ledger lets only one copy run."""
+BATCH = 500
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one turn has published."""
+
+    scheduled: int = 0
+    outbox: int = 0
+    lost: int = 0
+    refused: int = 0
+
+
+class Scheduler:
+    """Runs until `stop`."""
+
+    def __init__(self, settings: Settings, registry: Registry, ledger: Ledger) -> None:
+        self.holder = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+        self.is_active = asyncio.Event()
+        """Set while this instance has the lease."""
+        self._ledger = ledger
+        self._publisher = Publisher(settings, name="scheduler")
+        self._indexer = DeadLetterIndexer(settings, ledger, registry)
+        self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Stand by for the lease, then do the work, until `stop`."""
+        indexing: asyncio.Task[None] | None = None
+        try:
+            while not self._stopping.is_set():
+                if await self._hold_lease():
+                    if indexing is None:
+                        indexing = asyncio.create_task(self._indexer.run())
+                    try:
+                        await self.turn()
+                    except LedgerError as error:
+                        self._log.warning("ledger away", error=str(error))
+                elif indexing is not None:
+                    await _end(indexing)
+                    indexing = None
+                await self._pause()
+        finally:
+            if indexing is not None:
+                await _end(indexing)
+            await self._publisher.close()
+            if self.is_active.is_set():
+                await self._release()
+
+    def stop(self) -> None:
+        """End after the current turn; safe in a signal handler."""
+        self._stopping.set()
+
+    async def turn(self) -> Turn:
+        """Publish everything that is due now. Raises LedgerUnavailable."""
+        turn = Turn()
+        moment = time.time()
+        due = await self._ledger.due_scheduled(moment, BATCH)
+        turn.scheduled = await self._publish(due, turn)
+        left_behind = await self._ledger.due_pending(moment - PENDING_SECONDS, BATCH)
+        turn.outbox = await self._publish(left_behind, turn)
+        silent = await self._ledger.stale_running(SILENT_SECONDS, BATCH)
+        turn.lost = await self._publish(silent, turn)
+        if turn != Turn():
+            self._log.info(
+                "published",
+                scheduled=turn.scheduled,
+                outbox=turn.outbox,
+                lost=turn.lost,
+                refused=turn.refused,
+            )
+        return turn
+
+    async def _publish(self, records: list[JobRecord], turn: Turn) -> int:
+        """Publish recorded jobs; those that the broker refuses keep their state and come again."""
+        if not records:
+            return 0
+        results = await self._publisher.publish_many(
+            Outgoing(to_message(record).with_metadata(queued_at=now()), record.routing_key)
+            for record in records
+        )
+        accepted: list[str] = []
+        for record, result in zip(records, results, strict=True):
+            if isinstance(result, Accepted):
+                accepted.append(record.id)
+                continue
+            turn.refused += 1
+            self._log.warning("not published", job_id=record.id, error=str(result))
+            if isinstance(result, LaneFull) and result.dead_lettered:
+                await self._ledger.mark_overflowed(record.id, time.time())
+        if accepted:
+            await self._ledger.mark_queued(accepted, time.time())
+        return len(accepted)
+
+    # --- the lease --------------------------------------------------------------------------
+
+    async def _hold_lease(self) -> bool:
+        try:
+            held = await self._ledger.acquire_lease(LEASE, self.holder, LEASE_SECONDS)
+        except LedgerError as error:
+            self._log.warning("ledger away", error=str(error))
+            held = False
+        if held and not self.is_active.is_set():
+            self._log.info("active")
+            self.is_active.set()
+        elif not held and self.is_active.is_set():
+            self._log.warning("standing by")
+            self.is_active.clear()
+        return held
+
+    async def _release(self) -> None:
+        self.is_active.clear()
+        try:
+            await self._ledger.release_lease(LEASE, self.holder)
+        except LedgerError as error:
+            self._log.warning("can't release the lease", error=str(error))
+
+    async def _pause(self) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), TURN_SECONDS)
+        except TimeoutError:
+            return
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

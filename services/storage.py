@@ -1,0 +1,275 @@
+"""File storage: uploads, what the stages of a pipeline keep, and results.
+
+One class over local directories, S3 and Azure (obstore). Every put is atomic: a reader sees the
+whole old file, the whole new file or none. On a local disk obstore writes `name#1` beside the
+target and renames it; object stores are atomic by themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+MAX_KEY_LENGTH = 900
+"""Characters. S3 takes 1,024 bytes, of which the URL's own prefix uses some."""
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@=+-]{0,199}")
+
+
+class StorageError(Exception):
+    """Base of this module's errors."""
+
+
+class InvalidKey(StorageError):
+    """The key could leave the storage or is not portable between stores."""
+
+
+class NotStored(StorageError):
+    """There is no file under this key."""
+
+
+class TooLarge(StorageError):
+    """The file is larger than the caller allows; nothing of it was kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file as a listing shows it."""
+
+    key: str
+    size: int
+    """Bytes."""
+    modified: datetime
+    """Aware; when the file was last put."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a stream turned out to be."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    """Hexadecimal."""
+
+
+def check_key(key: str) -> str:
+    """The key itself, when it is a relative path of plain segments.
+
+    Segments have letters, digits and `. _ : @ = + -` and do not begin with a dot, so no key
+    climbs out of the storage, names a hidden or temporary file, or needs escaping anywhere.
+    Raises InvalidKey.
+    """
+    if len(key) > MAX_KEY_LENGTH or not all(map(_SEGMENT.fullmatch, key.split("/"))):
+        raise InvalidKey(f"{key[:100]!r} is not a storage key: use plain names separated by '/'")
+    return key
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Files under one address: `file:///…`, `s3://bucket/…`, `az://account/container/…`.
+
+    Holds the address alone and opens the store when it is first used, so it can be pickled and
+    sent to another process. Credentials come from the environment, as each cloud has it.
+    """
+
+    url: str
+    _opened: list[ObjectStore] = field(
+        default_factory=list, init=False, repr=False, compare=False, hash=False
+    )
+
+    def __reduce__(self) -> tuple[type[Storage], tuple[str]]:
+        return (Storage, (self.url,))
+
+    @property
+    def _store(self) -> ObjectStore:
+        if not self._opened:
+            from obstore.store import from_url
+
+            local = self.url.startswith("file:")
+            self._opened.append(from_url(self.url, mkdir=True) if local else from_url(self.url))
+        return self._opened[0]
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a file in one step, replacing what was there. Raises InvalidKey."""
+        import obstore
+
+        # One request, not a multipart upload: nothing is left behind when it is cut off.
+        obstore.put(self._store, check_key(key), data, use_multipart=False)
+
+    async def put_async(self, key: str, data: bytes) -> None:
+        """`put`, for event loops."""
+        import obstore
+
+        await obstore.put_async(self._store, check_key(key), data, use_multipart=False)
+
+    async def put_new_async(self, key: str, data: bytes) -> bool:
+        """Write a file if there is none under that key; False when there is. Raises InvalidKey."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            await obstore.put_async(
+                self._store, check_key(key), data, mode="create", use_multipart=False
+            )
+        except AlreadyExistsError:
+            return False
+        return True
+
+    async def put_stream_async(
+        self, key: str, parts: AsyncIterable[bytes], *, max_bytes: int
+    ) -> Received:
+        """Write a file as it comes in, with one part in memory at a time.
+
+        Raises InvalidKey, TooLarge, and whatever `parts` raises; no file is left then.
+        """
+        import obstore
+
+        digest = hashlib.sha256()
+        size = 0
+
+        async def measured() -> AsyncIterator[bytes]:
+            nonlocal size
+            async for part in parts:
+                size += len(part)
+                if size > max_bytes:
+                    raise TooLarge(f"more than the {max_bytes:,} bytes allowed")
+                digest.update(part)
+                if part:
+                    yield part
+
+        await obstore.put_async(self._store, check_key(key), measured())
+        return Received(size, digest.hexdigest())
+
+    def get(self, key: str) -> bytes:
+        """A whole file. Raises NotStored, InvalidKey."""
+        import obstore
+
+        try:
+            return bytes(obstore.get(self._store, check_key(key)).bytes())
+        except FileNotFoundError as error:
+            _not_stored(key, error)
+
+    async def get_async(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        """A whole file. Raises NotStored, InvalidKey, TooLarge (before reading it)."""
+        import obstore
+
+        try:
+            found = await obstore.get_async(self._store, check_key(key))
+        except FileNotFoundError as error:
+            _not_stored(key, error)
+        if max_bytes is not None and found.meta["size"] > max_bytes:
+            raise TooLarge(f"{found.meta['size']:,} bytes, {max_bytes:,} are allowed")
+        return bytes(await found.bytes_async())
+
+    async def stream_async(self, key: str) -> AsyncIterator[bytes]:
+        """A file in parts of a few MiB. Raises NotStored, InvalidKey."""
+        import obstore
+
+        try:
+            found = await obstore.get_async(self._store, check_key(key))
+        except FileNotFoundError as error:
+            _not_stored(key, error)
+        async for part in found.stream():
+            yield bytes(part)
+
+    async def stat_async(self, key: str) -> StoredFile | None:
+        """Size and time of a file, or None when there is none. Raises InvalidKey."""
+        import obstore
+
+        try:
+            meta = await obstore.head_async(self._store, check_key(key))
+        except FileNotFoundError:
+            return None
+        return StoredFile(meta["path"], meta["size"], meta["last_modified"])
+
+    async def exists_async(self, key: str) -> bool:
+        """Whether there is a file under that key. Raises InvalidKey."""
+        return await self.stat_async(key) is not None
+
+    async def rename_async(self, source: str, target: str) -> None:
+        """Give a file another key, replacing what is there. Raises NotStored, InvalidKey."""
+        import obstore
+
+        try:
+            await obstore.rename_async(self._store, check_key(source), check_key(target))
+        except FileNotFoundError as error:
+            _not_stored(source, error)
+
+    async def delete_async(self, key: str) -> None:
+        """Remove a file; it does not matter whether it is there. Raises InvalidKey."""
+        import obstore
+
+        try:
+            await obstore.delete_async(self._store, check_key(key))
+        except FileNotFoundError:
+            return  # local directories say so, S3 does not; both mean it is gone
+
+    async def list_async(self, prefix: str = "") -> AsyncIterator[StoredFile]:
+        """Every file below a folder, in no particular order. Raises InvalidKey.
+
+        `prefix` is whole path segments: `uploads` does not match `uploads2/…`.
+        """
+        import obstore
+
+        below = check_key(prefix.rstrip("/")) if prefix.strip("/") else None
+        async for batch in obstore.list(self._store, prefix=below):
+            for meta in batch:
+                yield StoredFile(meta["path"], meta["size"], meta["last_modified"])
+
+    async def delete_prefix_async(self, prefix: str, *, before: datetime | None = None) -> int:
+        """Remove the files below a folder; with `before`, those last put earlier than that.
+
+        Returns how many were removed. Raises InvalidKey, also for the empty prefix: nothing
+        removes everything by accident.
+        """
+        check_key(prefix.rstrip("/"))
+        keys = [
+            stored.key
+            async for stored in self.list_async(prefix)
+            if before is None or stored.modified < before
+        ]
+        for key in keys:
+            await self.delete_async(key)
+        return len(keys)
+
+    async def size_async(self, prefix: str = "") -> int:
+        """Bytes below a folder, for quotas and metrics. Raises InvalidKey."""
+        return sum([stored.size async for stored in self.list_async(prefix)])
+
+
+def _not_stored(key: str, error: Exception) -> NoReturn:
+    raise NotStored(f"there is no file {key!r} in the storage") from error
+
+
+def upload_key(document_id: str, media_type: str) -> str:
+    """Where a document's original lies."""
+    suffix = {"application/pdf": "pdf", "text/markdown": "md"}.get(media_type, "txt")
+    return f"uploads/{document_id}/input.{suffix}"
+
+
+def stage_key(document_id: str, stage: str) -> str:
+    """Where a stage keeps its output."""
+    return f"intermediate/{document_id}/{stage}/output.json"
+
+
+def result_key(document_id: str) -> str:
+    """Where the finished document's result lies."""
+    return f"results/{document_id}/result.json"
+
+
+def content_hash(value: Any) -> str:
+    """SHA-256, hexadecimal, of bytes or of a JSON value in its canonical form."""
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
+    import json
+
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Unit, integration, acceptance and chaos tests. Brokers and databases come from conftest.py."""

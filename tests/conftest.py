@@ -1,0 +1,137 @@
+"""Real brokers and databases for the tests; nothing here stands in for one.
+
+Each is started when the first test asks for it and shared by the whole run: a test has a vhost or
+a database of its own on it. What is not installed skips the test, and fails it in CI.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from broker.node import LocalNode
+from tests.support.brokers import Profile, TestBroker, fresh_vhost, new_node
+from tests.support.missing import MissingError, skip_or_fail
+from tests.support.postgres import PostgresServer
+from tests.support.servers import Servers, shared_node, shared_postgres
+
+SERVERS = pytest.StashKey[Servers]()
+MARKS = {
+    "broker310": {"broker310", "own_node"},
+    "broker43": {"broker43_quorum"},
+    "postgres": {"postgres_url", "postgres_server"},
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that controls the run
+        config.stash[SERVERS] = Servers()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if servers := config.stash.get(SERVERS, None):
+        servers.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark a test by the fixtures it takes, so that `-m "not broker43"` leaves it out."""
+    for item in items:
+        for mark, fixtures in MARKS.items():
+            if fixtures & set(getattr(item, "fixturenames", ())):
+                item.add_marker(mark)
+
+
+def broker_of(version: str, profile: Profile) -> Iterator[TestBroker]:
+    try:
+        node, full_version = shared_node(version)
+    except MissingError as error:
+        skip_or_fail(str(error))
+    with fresh_vhost(node, full_version, profile) as broker:
+        yield broker
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("3.10", "classic"), id="3.10-classic", marks=pytest.mark.broker310),
+        pytest.param(("4.3", "classic"), id="4.3-classic", marks=pytest.mark.broker43),
+        pytest.param(("4.3", "quorum"), id="4.3-quorum", marks=pytest.mark.broker43),
+    ]
+)
+def broker(request: pytest.FixtureRequest) -> Iterator[TestBroker]:
+    """Each version with each profile that it can run: an empty vhost, for this test alone."""
+    yield from broker_of(*request.param)
+
+
+@pytest.fixture
+def broker310() -> Iterator[TestBroker]:
+    """RabbitMQ 3.10, classic profile, where one broker says enough."""
+    yield from broker_of("3.10", "classic")
+
+
+@pytest.fixture
+def broker43_quorum() -> Iterator[TestBroker]:
+    """RabbitMQ 4.3, quorum profile."""
+    yield from broker_of("4.3", "quorum")
+
+
+@pytest.fixture
+def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LocalNode]]:
+    """Start RabbitMQ nodes (3.10 unless told) that this test may kill, restart, or fill.
+
+    `own_node(version="3.10", **options)`: options as LocalNode takes them. Takes about 7 s each.
+    """
+    nodes: list[LocalNode] = []
+
+    def start(version: str = "3.10", **options: Any) -> LocalNode:
+        try:
+            node = new_node(version, tmp_path_factory.mktemp("node"), **options)
+        except MissingError as error:
+            skip_or_fail(str(error))
+        nodes.append(node)
+        node.start()
+        return node
+
+    yield start
+    for node in nodes:
+        node.kill()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """An SQLite file that is not there yet."""
+    return f"sqlite+aiosqlite:///{tmp_path / 'ledger.db'}"
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """An empty PostgreSQL database, for this test alone."""
+    try:
+        server = shared_postgres()
+    except MissingError as error:
+        skip_or_fail(str(error))
+    url = server.create_database()
+    yield url
+    server.drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind, as SQLAlchemy takes it."""
+    kind = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param]
+    return request.getfixturevalue(kind)
+
+
+@pytest.fixture
+def postgres_server() -> Iterator[PostgresServer]:
+    """A running PostgreSQL server that this test may stop, start, pause and resume."""
+    # Not in tmp_path, where PostgreSQL's own user may not go.
+    with TemporaryDirectory(prefix="switchyard-postgres-") as directory:
+        try:
+            server = PostgresServer(Path(directory))
+        except MissingError as error:
+            skip_or_fail(str(error))
+        server.start()
+        yield server
+        server.stop()

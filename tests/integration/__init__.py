@@ -1,0 +1,1 @@
+"""Tests of one part each against real brokers and databases."""

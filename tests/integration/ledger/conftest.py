@@ -1,0 +1,13 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.ledger import Ledger, upgrade
+
+
+@pytest.fixture
+async def ledger(database_url: str) -> AsyncIterator[Ledger]:
+    """An empty ledger, on each kind of database."""
+    await upgrade(database_url)
+    async with await Ledger.open(database_url, check=True) as opened:
+        yield opened

@@ -1,0 +1,146 @@
+import asyncio
+
+import pytest
+
+from services.ledger import (
+    AttemptOutcome,
+    Cancelled,
+    Claimed,
+    Finished,
+    HeldBy,
+    Ledger,
+    State,
+    Superseded,
+)
+from tests.integration.ledger.made import NOW, claim, finish, letter, message, new_job
+
+
+async def test_a_foreign_job_gets_its_record_when_it_is_claimed(ledger: Ledger) -> None:
+    job = message(payload={"text": "from elsewhere"}, source="arxiv")
+    assert await ledger.claim(claim(job)) == Claimed(crashes=0)
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert (record.state, record.source, record.payload) == (State.RUNNING, "arxiv", job.payload)
+    assert (record.worker_id, record.claim_id, record.started_at) == (
+        "worker-1",
+        "claim-1",
+        NOW + 10,
+    )
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+async def test_a_waiting_job_is_claimed(ledger: Ledger, confirmed: bool) -> None:
+    await ledger.record(new_job())
+    if confirmed:
+        await ledger.mark_queued(["job-1"], NOW)
+    assert await ledger.claim(claim()) == Claimed(crashes=0)
+
+
+async def test_a_scheduled_job_that_somebody_published_early_is_claimed(ledger: Ledger) -> None:
+    await ledger.record(new_job(run_at=NOW + 3600))
+    assert await ledger.claim(claim()) == Claimed(crashes=0)
+
+
+async def test_a_job_that_waits_for_its_retry_is_claimed(ledger: Ledger) -> None:
+    await ledger.claim(claim())
+    await ledger.finish(finish(State.RETRYING, outcome=AttemptOutcome.RETRY))
+    assert await ledger.claim(claim(claim_id="claim-2", attempts=1)) == Claimed(crashes=0)
+
+
+async def test_a_succeeded_job_is_not_run_again_not_even_redriven(ledger: Ledger) -> None:
+    await ledger.claim(claim())
+    await ledger.finish(finish())
+    again = claim(claim_id="claim-2", redrives=1)
+    assert await ledger.claim(again) == Finished(State.SUCCEEDED)
+
+
+async def test_a_cancelled_job_is_never_run(ledger: Ledger) -> None:
+    await ledger.record(new_job())
+    assert await ledger.cancel("job-1", NOW) == Cancelled()
+    for redrives in (0, 1, 2):
+        answer = await ledger.claim(claim(claim_id=f"c{redrives}", redrives=redrives))
+        assert answer == Finished(State.CANCELLED)
+
+
+async def test_a_dead_job_is_run_only_when_it_was_redriven(ledger: Ledger) -> None:
+    await ledger.claim(claim())
+    await ledger.finish(finish(State.DEAD, attempts=3))
+    assert await ledger.claim(claim(claim_id="c2", attempts=9)) == Finished(State.DEAD)
+    assert await ledger.claim(claim(claim_id="c3", redrives=1)) == Claimed(crashes=0)
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert (record.redrives, record.attempts, record.finished_at) == (1, 0, None)
+
+
+@pytest.mark.parametrize(("redrives", "attempts"), [(1, 0), (0, 5)])
+async def test_an_older_copy_is_superseded(ledger: Ledger, redrives: int, attempts: int) -> None:
+    await ledger.claim(claim(redrives=1, attempts=1))
+    await ledger.finish(finish(State.RETRYING, attempts=2))
+    older = claim(claim_id="claim-2", redrives=redrives, attempts=attempts)
+    assert await ledger.claim(older) == Superseded(redrives=1, attempts=2)
+
+
+@pytest.mark.parametrize("worker_id", ["worker-1", "worker-2"])
+async def test_a_running_job_is_held(ledger: Ledger, worker_id: str) -> None:
+    await ledger.claim(claim())
+    other = claim(claim_id="claim-2", worker_id=worker_id)
+    assert await ledger.claim(other) == HeldBy("worker-1", "claim-1")
+
+
+async def test_the_same_claim_again_is_the_same_claim(ledger: Ledger) -> None:
+    assert await ledger.claim(claim()) == Claimed(crashes=0)
+    assert await ledger.claim(claim()) == Claimed(crashes=0)
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert record.timeline == ()
+
+
+async def test_a_takeover_counts_a_crash_and_tells_of_the_lost_attempt(ledger: Ledger) -> None:
+    await ledger.claim(claim())
+    taken = claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1")
+    assert await ledger.claim(taken) == Claimed(crashes=1)
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert (record.worker_id, record.crashes) == ("worker-2", 1)
+    (lost,) = record.timeline
+    assert (lost.outcome, lost.worker_id, lost.attempt) == ("crashed", "worker-1", 1)
+    assert lost.started_at == pytest.approx(NOW + 10)
+
+
+async def test_a_takeover_from_a_claim_that_is_gone_is_refused(ledger: Ledger) -> None:
+    await ledger.claim(claim())
+    await ledger.claim(claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1"))
+    late = claim(claim_id="claim-3", worker_id="worker-3", takeover_from="claim-1")
+    assert await ledger.claim(late) == HeldBy("worker-2", "claim-2")
+
+
+async def test_crashes_add_up_over_retries_and_are_forgotten_by_a_redrive(ledger: Ledger) -> None:
+    await ledger.claim(claim())
+    await ledger.claim(claim(claim_id="c2", takeover_from="claim-1"))
+    assert await ledger.claim(claim(claim_id="c3", takeover_from="c2")) == Claimed(crashes=2)
+    await ledger.finish(finish(State.DEAD, "c3", reason="crashed"))
+    assert await ledger.claim(claim(claim_id="c4", redrives=1)) == Claimed(crashes=0)
+
+
+async def test_of_fifty_concurrent_claims_exactly_one_gets_the_job(ledger: Ledger) -> None:
+    requests = [claim(claim_id=f"c{n}", worker_id=f"w{n}") for n in range(50)]
+    answers = await asyncio.gather(*(ledger.claim(request) for request in requests))
+    (owner,) = [n for n, answer in enumerate(answers) if isinstance(answer, Claimed)]
+    others = {answer for answer in answers if not isinstance(answer, Claimed)}
+    assert others == {HeldBy(f"w{owner}", f"c{owner}")}
+
+
+async def test_of_fifty_concurrent_takeovers_exactly_one_gets_the_job(ledger: Ledger) -> None:
+    await ledger.claim(claim(claim_id="lost"))
+    requests = [claim(claim_id=f"c{n}", takeover_from="lost") for n in range(50)]
+    answers = await asyncio.gather(*(ledger.claim(request) for request in requests))
+    assert [answer for answer in answers if isinstance(answer, Claimed)] == [Claimed(crashes=1)]
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert len(record.timeline) == 1
+
+
+async def test_a_claim_after_the_dead_letter_was_seen_is_finished(ledger: Ledger) -> None:
+    await ledger.record(new_job())
+    await ledger.index_dead([letter(reason="expired")])
+    assert await ledger.claim(claim()) == Finished(State.DEAD)

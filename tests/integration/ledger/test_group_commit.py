@@ -1,0 +1,116 @@
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.ledger import Claimed, Created, Ledger, LedgerError, RowRejected, State, upgrade
+from tests.integration.ledger.made import NOW, claim, finish, new_job
+
+ROOT = Path(__file__).parents[3]
+
+
+async def test_a_bad_row_fails_alone(ledger: Ledger) -> None:
+    bad = new_job("bad", lane=None)
+    jobs = [new_job(f"job-{n}") for n in range(20)]
+    jobs.insert(7, bad)
+    answers = await asyncio.gather(*(ledger.record(job) for job in jobs), return_exceptions=True)
+    assert isinstance(answers.pop(7), RowRejected)
+    assert answers == [Created(f"job-{n}") for n in range(20)]
+
+
+async def test_a_number_out_of_range_fails_alone(ledger: Ledger) -> None:
+    bad = claim("bad", "c-bad", attempts=2**80)
+    answers = await asyncio.gather(
+        ledger.claim(claim()), ledger.claim(bad), return_exceptions=True
+    )
+    assert answers[0] == Claimed(crashes=0)
+    # SQLite has no integer types of a limited size; PostgreSQL has.
+    assert isinstance(answers[1], Claimed | RowRejected)
+
+
+async def test_a_cancelled_caller_does_not_break_its_batch(ledger: Ledger) -> None:
+    tasks = [asyncio.create_task(ledger.record(new_job(f"job-{n}"))) for n in range(10)]
+    await asyncio.sleep(0)
+    tasks[3].cancel()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(answers.pop(3), asyncio.CancelledError)
+    assert all(isinstance(answer, Created) for answer in answers)
+    assert await ledger.record(new_job("job-99")) == Created("job-99")
+
+
+async def test_all_kinds_of_writes_of_one_job_in_one_transaction(ledger: Ledger) -> None:
+    # Submitted in the wrong order on purpose: the transaction puts it right.
+    results = await asyncio.gather(
+        ledger.finish(finish()),
+        ledger.claim(claim()),
+        ledger.mark_queued(["job-1"], NOW),
+        ledger.record(new_job()),
+    )
+    assert results == [True, Claimed(crashes=0), 1, Created("job-1")]
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert (record.state, record.queued_at) == (State.SUCCEEDED, NOW)
+
+
+async def test_more_operations_than_a_batch_holds(ledger: Ledger) -> None:
+    answers = await ledger.record_many([new_job(f"job-{n}") for n in range(1_201)])
+    assert answers == [Created(f"job-{n}") for n in range(1_201)]
+    assert await ledger.counts() == {"hot": {State.PENDING: 1_201}}
+
+
+async def test_large_jobs_are_written_in_several_statements(ledger: Ledger) -> None:
+    from tests.integration.ledger.made import message
+
+    jobs = [new_job(message(f"job-{n}", payload={"t": "x" * 900_000})) for n in range(20)]
+    assert await ledger.record_many(jobs) == [Created(f"job-{n}") for n in range(20)]
+
+
+async def test_a_closed_ledger_has_written_what_waited_and_takes_no_more(
+    database_url: str,
+) -> None:
+    await upgrade(database_url)
+    ledger = await Ledger.open(database_url)
+    task = asyncio.create_task(ledger.record(new_job()))
+    await asyncio.sleep(0)
+    await ledger.close()
+    assert await task == Created("job-1")
+    with pytest.raises(LedgerError, match="closed"):
+        await ledger.record(new_job("job-2"))
+
+
+CLAIM_IN_A_PROCESS = """
+import asyncio, sys
+from services.ledger import Claimed, Ledger
+from tests.integration.ledger.made import claim, finish
+
+async def main(url, worker_id):
+    async with await Ledger.open(url) as ledger:
+        async def run(n):
+            answer = await ledger.claim(claim(f"job-{n}", f"{worker_id}-{n}", worker_id=worker_id))
+            return n if isinstance(answer, Claimed) else None
+        got = await asyncio.gather(*(run(n) for n in range(300)))
+        print(*(n for n in got if n is not None))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "foreign"])
+async def test_processes_on_one_database_share_out_the_jobs(
+    ledger: Ledger, database_url: str, recorded: bool
+) -> None:
+    if recorded:
+        await ledger.record_many([new_job(f"job-{n}") for n in range(300)])
+    processes = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", CLAIM_IN_A_PROCESS, database_url, f"worker-{n}"),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+        )
+        for n in range(3)
+    ]
+    outputs = [(await process.communicate())[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    claimed = sorted(int(job) for output in outputs for job in output)
+    assert claimed == list(range(300))

@@ -1,0 +1,161 @@
+import asyncio
+
+import pytest
+
+from broker.message import JobMessage
+from services.ledger import (
+    Created,
+    Existing,
+    IdempotencyConflict,
+    Ledger,
+    RowRejected,
+    State,
+    to_message,
+)
+from tests.integration.ledger.made import NOW, claim, finish, message, new_job
+
+
+async def test_a_new_job_is_pending_and_a_confirmed_one_queued(ledger: Ledger) -> None:
+    assert await ledger.record(new_job()) == Created("job-1")
+    assert await ledger.record(new_job()) == Existing("job-1", State.PENDING)
+    assert await ledger.mark_queued(["job-1", "nobody"], NOW + 1) == 1
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert (record.state, record.queued_at) == (State.QUEUED, NOW + 1)
+
+
+async def test_a_late_confirm_leaves_a_claimed_or_finished_job_alone(ledger: Ledger) -> None:
+    await ledger.record_many([new_job("job-1"), new_job("job-2")])
+    await ledger.claim(claim("job-1", "c1"))
+    await ledger.claim(claim("job-2", "c2"))
+    await ledger.finish(finish(job_id="job-2", claim_id="c2"))
+    assert await ledger.mark_queued(["job-1", "job-2"], NOW) == 0
+    first, second = await ledger.get("job-1"), await ledger.get("job-2")
+    assert first is not None
+    assert second is not None
+    assert (first.state, second.state) == (State.RUNNING, State.SUCCEEDED)
+
+
+async def test_a_refused_job_is_forgotten_while_it_is_pending(ledger: Ledger) -> None:
+    await ledger.record(new_job())
+    assert await ledger.discard_pending("job-1")
+    assert not await ledger.discard_pending("job-1")
+    assert await ledger.get("job-1") is None
+    await ledger.record(new_job())
+    await ledger.claim(claim())
+    assert not await ledger.discard_pending("job-1")
+
+
+async def test_a_job_without_room_in_its_lane_is_dead_as_overflowed(ledger: Ledger) -> None:
+    await ledger.record(new_job())
+    assert await ledger.mark_overflowed("job-1", NOW)
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert (record.state, record.reason) == (State.DEAD, "overflowed")
+    assert not await ledger.mark_overflowed("job-1", NOW)
+
+
+async def test_one_idempotency_key_makes_one_job(ledger: Ledger) -> None:
+    await ledger.record(new_job(idempotency_key="k"))
+    again = new_job(message("job-2"), idempotency_key="k")
+    assert await ledger.record(again) == Existing("job-1", State.PENDING)
+    assert await ledger.get("job-2") is None
+
+
+async def test_the_order_of_payload_fields_does_not_make_another_job(ledger: Ledger) -> None:
+    first, second = {"a": 1, "b": 2}, {"b": 2, "a": 1}
+    await ledger.record(new_job(message(payload=first), idempotency_key="k"))
+    again = new_job(message("job-2", payload=second), idempotency_key="k")
+    assert await ledger.record(again) == Existing("job-1", State.PENDING)
+
+
+async def test_an_idempotency_key_with_another_payload_is_a_conflict(ledger: Ledger) -> None:
+    await ledger.record(new_job(idempotency_key="k"))
+    other = new_job(message("job-2", payload={"text": "other"}), idempotency_key="k")
+    with pytest.raises(IdempotencyConflict) as caught:
+        await ledger.record(other)
+    assert (caught.value.idempotency_key, caught.value.job_id) == ("k", "job-1")
+
+
+async def test_fifty_concurrent_records_of_one_key_make_one_job(ledger: Ledger) -> None:
+    jobs = [new_job(message(f"job-{n}"), idempotency_key="k") for n in range(50)]
+    answers = await asyncio.gather(*(ledger.record(job) for job in jobs))
+    (made,) = [answer for answer in answers if isinstance(answer, Created)]
+    assert {answer.job_id for answer in answers} == {made.job_id}
+
+
+async def test_a_batch_answers_in_order_with_a_conflict_in_its_place(ledger: Ledger) -> None:
+    answers = await ledger.record_many(
+        [
+            new_job("job-1", idempotency_key="k"),
+            new_job(message("job-2", payload={"other": 1}), idempotency_key="k"),
+            new_job("job-1"),
+            new_job("job-3"),
+        ]
+    )
+    assert answers[0] == Created("job-1")
+    assert isinstance(answers[1], IdempotencyConflict)
+    assert answers[2:] == [Existing("job-1", State.PENDING), Created("job-3")]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"nul": "a\x00b", "deep": {"\x00": ["\x00"]}},
+        {"lone": "a\ud800b", "text": "naïve 文 🚂"},
+        {"large": "x" * 1_000_000},
+        {"float": 0.1, "large": 2**70, "none": None, "true": True, "list": [[], {}]},
+        {},
+    ],
+    ids=["nul", "surrogate", "one-megabyte", "numbers", "empty"],
+)
+async def test_a_payload_comes_back_as_it_was(ledger: Ledger, payload: dict) -> None:
+    await ledger.record(new_job(message("recorded", payload=payload)))
+    await ledger.claim(claim(message("foreign", payload=payload)))
+    for job_id in ("recorded", "foreign"):
+        record = await ledger.get(job_id)
+        assert record is not None
+        assert record.payload == payload
+        assert to_message(record).payload == payload
+
+
+async def test_a_message_is_rebuilt_exactly(ledger: Ledger) -> None:
+    body = (
+        b'{"job_id":"job-1","job_type":"summarize_content","priority":7,'
+        b'"payload":{"text":"na\xc3\xafve \\u0000"},"metadata":{"created_at":'
+        b'"2026-01-02T03:04:05.678901+02:00","source":"arxiv","attempts":1,"max_attempts":5,'
+        b'"redrives":2,"expires_at":"2030-01-01T00:00:00Z","pipeline":"p-1",'
+        b'"tenant":{"id":9}},"schema":"v9","tags":["a",1.5]}'
+    )
+    sent = JobMessage.decode(body)
+    await ledger.record(new_job(sent))
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert to_message(record).encode() == sent.encode()
+    assert (record.parent_id, record.pipeline, record.priority) == (None, "p-1", 7)
+    assert record.expires_at == 1893456000.0
+
+
+async def test_a_rebuilt_message_is_of_the_generation_last_seen(ledger: Ledger) -> None:
+    await ledger.claim(claim())
+    await ledger.finish(finish(State.RETRYING, attempts=1))
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert to_message(record).generation == (0, 1)
+
+
+async def test_free_text_with_nul_and_lone_surrogates_is_kept_escaped(ledger: Ledger) -> None:
+    await ledger.claim(claim(source="a\x00b"))
+    await ledger.finish(finish(State.DEAD, reason="\ud800", error_message="x\x00y" * 9_000))
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert (record.source, record.reason) == ("a\\x00b", "\\ud800")
+    assert to_message(record).metadata.source == "a\x00b"
+    assert len(record.error_message or "") < 20_000
+
+
+async def test_a_payload_that_is_not_json_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(RowRejected, match="JSON"):
+        await ledger.record(new_job(message(payload={"file": object()})))
+    with pytest.raises(RowRejected, match="JSON"):
+        await ledger.claim(claim(message(payload={"file": object()})))

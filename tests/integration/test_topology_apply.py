@@ -1,0 +1,346 @@
+"""Comparing with a real broker, and changing it: never a message lost, nothing done twice."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import aio_pika
+import pytest
+
+from broker.errors import ManagementError
+from broker.lanes import Route
+from broker.management import ManagementClient
+from broker.node import LocalNode
+from broker.reconcile import Report, apply, diff
+from broker.settings import with_vhost
+from broker.topology import Binding, Topology, build, render
+from services.registry import Registry
+from tests.support.brokers import TestBroker
+from tests.support.management import Management
+
+DEFINITIONS = Path(__file__).parents[2] / "definitions.json"
+ROUTES = (
+    Route("hot", "ingest_document", "ingest"),
+    Route("hot", "summarize_content", "llm"),
+    Route("backfill", "summarize_content", "llm"),
+    Route("hot", "embed_content", "embed"),
+)
+ALONE = "vlm_ocr.ocr"
+"""A queue without a route: without it, no binding is missing."""
+KEY = "hot.summarize_content"
+
+
+@dataclass(frozen=True)
+class Live:
+    """A broker with the topology applied."""
+
+    broker: TestBroker
+    topology: Topology
+    client: ManagementClient
+
+    @property
+    def management(self) -> Management:
+        return self.broker.management
+
+    async def differences(self) -> set[tuple[str, str]]:
+        found = diff(self.topology, await self.client.fetch())
+        return {(difference.problem.value, difference.name) for difference in found}
+
+    async def apply(self) -> Report:
+        return await apply(self.client, self.topology)
+
+    async def redeclare_queue(self, name: str, **arguments: object) -> None:
+        await self.management.delete(f"/queues/{{vhost}}/{name}")
+        await self.put("queues", name, arguments=arguments)
+
+    async def redeclare_exchange(self, name: str, kind: str, **arguments: object) -> None:
+        await self.management.delete(f"/exchanges/{{vhost}}/{name}")
+        await self.put("exchanges", name, type=kind, arguments=arguments)
+
+    async def put(self, kind: str, name: str, **body: object) -> None:
+        flags = {"durable": True, "auto_delete": False} if kind != "policies" else {}
+        await self.management.put(f"/{kind}/{{vhost}}/{name}", flags | body)
+
+    async def put_policy(self, name: str, pattern: str, definition: Any, priority: int) -> None:
+        body = {"pattern": pattern, "definition": definition, "priority": priority}
+        await self.put("policies", name, **body, **{"apply-to": "queues"})
+
+    async def bind(self, queue: str, key: str) -> None:
+        path = f"/bindings/{{vhost}}/e/jobs.topic/q/{queue}"
+        await self.management.post(path, {"routing_key": key, "arguments": {}})
+
+
+@pytest.fixture
+async def live(broker: TestBroker) -> AsyncIterator[Live]:
+    topology = build(broker.profile, ROUTES)
+    async with ManagementClient(broker.management_url, broker.vhost) as client:
+        await apply(client, topology)
+        yield Live(broker, topology, client)
+
+
+async def delete_exchange(live: Live) -> None:
+    await live.management.delete("/exchanges/{vhost}/jobs.events")
+
+
+async def delete_queue(live: Live) -> None:
+    await live.management.delete(f"/queues/{{vhost}}/{ALONE}")
+
+
+async def delete_binding(live: Live) -> None:
+    await live.management.delete(f"/bindings/{{vhost}}/e/jobs.topic/q/hot.llm/{KEY}")
+
+
+async def delete_policy(live: Live) -> None:
+    await live.management.delete("/policies/{vhost}/jobs.lane.hot")
+
+
+async def shorten_lane(live: Live) -> None:
+    await live.put_policy("jobs.lane.hot", r"^hot\.", {"max-length": 1}, 10)
+
+
+async def widen_policy(live: Live) -> None:
+    dead = next(p for p in live.topology.policies if p.name == "jobs.dead")
+    await live.put_policy("jobs.dead", r"^jobs\.dead", dict(dead.definition), -1)
+
+
+async def other_exchange_type(live: Live) -> None:
+    await live.redeclare_exchange("jobs.control", "topic")
+
+
+async def other_exchange_arguments(live: Live) -> None:
+    await live.redeclare_exchange("jobs.events", "topic", **{"alternate-exchange": "jobs.dlx"})
+
+
+async def other_queue_type(live: Live) -> None:
+    kind = "quorum" if live.broker.profile == "classic" else "classic"
+    await live.redeclare_queue(ALONE, **{"x-queue-type": kind})
+
+
+async def other_queue_arguments(live: Live) -> None:
+    queue = next(q for q in live.topology.queues if q.name == ALONE)
+    await live.redeclare_queue(ALONE, **queue.declare_arguments, **{"x-max-length": 5})
+
+
+async def extra_exchange(live: Live) -> None:
+    await live.put("exchanges", "jobs.old", type="topic", arguments={})
+
+
+async def extra_queue(live: Live) -> None:
+    await live.put("queues", "hot.old", arguments={})
+
+
+async def extra_binding(live: Live) -> None:
+    await live.bind("hot.llm", "hot.removed_job")
+
+
+async def extra_policy(live: Live) -> None:
+    await live.put_policy("jobs.old", "^nothing$", {"max-length": 1}, 0)
+
+
+async def stale_binding(live: Live) -> None:
+    await live.bind("hot.embed", KEY)
+
+
+async def override_policy(live: Live) -> None:
+    await live.put_policy("ops", rf"^{ALONE}$", {"max-length": 5}, 99)
+
+
+async def override_by_operator_policy(live: Live) -> None:
+    body = {"pattern": rf"^{ALONE}$", "definition": {"message-ttl": 1000}, "apply-to": "queues"}
+    await live.management.put("/operator-policies/{vhost}/caps", body)
+
+
+async def add_what_others_may(live: Live) -> None:
+    await live.put("exchanges", "research.news", type="topic", arguments={})
+    await live.put("queues", "audit", arguments={})
+    await live.management.post(
+        "/bindings/{vhost}/e/jobs.events/q/audit", {"routing_key": "#", "arguments": {}}
+    )
+
+
+BREAKS = [
+    (delete_exchange, ("missing", "jobs.events"), True),
+    (delete_queue, ("missing", ALONE), True),
+    (delete_binding, ("missing", f"jobs.topic → hot.llm ({KEY})"), True),
+    (delete_policy, ("missing", "jobs.lane.hot"), True),
+    (shorten_lane, ("policy", "jobs.lane.hot"), True),
+    (widen_policy, ("policy", "jobs.dead"), True),
+    (other_exchange_type, ("type", "jobs.control"), False),
+    (other_exchange_arguments, ("arguments", "jobs.events"), False),
+    (other_queue_type, ("type", ALONE), False),
+    (other_queue_arguments, ("arguments", ALONE), False),
+    (extra_exchange, ("extra", "jobs.old"), False),
+    (extra_queue, ("extra", "hot.old"), False),
+    (extra_binding, ("extra", "jobs.topic → hot.llm (hot.removed_job)"), False),
+    (extra_policy, ("extra", "jobs.old"), False),
+    (stale_binding, ("stale", f"jobs.topic → hot.embed ({KEY})"), True),
+    (override_policy, ("overridden", ALONE), False),
+    (override_by_operator_policy, ("overridden", ALONE), False),
+    (add_what_others_may, None, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "expected", "healed"), BREAKS, ids=lambda value: getattr(value, "__name__", None)
+)
+async def test_one_thing_broken_is_one_difference_which_apply_heals_or_reports(
+    live: Live,
+    break_it: Callable[[Live], Awaitable[None]],
+    expected: tuple[str, str] | None,
+    healed: bool,
+) -> None:
+    await break_it(live)
+    found = {expected} if expected else set()
+    assert await live.differences() == found
+
+    report = await live.apply()
+
+    left = set() if healed else found
+    assert {(difference.problem.value, difference.name) for difference in report.left} == left
+    assert len(report.done) == (1 if healed and expected else 0)
+    assert await live.differences() == left
+
+
+async def test_applying_again_does_nothing(live: Live) -> None:
+    assert await live.apply() == Report(done=(), left=())
+
+
+async def test_a_blank_broker_is_made_as_declared(broker: TestBroker) -> None:
+    topology = build(broker.profile, ROUTES)
+    async with ManagementClient(broker.management_url, broker.vhost) as client:
+        report = await apply(client, topology)
+        assert report.left == ()
+        assert report.done[:3] == (
+            "made policy jobs.dead",
+            "made policy jobs.dead.log",
+            "made exchange jobs.dlx",
+        )
+        assert diff(topology, await client.fetch()) == []
+
+
+async def test_applying_at_the_same_time_from_several_places_is_safe(broker: TestBroker) -> None:
+    topology = build(broker.profile, ROUTES)
+
+    async def apply_once() -> Report:
+        async with ManagementClient(broker.management_url, broker.vhost) as client:
+            return await apply(client, topology)
+
+    reports = await asyncio.gather(*(apply_once() for _ in range(4)))
+    assert all(report.left == () for report in reports)
+    assert await apply_once() == Report(done=(), left=())
+
+
+async def test_a_queue_with_other_arguments_is_reported_and_keeps_its_messages(live: Live) -> None:
+    await other_queue_arguments(live)
+    async with await aio_pika.connect(live.broker.amqp_url) as connection:
+        channel = await connection.channel(publisher_confirms=True)
+        message = aio_pika.Message(b"precious", delivery_mode=2)
+        await channel.default_exchange.publish(message, ALONE)
+        await delete_binding(live)
+
+        report = await live.apply()
+
+        assert [difference.name for difference in report.blocked] == [ALONE]
+        assert report.done == (f"made binding jobs.topic → hot.llm ({KEY})",)
+        assert "x-max-length is 5, declared not set" in report.blocked[0].text
+        queue = await channel.get_queue(ALONE)
+        assert (await queue.get()).body == b"precious"
+
+
+async def test_a_job_type_that_moved_to_another_worker_leaves_no_binding_behind(
+    live: Live,
+) -> None:
+    moved = [r if r.routing_key != KEY else Route("hot", r.job_type, "embed") for r in ROUTES]
+    report = await apply(live.client, build(live.broker.profile, moved))
+    assert report.done == (
+        f"made binding jobs.topic → hot.embed ({KEY})",
+        f"removed binding jobs.topic → hot.llm ({KEY}): it brought jobs to the wrong worker",
+    )
+    assert report.left == ()
+    bound = [b.destination for b in await live.client.bindings() if b.routing_key == KEY]
+    assert bound == ["hot.embed"]
+
+
+async def test_removing_a_binding_that_is_gone_is_no_error(live: Live) -> None:
+    gone = Binding("jobs.topic", "hot.embed", KEY)
+    assert await live.client.delete_binding(gone) is False
+    assert await live.client.delete_binding(Binding("no.such", "hot.embed", KEY)) is False
+
+
+async def test_bindings_with_odd_keys_and_arguments_are_removed_exactly(live: Live) -> None:
+    odd = [
+        Binding("jobs.topic", "hot.llm", "a/b *#%2F~"),
+        Binding("jobs.topic", "hot.llm", ""),
+        Binding("jobs.topic", "hot.llm", "", arguments={"why": 1}),
+    ]
+    for binding in odd:
+        await live.client.put_binding(binding)
+    for binding in odd:
+        assert await live.client.delete_binding(binding) is True
+        assert binding not in await live.client.bindings()
+    assert await live.differences() == set()
+
+
+async def test_nothing_is_changed_where_dead_letters_would_be_dropped(broker: TestBroker) -> None:
+    body = {"type": "direct", "durable": True, "auto_delete": False, "arguments": {}}
+    await broker.management.put("/exchanges/{vhost}/jobs.dlx", body)
+    async with ManagementClient(broker.management_url, broker.vhost) as client:
+        report = await apply(client, build(broker.profile, ROUTES))
+        assert report.done == ()
+        assert "exchange jobs.dlx has the type direct, declared fanout" in [
+            difference.text for difference in report.left
+        ]
+        assert await client.policies() == ()
+
+
+async def test_a_virtual_host_with_an_odd_name_works_like_any_other(broker: TestBroker) -> None:
+    odd = f"{broker.vhost}/a b%ü"
+    path = quote(odd, safe="")
+    await broker.management.put(f"/vhosts/{path}", {})
+    try:
+        assert with_vhost(broker.amqp_url, odd).endswith(path)
+        topology = build(broker.profile, ROUTES)
+        async with ManagementClient(broker.management_url, odd) as client:
+            assert (await apply(client, topology)).left == ()
+            assert diff(topology, await client.fetch()) == []
+    finally:
+        await broker.management.delete(f"/vhosts/{path}")
+
+
+async def test_rendered_definitions_import_into_a_running_broker(broker: TestBroker) -> None:
+    topology = build(broker.profile, ROUTES)
+    async with ManagementClient(broker.management_url, broker.vhost) as client:
+        definitions = render(topology, vhost=broker.vhost)
+        await client.import_definitions(definitions)
+        assert diff(topology, await client.fetch()) == []
+        await client.import_definitions(definitions)  # again is no error
+
+
+@pytest.mark.parametrize("version", ["3.10", "4.3"])
+async def test_definitions_json_boots_a_blank_node(
+    own_node: Callable[..., LocalNode], version: str
+) -> None:
+    node = own_node(version=version, definitions=DEFINITIONS)
+    async with ManagementClient(node.management_url) as client:
+        assert (await client.version()).startswith(version)
+        differences = diff(build("classic", Registry.load().routes), await client.fetch())
+        assert differences == []
+
+
+async def test_the_real_api_says_what_to_do(broker: TestBroker) -> None:
+    url = urlsplit(broker.management_url)
+    wrong = url._replace(netloc=f"nobody:hidden@{url.hostname}:{url.port}").geturl()
+    no_such = ManagementClient(broker.management_url, "no such vhost")
+    amqp_port = ManagementClient(f"http://{url.username}:x@{url.hostname}:{broker.node.amqp_port}")
+    for client, advice in (
+        (ManagementClient(wrong, broker.vhost), "refused the user or the password"),
+        (no_such, "rabbitmqctl add_vhost 'no such vhost'"),
+        (amqp_port, "management plugin enabled"),
+    ):
+        async with client:
+            with pytest.raises(ManagementError, match=advice) as caught:
+                await client.fetch()
+        assert "hidden" not in str(caught.value)

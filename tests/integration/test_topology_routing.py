@@ -1,0 +1,222 @@
+"""Where jobs go on a real broker: to one queue, back to it, or to the dead letters."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.exceptions import DeliveryError, QueueEmpty
+
+from broker.lanes import LANES, Route
+from broker.management import ManagementClient
+from broker.reconcile import apply, diff
+from broker.topology import build
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+
+ROUTES = (
+    Route("hot", "ingest_document", "ingest"),
+    Route("hot", "summarize_content", "llm"),
+    Route("backfill", "summarize_content", "llm"),
+    Route("hot", "link_content", "link"),
+    Route("maintenance", "link_content", "link"),
+    Route("vlm_ocr", "ocr_pdf", "ocr"),
+    Route("hot", "translate_abstract", "translator"),
+)
+SHORT = 3
+SHORT_LANES = tuple(replace(lane, max_length=SHORT, ttl_seconds=3600) for lane in LANES)
+HASTY_LANES = tuple(replace(lane, ttl_seconds=1) for lane in LANES)
+RETRY_SECONDS = 0.3
+# A full quorum queue may take a few more before it refuses.
+MOST_OVERSHOOT = 50
+
+
+@pytest.fixture
+async def channel(broker: TestBroker) -> AsyncIterator[AbstractChannel]:
+    async with await aio_pika.connect(broker.amqp_url) as connection:
+        yield await connection.channel(publisher_confirms=True)
+
+
+async def declare(broker: TestBroker, lanes=LANES) -> None:
+    topology = build(broker.profile, ROUTES, lanes=lanes, retry_delays=[RETRY_SECONDS])
+    async with ManagementClient(broker.management_url, broker.vhost) as client:
+        report = await apply(client, topology)
+    assert report.left == ()
+
+
+async def publish(channel: AbstractChannel, exchange: str, key: str, **properties) -> None:
+    """Persistent and confirmed. Raises DeliveryError when it is refused."""
+    message = aio_pika.Message(key.encode(), delivery_mode=2, **properties)
+    await (await channel.get_exchange(exchange, ensure=False)).publish(message, key)
+
+
+async def get(channel: AbstractChannel, queue_name: str) -> AbstractIncomingMessage:
+    """The next message of a queue, as soon as there is one."""
+    queue = await channel.get_queue(queue_name, ensure=False)
+
+    async def next_message() -> AbstractIncomingMessage | None:
+        with suppress(QueueEmpty):
+            return await queue.get()
+        return None
+
+    return await eventually(next_message, what=f"a message in {queue_name}")
+
+
+async def take(channel: AbstractChannel, queue_name: str) -> AbstractIncomingMessage:
+    """The next message of a queue, acknowledged, as soon as there is one."""
+    message = await get(channel, queue_name)
+    await message.ack()
+    return message
+
+
+async def take_all(channel: AbstractChannel, queue_name: str) -> list[str]:
+    queue = await channel.get_queue(queue_name, ensure=False)
+    keys = []
+    with suppress(QueueEmpty):
+        while True:
+            keys.append((await queue.get(no_ack=True)).body.decode())
+    return keys
+
+
+async def fill(channel: AbstractChannel, key: str) -> int:
+    """Publish until one is refused; how many were accepted."""
+    for accepted in range(SHORT + MOST_OVERSHOOT):
+        try:
+            await publish(channel, "jobs.topic", key)
+        except DeliveryError:
+            return accepted
+    raise AssertionError("the lane never refused")
+
+
+async def test_every_key_lands_in_its_queue_and_only_there(
+    broker: TestBroker, channel: AbstractChannel
+) -> None:
+    await declare(broker)
+    for route in ROUTES:
+        await publish(channel, "jobs.topic", route.routing_key)
+    queues = [queue.name for queue in build(broker.profile, ROUTES).queues]
+    lane_queues = [name for name in queues if not name.startswith("jobs.retry.")]
+    held = {name: await take_all(channel, name) for name in lane_queues}
+    expected: dict[str, list[str]] = {name: [] for name in lane_queues}
+    for route in ROUTES:
+        expected[route.queue].append(route.routing_key)
+    assert held == expected
+
+
+@pytest.mark.parametrize("key", ["hot.nonsense", "tepid.summarize_content", "hot", ""])
+async def test_an_unknown_key_goes_to_the_dead_letters(
+    broker: TestBroker, channel: AbstractChannel, key: str
+) -> None:
+    await declare(broker)
+    await publish(channel, "jobs.topic", key)
+    for name in ("jobs.dead", "jobs.dead.log"):
+        assert (await take(channel, name)).routing_key == key
+
+
+async def test_a_dead_letter_arrives_in_the_queue_and_in_the_log(
+    broker: TestBroker, channel: AbstractChannel
+) -> None:
+    await declare(broker)
+    await publish(channel, "jobs.topic", "hot.summarize_content")
+    await (await get(channel, "hot.llm")).reject(requeue=False)
+    for name in ("jobs.dead", "jobs.dead.log"):
+        message = await take(channel, name)
+        assert message.headers["x-first-death-queue"] == "hot.llm"
+        assert message.headers["x-first-death-reason"] == "rejected"
+
+
+@pytest.mark.parametrize("lane", [lane.name for lane in LANES])
+async def test_a_job_that_nobody_took_in_time_is_a_dead_letter(
+    broker: TestBroker, channel: AbstractChannel, lane: str
+) -> None:
+    await declare(broker, HASTY_LANES)
+    route = next(route for route in ROUTES if route.lane == lane)
+    await publish(channel, "jobs.topic", route.routing_key)
+    message = await take(channel, "jobs.dead")
+    assert message.routing_key == route.routing_key
+    assert message.headers["x-first-death-reason"] == "expired"
+
+
+async def test_a_full_hot_lane_tells_the_publisher_and_dead_letters_where_it_can(
+    broker: TestBroker, channel: AbstractChannel
+) -> None:
+    await declare(broker, SHORT_LANES)
+    accepted = await fill(channel, "hot.summarize_content")
+    dead = 1 if broker.profile == "classic" else 0
+    if dead:
+        assert accepted == SHORT
+        message = await take(channel, "jobs.dead")
+        assert message.headers["x-first-death-reason"] == "maxlen"
+    assert len(await take_all(channel, "hot.llm")) == accepted
+    assert len(await take_all(channel, "jobs.dead.log")) == dead
+
+
+@pytest.mark.parametrize("lane", ["backfill", "maintenance", "vlm_ocr"])
+async def test_the_other_lanes_refuse_and_keep_nothing(
+    broker: TestBroker, channel: AbstractChannel, lane: str
+) -> None:
+    await declare(broker, SHORT_LANES)
+    route = next(route for route in ROUTES if route.lane == lane)
+    accepted = await fill(channel, route.routing_key)
+    assert len(await take_all(channel, route.queue)) == accepted
+    assert await take_all(channel, "jobs.dead") == []
+
+
+async def test_a_retry_returns_to_its_one_queue_as_it_was_after_the_delay(
+    broker: TestBroker, channel: AbstractChannel
+) -> None:
+    await declare(broker)
+    loop = asyncio.get_running_loop()
+    sent = loop.time()
+    await publish(channel, "jobs.retry.300ms", "hot.llm", priority=7, headers={"kept": "as it was"})
+    message = await take(channel, "hot.llm")
+    assert loop.time() - sent >= RETRY_SECONDS
+    assert message.body == b"hot.llm"
+    assert message.priority == 7
+    assert message.headers["kept"] == "as it was"
+    for queue in build(broker.profile, ROUTES).queues:
+        if not queue.name.startswith("jobs.retry."):
+            assert await take_all(channel, queue.name) == []
+
+
+async def test_the_broker_reports_the_limits_of_each_queue(broker: TestBroker) -> None:
+    await declare(broker)
+    topology = build(broker.profile, ROUTES, retry_delays=[RETRY_SECONDS])
+    for queue in topology.queues:
+        policy = topology.policy_of(queue.name)
+        assert policy is not None
+        await broker.management.wait_for(
+            queue.name,
+            type=queue.type,
+            policy=policy.name,
+            effective_policy_definition=policy.definition,
+        )
+
+
+async def test_a_job_that_is_returned_often_stays_in_its_lane(
+    broker: TestBroker, channel: AbstractChannel
+) -> None:
+    """From RabbitMQ 4.0 a quorum queue gives up after twenty returns, unless told not to."""
+    await declare(broker)
+    for exchange, key, name in (
+        ("jobs.topic", "hot.summarize_content", "hot.llm"),
+        ("jobs.dlx", "hot.summarize_content", "jobs.dead"),
+    ):
+        await publish(channel, exchange, key)
+        for _ in range(30):
+            await (await get(channel, name)).nack(requeue=True)
+        assert (await take(channel, name)).routing_key == key
+
+
+async def test_a_catch_all_policy_of_an_operator_does_not_take_ours_out_of_force(
+    broker: TestBroker,
+) -> None:
+    await declare(broker)
+    catch_all = {"pattern": ".*", "definition": {"expires": 60_000}, "apply-to": "queues"}
+    await broker.management.put("/policies/{vhost}/everything", catch_all)
+    topology = build(broker.profile, ROUTES, retry_delays=[RETRY_SECONDS])
+    async with ManagementClient(broker.management_url, broker.vhost) as client:
+        assert diff(topology, await client.fetch()) == []

@@ -1,0 +1,139 @@
+"""A private PostgreSQL server, on loopback and without fsync."""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from broker.node import LOOPBACK, end_with_this_process, free_port
+from tests.support.missing import MissingError
+
+# PostgreSQL refuses to run as root: its package has made a user for it.
+SYSTEM_USER = "postgres"
+
+
+class PostgresServer:
+    """Started in its own directory; ends with this process, however that ends."""
+
+    def __init__(self, base_dir: Path, *, port: int = 0, password: str | None = None) -> None:
+        """Nothing is started yet. Raises MissingError if PostgreSQL is not installed."""
+        binaries = sorted(
+            Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parts[4])
+        )
+        if not binaries:
+            raise MissingError("PostgreSQL is not installed: make test-deps, as root")
+        self.base_dir = base_dir
+        self.port = port or free_port()
+        self.password = password or secrets.token_urlsafe(16)
+        self._binaries = binaries[-1]
+        self._user = SYSTEM_USER if os.geteuid() == 0 else None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
+
+    def url(self, database: str = "postgres") -> str:
+        """As SQLAlchemy takes it."""
+        return f"postgresql+asyncpg://test:{self.password}@{LOOPBACK}:{self.port}/{database}"
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Return once it takes connections; on the same port and data as before."""
+        data = self.base_dir / "data"
+        if not data.exists():
+            self._initialise(data)
+        self._server = subprocess.Popen(
+            [
+                self._binaries / "postgres",
+                *("-D", data, "-p", str(self.port), "-F"),
+                *("-c", f"listen_addresses={LOOPBACK}", "-c", "unix_socket_directories="),
+                *("-c", "max_connections=200", "-c", "full_page_writes=off"),
+            ],
+            user=self._user,
+            group=self._user,
+            extra_groups=[] if self._user else None,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=(self.base_dir / "postgres.log").open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._reaper = end_with_this_process(self._server)
+        deadline = time.monotonic() + timeout
+        while not self._accepts():
+            if self._server.poll() is not None or time.monotonic() > deadline:
+                self.stop(signal.SIGKILL)
+                log = (self.base_dir / "postgres.log").read_text(errors="replace")
+                raise RuntimeError(f"PostgreSQL did not start:\n{log[-2000:]}")
+            time.sleep(0.05)
+
+    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
+        """At once: SIGQUIT drops every connection. SIGINT lets the server clean up first."""
+        if self._reaper is not None and self._reaper.stdin is not None:
+            self._reaper.kill()
+            self._reaper.wait()
+            self._reaper.stdin.close()
+        if self._server is not None:
+            self.resume()
+            self._server.send_signal(how)
+            self._server.wait()
+        self._server = self._reaper = None
+
+    def pause(self) -> None:
+        """It keeps its connections and answers nothing, until `resume`."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def create_database(self) -> str:
+        """Make an empty database and return its URL."""
+        name = f"test_{secrets.token_hex(6)}"
+        self._psql(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Also when there are connections to it."""
+        self._psql(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
+
+    def _initialise(self, data: Path) -> None:
+        secret = self.base_dir / "password"
+        secret.touch(mode=0o600)
+        secret.write_text(self.password)
+        if self._user:
+            shutil.chown(self.base_dir, self._user, self._user)
+            shutil.chown(secret, self._user, self._user)
+        subprocess.run(
+            [
+                *(self._binaries / "initdb", "-D", data, "-U", "test", "--pwfile", secret),
+                *("--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"),
+            ],
+            user=self._user,
+            group=self._user,
+            extra_groups=[] if self._user else None,
+            cwd="/",
+            check=True,
+            capture_output=True,
+        )
+
+    def _accepts(self) -> bool:
+        where = ["-h", LOOPBACK, "-p", str(self.port), "-q"]
+        return subprocess.run([self._binaries / "pg_isready", *where], check=False).returncode == 0
+
+    def _psql(self, statement: str) -> None:
+        address = f"postgresql://test@{LOOPBACK}:{self.port}/postgres"
+        subprocess.run(
+            [self._binaries / "psql", "-q", "-X", address, "-c", statement],
+            env=os.environ
+            | {"PGPASSWORD": self.password, "PGOPTIONS": "-c client_min_messages=error"},
+            check=True,
+            capture_output=True,
+        )
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        """To the server and to the process behind each connection."""
+        if self._server is not None and self._server.poll() is None:
+            pid = self._server.pid
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            for each in (pid, *map(int, children)):
+                os.kill(each, number)

@@ -1,0 +1,112 @@
+"""The servers that a whole run shares, each started when the first test asks for it.
+
+They belong to the process that controls the run, and end with it: a worker that crashes takes
+no server with it. Workers ask for them over a socket whose address is in their environment.
+"""
+
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from broker.node import LocalNode
+from tests.support.brokers import new_node
+from tests.support.postgres import PostgresServer
+
+ADDRESS = "SWITCHYARD_TEST_SERVERS"
+KEY = "SWITCHYARD_TEST_SERVERS_KEY"
+
+
+class Servers:
+    """Starts servers for this process and its children, until `close`."""
+
+    def __init__(self) -> None:
+        self._dir = Path(tempfile.mkdtemp(prefix="switchyard-tests-"))
+        self._dir.chmod(0o711)  # PostgreSQL has a user of its own, and a directory in here
+        self._locks = {name: threading.Lock() for name in ("3.10", "4.3", "postgres")}
+        self._started: dict[str, LocalNode | PostgresServer] = {}
+        self._failed: dict[str, Exception] = {}
+        key = secrets.token_bytes(16)
+        self._listener = Listener(str(self._dir / "socket"), "AF_UNIX", authkey=key)
+        os.environ[ADDRESS] = str(self._dir / "socket")
+        os.environ[KEY] = key.hex()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        """Kill what was started, and remove all that it wrote."""
+        self._listener.close()
+        for name, lock in self._locks.items():
+            with lock:  # one that is starting is waited for
+                self._failed[name] = RuntimeError("the run has ended")
+                server = self._started.pop(name, None)
+            if isinstance(server, LocalNode):
+                server.kill()
+            elif server is not None:
+                server.stop()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except OSError:
+                return  # closed
+            except Exception:  # a worker went away in the greeting
+                continue
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: Connection) -> None:
+        with connection:
+            name = connection.recv()
+            with self._locks[name]:
+                try:
+                    answer: Any = self._get(name)
+                except Exception as error:  # raised again where it was asked
+                    answer = self._failed[name] = error
+            connection.send(answer)
+
+    def _get(self, name: str) -> dict[str, Any]:
+        if name in self._failed:
+            raise self._failed[name]
+        if name not in self._started:
+            self._started[name] = self._start(name)
+        server = self._started[name]
+        if isinstance(server, PostgresServer):
+            return {"base_dir": server.base_dir, "port": server.port, "password": server.password}
+        ports = ("amqp_port", "management_port", "dist_port", "epmd_port")
+        names = ("base_dir", "password", *ports)
+        return {name: getattr(server, name) for name in names} | {"version": server.version}
+
+    def _start(self, name: str) -> LocalNode | PostgresServer:
+        base_dir = self._dir / name
+        base_dir.mkdir()
+        server: LocalNode | PostgresServer
+        server = PostgresServer(base_dir) if name == "postgres" else new_node(name, base_dir)
+        server.start()
+        return server
+
+
+def ask_for(name: str) -> dict[str, Any]:
+    """How to reach the server "3.10", "4.3" or "postgres". Raises what its start raised."""
+    with Client(os.environ[ADDRESS], authkey=bytes.fromhex(os.environ[KEY])) as connection:
+        connection.send(name)
+        answer = connection.recv()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def shared_node(version: str) -> tuple[LocalNode, str]:
+    """The run's node of that version, and its full version."""
+    known = ask_for(version)
+    full_version = known.pop("version")
+    return new_node(version, **known), full_version
+
+
+def shared_postgres() -> PostgresServer:
+    """The run's server, for its databases alone: never stop or pause it."""
+    return PostgresServer(**ask_for("postgres"))

@@ -1,0 +1,99 @@
+"""Errors of the management API: each says what to do, none shows a password."""
+
+import logging
+import traceback
+
+import httpx
+import pytest
+
+from broker.errors import ManagementError
+from broker.management import ManagementClient
+
+SECRET = "s3cret-pass"
+URL = f"http://someone:{SECRET}@broker.example:15672"
+
+
+def refusing(status: int, body: object) -> httpx.MockTransport:
+    return httpx.MockTransport(lambda request: httpx.Response(status, json=body))
+
+
+def failing(error: type[httpx.TransportError]) -> httpx.MockTransport:
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise error("All connection attempts failed", request=request)
+
+    return httpx.MockTransport(fail)
+
+
+@pytest.mark.parametrize(
+    ("transport", "advice"),
+    [
+        (failing(httpx.ConnectError), "rabbitmq-plugins enable rabbitmq_management"),
+        (failing(httpx.RemoteProtocolError), "rabbitmq-plugins enable rabbitmq_management"),
+        (failing(httpx.ReadTimeout), "did not answer in time"),
+        (
+            refusing(401, {"error": "not_authorized", "reason": "Login failed"}),
+            "check JOBS_MANAGEMENT_URL",
+        ),
+        (
+            refusing(401, {"error": "not_authorised", "reason": "Not management user"}),
+            "tag `policymaker`",
+        ),
+        (refusing(403, {"error": "forbidden", "reason": "no"}), "tag `policymaker`"),
+        (
+            refusing(404, {"error": "Object Not Found", "reason": "Not Found"}),
+            "rabbitmqctl add_vhost 'pipe lines'",
+        ),
+        (refusing(400, {"error": "bad_request", "reason": "inequivalent\n\narg"}), "uivalent arg"),
+        (refusing(502, "not from the broker"), "HTTP 502"),
+        (
+            httpx.MockTransport(lambda request: httpx.Response(200, text="<html>")),
+            "set JOBS_MANAGEMENT_URL",
+        ),
+    ],
+)
+async def test_errors_say_what_to_do_in_one_line_without_the_password(
+    transport: httpx.MockTransport, advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with ManagementClient(URL, "pipe lines", transport=transport) as client:
+        with pytest.raises(ManagementError) as caught:
+            await client.fetch()
+    text = str(caught.value)
+    assert advice in text
+    assert "http://broker.example:15672" in text
+    assert "\n" not in text
+    assert SECRET not in "".join(traceback.format_exception(caught.value)) + caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://someone:{SECRET}/x@broker.example:15672",  # the password is read as a port
+        f"amqp://someone:{SECRET}@broker.example:5672",
+        f"http://someone:{SECRET}@[broker.example",
+        "broker.example:15672",
+        "",
+    ],
+)
+def test_a_wrong_address_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(ManagementError, match="http://user:password@host:15672") as caught:
+        ManagementClient(url)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_user_password_and_virtual_host_are_quoted_and_unquoted() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json=[])
+
+    url = "http://a%40b:p%2Fw@[::1]:15672/rabbit/"
+    async with ManagementClient(url, "a/b", transport=httpx.MockTransport(answer)) as client:
+        await client.policies()
+    assert str(seen[0].url) == "http://[::1]:15672/rabbit/api/policies/a%2Fb"
+    basic = httpx.BasicAuth("a@b", "p/w")
+    assert (
+        seen[0].headers["authorization"]
+        == next(basic.auth_flow(httpx.Request("GET", "http://x"))).headers["authorization"]
+    )
