@@ -63,8 +63,10 @@ format: venv ## Format the code, and fix what can be fixed by itself
 
 .PHONY: bench
 bench: venv ## Compare with Celery, Dramatiq, taskiq and FastStream
-	@$(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r requirements/bench.txt
-	@$(BIN)/python -m bench $(ARGS)
+	@# An environment of its own: Celery pins what we use in a newer version.
+	@$(VENV)-bench/bin/pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(VENV)-bench
+	@$(VENV)-bench/bin/pip install -qq --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	@$(VENV)-bench/bin/python -m benchmarks $(ARGS)
 
 COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --no-config --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
@@ -74,9 +76,9 @@ lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versi
 	@$(BIN)/pip install -qq --disable-pip-version-check uv
 	@$(COMPILE) $(ARGS) -o requirements/runtime.txt >/dev/null
 	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra dev -o requirements/dev.txt >/dev/null
-	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra bench -o requirements/bench.txt >/dev/null
+	@$(COMPILE) $(ARGS) --extra bench -o requirements/bench.txt >/dev/null
 
 .PHONY: clean
 clean: ## Remove what was installed and built here
-	@rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-bench build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
