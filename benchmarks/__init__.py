@@ -1,0 +1,1 @@
+"""Comparisons with other job systems, side by side in one run. See README.md."""

@@ -1,0 +1,73 @@
+"""`make bench`: run the comparisons and print the report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measurements import ALL, Row
+from benchmarks.stage import stage
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}; all")
+    parser.add_argument("--rounds", type=int, help="rounds of each, interleaved")
+    parser.add_argument("--count", type=int, help="jobs in each round")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(ALL)
+    if unknown:
+        parser.error(f"no measurement {', '.join(sorted(unknown))}: choose of {', '.join(ALL)}")
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    figures: dict[str, list[Row]] = {}
+    with stage() as ground:
+        console.print(
+            f"RabbitMQ {ground.broker_version}, Python {platform.python_version()}, "
+            f"{os.cpu_count()} cores; medians of the rounds"
+        )
+        for name in options.names or ALL:
+            measure, rounds, count = ALL[name]
+            console.print(f"\n[bold]{name}[/]: {measure.__doc__}")
+            rows = measure(ground, options.rounds or rounds, options.count or count)
+            figures[name] = rows
+            console.print(_table(rows))
+    if options.json:
+        values = {
+            name: [{**vars(row), "median": row.median} for row in rows]
+            for name, rows in figures.items()
+        }
+        options.json.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title, justify in (
+        ("", "left"), ("median", "right"), ("rounds", "left"), ("ratio", "right"),
+        ("target", "left"),
+    ):  # fmt: skip
+        table.add_column(title, justify=justify)
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.median:,.1f} {row.unit}"
+            if row.median < 1000
+            else f"{row.median:,.0f} {row.unit}",
+            " ".join(
+                f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in row.rounds[:6]
+            ),
+            f"{row.ratio:.2f}" if row.ratio is not None else "",
+            row.target,
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What contenders and measurements share: the job, the samples, processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PAYLOAD_BYTES = 1024
+WINDOW = 500
+SAMPLE_EVERY = 50
+"""One job in so many writes down when it ran: often enough, and next to free."""
+
+URL = "BENCH_AMQP_URL"
+SAMPLES = "BENCH_SAMPLES"
+
+
+def payload(number: int) -> dict[str, object]:
+    """The argument of job `number`: about 1 KB as JSON."""
+    return {"number": number, "pad": "x" * (PAYLOAD_BYTES - 40)}
+
+
+def sample(number: int) -> None:
+    """Write down that job `number` ran now. Called by each contender's no-op job."""
+    if number % SAMPLE_EVERY == 0:
+        line = f"{number} {time.time():.6f}\n".encode()
+        with open(os.environ[SAMPLES], "ab", buffering=0) as file:
+            file.write(line)
+
+
+def read_samples(path: Path) -> dict[int, float]:
+    """Job number → time at which it ran, seconds since the epoch."""
+    if not path.exists():
+        return {}
+    lines = path.read_text().split("\n")[:-1]
+    return {int(number): float(at) for number, at in (line.split() for line in lines)}
+
+
+def module_command(name: str, *arguments: object) -> list[str]:
+    """The command line of a contender's module."""
+    return [sys.executable, "-m", f"benchmarks.contenders.{name}", *map(str, arguments)]
+
+
+def environment(url: str, samples: Path | None = None, **more: str) -> dict[str, str]:
+    """Environment of a contender's process."""
+    values = {**os.environ, URL: url, **more}
+    if samples is not None:
+        values[SAMPLES] = str(samples)
+    return values
+
+
+def run_json(
+    command: Sequence[str], env: Mapping[str, str], timeout: float = 300
+) -> dict[str, float]:
+    """Run a process to its end; its last line of output is JSON."""
+    done = subprocess.run(
+        command, env=dict(env), capture_output=True, text=True, timeout=timeout, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def drained_rate(
+    command: Sequence[str], env: Mapping[str, str], count: int, timeout: float = 180
+) -> float:
+    """Start a worker on a queue that holds `count` jobs; jobs per second from first to last.
+
+    Starting up is not counted. The worker is ended when it has run all of them.
+    """
+    path = Path(env[SAMPLES])
+    path.unlink(missing_ok=True)
+    log = path.with_suffix(".log")
+    expected = len(range(0, count, SAMPLE_EVERY))
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=dict(env), stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            deadline = time.monotonic() + timeout
+            while len(found := read_samples(path)) < expected:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    tail = log.read_text(errors="replace")[-2000:]
+                    raise RuntimeError(
+                        f"{' '.join(command)}: {len(found)} of {expected} samples\n{tail}"
+                    )
+                time.sleep(0.05)
+        finally:
+            end_group(process)
+    times = sorted(found.values())
+    return (expected - 1) * SAMPLE_EVERY / (times[-1] - times[0])
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its children."""
+    for signal_number in (15, 9):
+        try:
+            os.killpg(process.pid, signal_number)
+            process.wait(8)
+        except ProcessLookupError:
+            break
+        except subprocess.TimeoutExpired:
+            continue
+        else:
+            break
+    process.wait(5)

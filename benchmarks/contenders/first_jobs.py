@@ -1,0 +1,52 @@
+"""Work the first jobs of a queue in this process; CPU time per job and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.contenders.with_switchyard import MODULE
+from services.ledger import Ledger
+from services.logs import configure
+from services.registry import Registry
+from services.settings import Settings
+from services.worker import Worker, share_of
+
+WARM_UP = 0.2
+"""Part of the jobs that is not counted: connecting and first-time imports."""
+
+
+async def _until(worker: Worker, succeeded: int) -> None:
+    while worker.counters.succeeded < succeeded:  # noqa: ASYNC110 - the worker has no such signal
+        await asyncio.sleep(0.001)
+
+
+def _resident_pages() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+async def work(count: int) -> dict[str, float]:
+    configure("warning")
+    registry = Registry.load([MODULE])
+    settings = Settings()
+    ledger = await Ledger.open(settings.ledger_url)
+    share = share_of(registry, "llm", lanes=["backfill"], slots=50)
+    worker = Worker(settings, registry, ledger, [share])
+    running = asyncio.create_task(worker.run())
+    first = int(count * WARM_UP)
+    await _until(worker, first)
+    done, cpu = worker.counters.succeeded, time.process_time()
+    await _until(worker, count)
+    cpu, done = time.process_time() - cpu, worker.counters.succeeded - done
+    pages = _resident_pages()
+    worker.stop()
+    await running
+    await ledger.close()
+    return {"cpu_us": cpu / max(done, 1) * 1e6, "rss_mb": pages * 4096 / 1e6}
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(work(int(sys.argv[1])))))

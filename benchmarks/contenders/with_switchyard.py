@@ -1,0 +1,100 @@
+"""Switchyard: the publisher alone, and the worker with claim and record in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+
+from pydantic import BaseModel
+
+from benchmarks.common import SAMPLE_EVERY, payload, sample
+from broker.errors import PublishError
+from broker.message import JobMessage
+from broker.publisher import Outgoing, Publisher
+from services.context import JobContext
+from services.ledger import Ledger
+from services.logs import configure
+from services.outcomes import Done, Outcome
+from services.registry import Registry, job
+from services.settings import Settings
+from services.worker import Worker, share_of
+
+MODULE = "benchmarks.contenders.with_switchyard"
+
+
+class Job(BaseModel):
+    number: int = 0
+    pad: str = ""
+    seconds: float = 0
+    sent: float = 0
+
+
+@job("noop", worker="llm", lanes=("hot", "backfill"))
+async def noop(payload: Job, ctx: JobContext) -> Outcome:
+    sample(payload.number)
+    return Done()
+
+
+@job("busy", worker="llm", lanes=("backfill",))
+async def busy(payload: Job, ctx: JobContext) -> Outcome:
+    await asyncio.sleep(payload.seconds)
+    return Done()
+
+
+@job("hot", worker="llm", lanes=("hot",))
+async def hot(payload: Job, ctx: JobContext) -> Outcome:
+    with open(os.environ["BENCH_LATENCIES"], "ab", buffering=0) as file:  # noqa: ASYNC230
+        file.write(f"{time.time() - payload.sent:.6f}\n".encode())
+    return Done()
+
+
+def worker_command(slots: int, lanes: str = "backfill") -> list[str]:
+    return [sys.executable, "-m", MODULE, "work", str(slots), lanes]
+
+
+async def publish(count: int, job_type: str = "noop") -> float:
+    async with Publisher(Settings()) as publisher:
+        await publisher.publish(_message(0, job_type), f"backfill.{job_type}")
+        started = time.perf_counter()
+        results = await publisher.publish_many(
+            Outgoing(_message(number, job_type), f"backfill.{job_type}")
+            for number in range(1, count)
+        )
+        seconds = time.perf_counter() - started
+    refused = [result for result in results if isinstance(result, PublishError)]
+    if refused:
+        raise RuntimeError(f"{len(refused)} refused, the first: {refused[0]}")
+    return seconds
+
+
+def _message(number: int, job_type: str) -> JobMessage:
+    return JobMessage(job_type=job_type, priority=1, payload=payload(number))
+
+
+async def work(slots: int, lanes: list[str]) -> None:
+    configure("warning")
+    registry = Registry.load([MODULE])
+    settings = Settings()
+    ledger = await Ledger.open(settings.ledger_url)
+    share = share_of(registry, "llm", lanes=lanes, slots=slots)
+    worker = Worker(settings, registry, ledger, [share])
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
+    await worker.run()
+    await ledger.close()
+
+
+def main() -> None:
+    if sys.argv[1] == "work":
+        asyncio.run(work(int(sys.argv[2]), sys.argv[3].split(",")))
+    else:
+        count = int(sys.argv[2])
+        assert count % SAMPLE_EVERY == 0
+        print(json.dumps({"seconds": asyncio.run(publish(count))}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The stage: a private broker and PostgreSQL, made for the run and gone after it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+
+from broker.management import ManagementClient
+from broker.node import LocalNode
+from broker.reconcile import apply
+from broker.settings import with_vhost
+from broker.topology import Policy, build
+from services.ledger import upgrade
+from services.registry import Registry
+from tests.support.postgres import PostgresServer
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Addresses of what was started."""
+
+    directory: Path
+    amqp_url: str
+    management_url: str
+    broker_version: str
+    postgres: PostgresServer
+
+    def vhost(self, name: str) -> str:
+        """The AMQP address of a new, empty virtual host."""
+        with httpx.Client(base_url=self.management_url) as client:
+            client.delete(f"/api/vhosts/{quote(name, safe='')}")
+            client.put(f"/api/vhosts/{quote(name, safe='')}").raise_for_status()
+        return with_vhost(self.amqp_url, name)
+
+    def switchyard(
+        self, name: str, ledger: str = "sqlite", max_length: int = 1_000_000
+    ) -> dict[str, str]:
+        """A virtual host with the topology, and a ledger; the settings to reach them.
+
+        The lanes are made long: these runs fill them further than the product would.
+        """
+        amqp_url = self.vhost(name)
+        registry = Registry.load(["benchmarks.contenders.with_switchyard"])
+
+        async def prepare() -> None:
+            async with ManagementClient(self.management_url, name) as client:
+                await apply(client, build("classic", registry.routes))
+                for policy in await client.policies():
+                    if "max-length" in policy.definition:
+                        definition = {**policy.definition, "max-length": max_length}
+                        await client.put_policy(
+                            Policy(policy.name, policy.pattern, definition, policy.priority)
+                        )
+
+        asyncio.run(prepare())
+        url = f"sqlite+aiosqlite:///{self.directory / name}.db"
+        if ledger == "postgresql":
+            url = self.postgres.create_database()
+        migrated = upgrade(url)
+        if asyncio.iscoroutine(migrated):
+            asyncio.run(migrated)
+        return {
+            "JOBS_AMQP_URL": amqp_url,
+            "JOBS_MANAGEMENT_URL": self.management_url,
+            "JOBS_DATABASE_URL": url,
+            "JOBS_DATA_DIR": str(self.directory),
+        }
+
+
+@contextmanager
+def stage() -> Iterator[Stage]:
+    """Start broker and database; stop them at the end. Raises MissingError or NotInstalledError
+    when they are not on this machine (`make test-deps`)."""
+    with tempfile.TemporaryDirectory(prefix="switchyard-bench-") as directory:
+        base = Path(directory)
+        base.chmod(0o755)
+        node = LocalNode(base_dir=base / "broker")
+        node.start()
+        (base / "postgres").mkdir(mode=0o755)
+        postgres = PostgresServer(base / "postgres")
+        try:
+            postgres.start()
+            yield Stage(base, node.amqp_url, node.management_url, node.version, postgres)
+        finally:
+            postgres.stop()
+            node.stop()
