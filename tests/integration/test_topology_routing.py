@@ -182,6 +182,32 @@ async def test_a_retry_returns_to_its_one_queue_as_it_was_after_the_delay(
             assert await take_all(channel, queue.name) == []
 
 
+async def test_a_retry_into_a_full_lane_waits_until_there_is_room(
+    broker: TestBroker, channel: AbstractChannel
+) -> None:
+    await declare(broker, SHORT_LANES)
+    accepted = await fill(channel, "vlm_ocr.ocr_pdf")
+    await publish(channel, "jobs.retry.300ms", "vlm_ocr.ocr")
+    await broker.management.wait_for("jobs.retry.300ms", messages=1, messages_dlx=1)
+    assert await take_all(channel, "vlm_ocr.ocr") == ["vlm_ocr.ocr_pdf"] * accepted
+    assert (await take(channel, "vlm_ocr.ocr")).body == b"vlm_ocr.ocr"
+
+
+async def test_a_retry_into_a_full_hot_lane_is_never_lost(
+    broker: TestBroker, channel: AbstractChannel
+) -> None:
+    """A classic hot queue passes it on to the dead letters; a quorum queue has it wait."""
+    await declare(broker, SHORT_LANES)
+    accepted = await fill(channel, "hot.summarize_content")
+    await take_all(channel, "jobs.dead")
+    await publish(channel, "jobs.retry.300ms", "hot.llm")
+    if broker.profile == "quorum":
+        await broker.management.wait_for("jobs.retry.300ms", messages=1, messages_dlx=1)
+        assert len(await take_all(channel, "hot.llm")) == accepted
+    arrival = "jobs.dead" if broker.profile == "classic" else "hot.llm"
+    assert (await take(channel, arrival)).body == b"hot.llm"
+
+
 async def test_the_broker_reports_the_limits_of_each_queue(broker: TestBroker) -> None:
     await declare(broker)
     topology = build(broker.profile, ROUTES, retry_delays=[RETRY_SECONDS])

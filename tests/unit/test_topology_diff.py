@@ -161,6 +161,12 @@ def test_an_exchange_without_its_alternate_cannot_be_changed() -> None:
         {"bindings": (*LIVE.bindings, Binding("jobs.topic", "hot.llm", "hot.removed"))},
         {"bindings": (*LIVE.bindings, Binding("jobs.topic", "audit", "hot.summarize_content"))},
         {"bindings": (*LIVE.bindings, Binding("jobs.topic", "hot.llm", "hot.*"))},
+        {  # the right worker, bound twice: it still gets each job once
+            "bindings": (
+                *LIVE.bindings,
+                Binding("jobs.topic", "hot.llm", "hot.summarize_content", arguments={"x": 1}),
+            )
+        },
         {"bindings": (*LIVE.bindings, Binding("amq.topic", "hot.llm", "#"))},
         {"bindings": (*LIVE.bindings, Binding("jobs.topic", "mirror", "#", "exchange"))},
         {"bindings": (*LIVE.bindings, Binding("jobs.topic", "jobs.dead", "hot.embed_content"))},
