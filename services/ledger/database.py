@@ -7,6 +7,7 @@ thread writes (SQLite has one writer anyway) and a few read. For PostgreSQL it r
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,12 @@ Work = Callable[[Connection], T]
 
 BUSY_TIMEOUT = 30.0
 """Seconds that a write waits for another process before the ledger counts as unavailable."""
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds that PostgreSQL gets to answer a new connection."""
+
+OLDEST_SQLITE = (3, 35)
+"""The first with RETURNING and materialised common table expressions."""
 
 READERS = 4
 RACES = 10
@@ -74,6 +81,10 @@ class SqliteDatabase:
     def __init__(self, url: URL) -> None:
         if not url.database or url.database == ":memory:":
             raise LedgerError(f"the ledger needs a file to outlive the process: {FORMS}")
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            raise LedgerError(
+                f"SQLite {sqlite3.sqlite_version} is too old: use 3.35 or later, or PostgreSQL"
+            )
         self._file = Path(url.database)
         url = url.set(drivername="sqlite")
         self._write_engine = _sqlite_engine(url, "BEGIN IMMEDIATE", pool_size=1)
@@ -122,7 +133,7 @@ class PostgresDatabase:
             pool_pre_ping=True,
             pool_use_lifo=True,
             connect_args={
-                "timeout": 10,
+                "timeout": CONNECT_TIMEOUT,
                 "command_timeout": BUSY_TIMEOUT,
                 # The statements are short and many: compiling them costs more than it saves.
                 "server_settings": {"application_name": "switchyard", "jit": "off"},

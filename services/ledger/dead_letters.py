@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, select, update
+from sqlalchemy import Connection, Row, case, select, text
 
 from services.ledger.base import LedgerBase
 from services.ledger.codec import clean, to_json
-from services.ledger.dialect import insert_into
+from services.ledger.dialect import insert_into, keys_condition, keys_parameter
 from services.ledger.operations import Bury
 from services.ledger.paging import fetch_page
 from services.ledger.requests import DeadLetterFilter, DeadLetterRecord
@@ -95,12 +95,19 @@ class DeadLetters(LedgerBase):
     ) -> int:
         """Note what became of letters; returns how many there are. For a redrive, also call
         `mark_redriven` with the job."""
-        statement = (
-            update(dead_letters)
-            .where(dead_letters.c.id.in_(letter_ids))
-            .values(state=state.value, updated_at=now)
+        dialect = self._database.dialect
+        statement = text(
+            "UPDATE dead_letters SET state = :state, updated_at = :now "
+            f"WHERE {keys_condition(dialect, 'id')} RETURNING id"
         )
-        return await self._database.write(lambda connection: connection.execute(statement).rowcount)
+        parameters = {
+            "state": state.value,
+            "now": now,
+            **keys_parameter(dialect, letter_ids),
+        }
+        return await self._database.write(
+            lambda connection: len(connection.execute(statement, parameters).all())
+        )
 
 
 def _columns(letter: DeadLetterRecord) -> dict[str, Any]:

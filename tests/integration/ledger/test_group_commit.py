@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.ledger import Claimed, Created, Ledger, LedgerError, RowRejected, State, upgrade
-from tests.integration.ledger.made import NOW, claim, finish, new_job
+from tests.integration.ledger.made import NOW, claim, finish, message, new_job
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,9 +21,7 @@ async def test_a_bad_row_fails_alone(ledger: Ledger) -> None:
 
 async def test_a_number_out_of_range_fails_alone(ledger: Ledger) -> None:
     bad = claim("bad", "c-bad", attempts=2**80)
-    answers = await asyncio.gather(
-        ledger.claim(claim()), ledger.claim(bad), return_exceptions=True
-    )
+    answers = await asyncio.gather(ledger.claim(claim()), ledger.claim(bad), return_exceptions=True)
     assert answers[0] == Claimed(crashes=0)
     # SQLite has no integer types of a limited size; PostgreSQL has.
     assert isinstance(answers[1], Claimed | RowRejected)
@@ -41,13 +39,15 @@ async def test_a_cancelled_caller_does_not_break_its_batch(ledger: Ledger) -> No
 
 async def test_all_kinds_of_writes_of_one_job_in_one_transaction(ledger: Ledger) -> None:
     # Submitted in the wrong order on purpose: the transaction puts it right.
-    results = await asyncio.gather(
+    finished, claimed, marked, recorded = await asyncio.gather(
         ledger.finish(finish()),
         ledger.claim(claim()),
         ledger.mark_queued(["job-1"], NOW),
         ledger.record(new_job()),
     )
-    assert results == [True, Claimed(crashes=0), 1, Created("job-1")]
+    assert (finished, marked) == (True, 1)
+    assert claimed == Claimed(crashes=0)
+    assert recorded == Created("job-1")
     record = await ledger.get("job-1")
     assert record is not None
     assert (record.state, record.queued_at) == (State.SUCCEEDED, NOW)
@@ -60,8 +60,6 @@ async def test_more_operations_than_a_batch_holds(ledger: Ledger) -> None:
 
 
 async def test_large_jobs_are_written_in_several_statements(ledger: Ledger) -> None:
-    from tests.integration.ledger.made import message
-
     jobs = [new_job(message(f"job-{n}", payload={"t": "x" * 900_000})) for n in range(20)]
     assert await ledger.record_many(jobs) == [Created(f"job-{n}") for n in range(20)]
 

@@ -1,0 +1,159 @@
+"""Whatever happens in whatever order, the ledger's promises hold."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from services.ledger import AttemptOutcome, Claimed, HeldBy, JobRecord, Ledger, State, upgrade
+from services.ledger.states import TRANSITIONS
+from tests.integration.ledger.made import NOW, claim, finish, letter, message, new_job
+
+WORKERS = st.sampled_from(["worker-1", "worker-2", "worker-3"])
+# Rarely for good: most of what can go wrong goes wrong while a job still lives.
+ENDS = [State.RETRYING, State.QUEUED, State.DEAD] * 2 + [State.SUCCEEDED]
+FINAL = (State.SUCCEEDED, State.CANCELLED)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A message that the broker may deliver, any number of times, as brokers do."""
+
+    redrives: int
+    attempts: int
+
+
+class Claims(RuleBasedStateMachine):
+    """One job, three workers, and a broker that delivers any copy at any time."""
+
+    def __init__(self, runner: asyncio.Runner, ledger: Ledger, job_id: str) -> None:
+        super().__init__()
+        self.runner, self.ledger, self.job_id = runner, ledger, job_id
+        self.copies = [Copy(0, 0)]
+        self.claims: dict[str, Copy] = {}
+        self.owner: str | None = None
+        self.before: JobRecord | None = None
+
+    def run(self, coroutine: Any) -> Any:
+        return self.runner.run(coroutine)
+
+    @rule()
+    def record(self) -> None:
+        self.run(self.ledger.record(new_job(message(self.job_id))))
+
+    @rule()
+    def confirm(self) -> None:
+        self.run(self.ledger.mark_queued([self.job_id], NOW))
+
+    @rule(data=st.data(), worker_id=WORKERS, takeover=st.booleans())
+    def deliver(self, data: st.DataObject, worker_id: str, takeover: bool) -> None:
+        copy = data.draw(st.sampled_from(self.copies[-3:]))
+        claim_id = f"claim-{len(self.claims)}"
+        request = claim(
+            message(self.job_id, redrives=copy.redrives, attempts=copy.attempts),
+            claim_id,
+            worker_id=worker_id,
+            takeover_from=self.owner if takeover else None,
+        )
+        self.claims[claim_id] = copy
+        answer = self.run(self.ledger.claim(request))
+        if isinstance(answer, Claimed):
+            assert self.owner is None or takeover, "two owners"
+            self.owner = claim_id
+        elif isinstance(answer, HeldBy):
+            assert answer.claim_id == self.owner
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), state=st.sampled_from(ENDS))
+    def finish(self, data: st.DataObject, state: State) -> None:
+        claim_id = data.draw(st.sampled_from(list(self.claims)[-3:]))
+        copy = self.claims[claim_id]
+        used = copy.attempts + (state is not State.QUEUED)
+        request = finish(
+            state, claim_id, job_id=self.job_id, attempts=used, outcome=AttemptOutcome.RETRY
+        )
+        before = self.run(self.ledger.get(self.job_id))
+        mine = self.run(self.ledger.finish(request))
+        if claim_id == self.owner:
+            assert mine
+            self.owner = None
+            if state is State.RETRYING:
+                self.copies.append(Copy(copy.redrives, used))
+        else:
+            assert self.run(self.ledger.get(self.job_id)) == before, "a late finish changed it"
+
+    @rule(really=st.sampled_from([False, False, False, True]))
+    def cancel(self, really: bool) -> None:
+        if really:
+            self.run(self.ledger.cancel(self.job_id, NOW))
+
+    @rule(marked=st.booleans())
+    def redrive(self, marked: bool) -> None:
+        record = self.run(self.ledger.get(self.job_id))
+        if record is not None and record.state is State.DEAD:
+            self.copies.append(Copy(record.redrives + 1, 0))
+            if marked:
+                self.run(self.ledger.mark_redriven(self.job_id, record.redrives + 1, NOW))
+
+    @rule(worker_id=WORKERS)
+    def release(self, worker_id: str) -> None:
+        record = self.run(self.ledger.get(self.job_id))
+        self.run(self.ledger.release_all(worker_id, NOW))
+        if record is not None and record.claim_id == self.owner and record.worker_id == worker_id:
+            self.owner = None
+
+    @rule(data=st.data(), reason=st.sampled_from(["expired", "exhausted"]))
+    def bury(self, data: st.DataObject, reason: str) -> None:
+        copy = data.draw(st.sampled_from(self.copies))
+        dead = letter(self.job_id, reason, redrives=copy.redrives, attempts=copy.attempts)
+        self.run(self.ledger.index_dead([dead]))
+        record = self.run(self.ledger.get(self.job_id))
+        if record is not None and record.state is State.DEAD:
+            self.owner = None
+
+    @invariant()
+    def promises_hold(self) -> None:
+        record = self.run(self.ledger.get(self.job_id))
+        before, self.before = self.before, record
+        if record is None:
+            return
+        running = record.state is State.RUNNING
+        assert (record.claim_id if running else None) == self.owner
+        assert (record.finished_at is not None) == (record.state in {*FINAL, State.DEAD})
+        if before is None:
+            return
+        generation = (record.redrives, record.attempts)
+        assert generation >= (before.redrives, before.attempts), "attempts went down"
+        if before.state in FINAL:
+            assert record.state is before.state, "a finished job changed"
+        if before.state is not record.state:
+            assert record.state in TRANSITIONS[before.state]
+
+
+def test_of_all_copies_of_a_job_one_runs_at_a_time(database_url: str) -> None:
+    with asyncio.Runner() as runner:
+        runner.run(upgrade(database_url))
+        ledger = runner.run(Ledger.open(database_url))
+        numbers = iter(range(1_000_000))
+        try:
+            run_state_machine_as_test(
+                # Any factory will do, although the type asks for a class.
+                lambda: Claims(runner, ledger, f"job-{next(numbers)}"),  # type: ignore[arg-type]
+                settings=settings(
+                    max_examples=100,
+                    stateful_step_count=30,
+                    deadline=None,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
+        finally:
+            runner.run(ledger.close())

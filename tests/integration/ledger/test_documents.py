@@ -1,0 +1,71 @@
+import asyncio
+
+import pytest
+
+from services.ledger import Edge, Ledger
+
+
+async def test_the_same_content_is_the_same_document(ledger: Ledger) -> None:
+    first, created = await ledger.upsert_document("hash-1", filename="a.pdf", size_bytes=3)
+    assert created
+    assert (first.filename, first.completed_stages) == ("a.pdf", ())
+    again, created = await ledger.upsert_document("hash-1", filename="b.pdf")
+    assert (again, created) == (first, False)
+
+
+async def test_the_same_source_is_the_same_document(ledger: Ledger) -> None:
+    first, _ = await ledger.upsert_document("hash-1", source="arxiv:2401.1")
+    again, created = await ledger.upsert_document("hash-2", source="arxiv:2401.1")
+    assert (again.id, created) == (first.id, False)
+
+
+async def test_the_content_counts_more_than_the_source(ledger: Ledger) -> None:
+    await ledger.upsert_document("hash-1", source="s-1")
+    second, _ = await ledger.upsert_document("hash-2", source="s-2")
+    found, _ = await ledger.upsert_document("hash-2", source="s-1")
+    assert found.id == second.id
+
+
+async def test_of_twenty_concurrent_callers_one_makes_the_document(ledger: Ledger) -> None:
+    answers = await asyncio.gather(
+        *(ledger.upsert_document("hash-1", source=f"s-{n}") for n in range(20))
+    )
+    assert sum(created for _, created in answers) == 1
+    assert len({document.id for document, _ in answers}) == 1
+
+
+async def test_stages_are_completed_once_and_in_order(ledger: Ledger) -> None:
+    document, _ = await ledger.upsert_document("hash-1")
+    for stage in ("extract", "classify", "extract"):
+        await ledger.set_stage(document.id, stage, "processing", completed=True)
+    await ledger.set_stage(document.id, "store", "storing")
+    found = await ledger.get_document(document.id)
+    assert found is not None
+    assert found.completed_stages == ("extract", "classify")
+    assert (found.current_stage, found.state) == ("store", "storing")
+
+
+async def test_unknown_documents(ledger: Ledger) -> None:
+    assert await ledger.get_document("nobody") is None
+    assert await ledger.set_stage("nobody", "extract", "failed") is None
+
+
+async def test_edges_of_one_kind_are_replaced(ledger: Ledger) -> None:
+    await ledger.put_edges("a", "cites", [Edge("b", "cites"), Edge("c", "cites")])
+    await ledger.put_edges("a", "similar", [Edge("b", "similar", 0.5)])
+    await ledger.put_edges("x", "cites", [Edge("a", "cites", 3.0)])
+    again = [Edge("d", "cites", 2.0), Edge("d", "cites", 4.0)]
+    await ledger.put_edges("a", "cites", again)
+    found = [(e.source_id, e.target_id, e.kind, e.weight) for e in await ledger.edges_of("a")]
+    assert found == [
+        ("a", "d", "cites", 4.0),
+        ("x", "a", "cites", 3.0),
+        ("a", "b", "similar", 0.5),
+    ]
+    await ledger.put_edges("a", "cites", [])
+    assert len(await ledger.edges_of("a")) == 2
+
+
+async def test_an_edge_of_another_kind_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(ValueError, match="cites"):
+        await ledger.put_edges("a", "cites", [Edge("b", "similar")])

@@ -1,0 +1,88 @@
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+import services.ledger
+from services.ledger import Created, Ledger, LedgerError, SchemaOutdated, upgrade
+from services.ledger.database import connect
+from services.ledger.tables import SCHEMA_REVISION, metadata
+from tests.integration.ledger.made import new_job
+
+
+async def test_the_migrated_tables_are_those_of_the_program(database_url: str) -> None:
+    await upgrade(database_url)
+    database = connect(database_url)
+
+    def differences(connection: Connection) -> list[Any]:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return list(compare_metadata(context, metadata))
+
+    try:
+        assert await database.read(differences) == []
+    finally:
+        await database.close()
+
+
+async def test_upgrading_again_changes_nothing(database_url: str) -> None:
+    await upgrade(database_url)
+    async with await Ledger.open(database_url) as ledger:
+        await ledger.record(new_job())
+        await upgrade(database_url)
+        await ledger.check()
+        assert await ledger.get("job-1") is not None
+
+
+async def test_two_upgrades_at_the_same_time_both_succeed(database_url: str) -> None:
+    await asyncio.gather(upgrade(database_url), upgrade(database_url))
+    async with await Ledger.open(database_url, check=True) as ledger:
+        assert await ledger.record(new_job()) == Created("job-1")
+
+
+async def test_an_empty_database_says_what_to_run(database_url: str) -> None:
+    with pytest.raises(SchemaOutdated, match="jobctl db upgrade"):
+        await Ledger.open(database_url, check=True)
+    async with await Ledger.open(database_url) as ledger:
+        with pytest.raises(SchemaOutdated, match="jobctl db upgrade"):
+            await ledger.record(new_job())
+
+
+@pytest.mark.parametrize(
+    ("revision", "advice"), [("0000", "jobctl db upgrade"), ("9999", "install a newer one")]
+)
+async def test_tables_of_another_version_are_refused(
+    database_url: str, revision: str, advice: str
+) -> None:
+    await upgrade(database_url)
+    database = connect(database_url)
+    statement = text("UPDATE alembic_version SET version_num = :revision")
+    await database.write(lambda connection: connection.execute(statement, {"revision": revision}))
+    await database.close()
+    async with await Ledger.open(database_url) as ledger:
+        with pytest.raises(SchemaOutdated, match=advice):
+            await ledger.check()
+
+
+async def test_the_file_is_made_with_its_directory(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'new' / 'deep' / 'ledger.db'}"
+    await upgrade(url)
+    assert (tmp_path / "new" / "deep" / "ledger.db").exists()
+
+
+@pytest.mark.parametrize("url", ["mysql://localhost/x", "nonsense", "sqlite+aiosqlite://"])
+async def test_an_address_that_is_not_to_be_used_is_refused(url: str) -> None:
+    with pytest.raises(LedgerError, match="sqlite"):
+        await Ledger.open(url)
+
+
+def test_the_program_knows_the_newest_migration() -> None:
+    config = Config()
+    folder = Path(services.ledger.__file__).parent / "migrations"
+    config.set_main_option("script_location", str(folder))
+    assert ScriptDirectory.from_config(config).get_heads() == [SCHEMA_REVISION]

@@ -1,0 +1,104 @@
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from services.ledger import Claimed, Created, Ledger, LedgerUnavailable, State, upgrade
+from services.ledger import database as database_module
+from tests.integration.ledger.made import claim, finish, message, new_job
+from tests.support.postgres import PostgresServer
+
+
+async def test_a_ledger_outlives_a_restart_of_postgresql(postgres_server: PostgresServer) -> None:
+    url = postgres_server.create_database()
+    await upgrade(url)
+    async with await Ledger.open(url) as ledger:
+        await ledger.claim(claim())
+        postgres_server.stop()
+        writes = [ledger.finish(finish()), ledger.record(new_job("job-2"))]
+        answers = await asyncio.gather(*writes, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [LedgerUnavailable, LedgerUnavailable]
+        with pytest.raises(LedgerUnavailable):
+            await ledger.get("job-1")
+        with pytest.raises(LedgerUnavailable):
+            await ledger.beat("worker-1")
+        postgres_server.start()
+        assert await ledger.finish(finish())
+        assert await ledger.record(new_job("job-2")) == Created("job-2")
+
+
+async def test_a_restart_between_two_calls_is_not_noticed(postgres_server: PostgresServer) -> None:
+    url = postgres_server.create_database()
+    await upgrade(url)
+    async with await Ledger.open(url) as ledger:
+        await asyncio.gather(*(ledger.get("job-1") for _ in range(5)))  # fill the pool
+        await ledger.record(new_job())
+        postgres_server.stop()
+        postgres_server.start()
+        assert await ledger.claim(claim()) == Claimed(crashes=0)
+        record = await ledger.get("job-1")
+        assert record is not None
+
+
+async def test_a_server_that_does_not_answer_is_unavailable(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT", 0.5)
+    monkeypatch.setattr(database_module, "CONNECT_TIMEOUT", 0.5)
+    url = postgres_server.create_database()
+    await upgrade(url)
+    async with await Ledger.open(url) as ledger:
+        await ledger.record(new_job())
+        postgres_server.pause()
+        with pytest.raises(LedgerUnavailable):
+            await ledger.claim(claim())
+        postgres_server.resume()
+        assert await ledger.claim(claim()) == Claimed(crashes=0)
+
+
+async def test_a_locked_file_is_unavailable_and_then_works_again(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT", 0.2)
+    await upgrade(sqlite_url)
+    other = sqlite3.connect(sqlite_url.partition(":///")[2], isolation_level=None)
+    async with await Ledger.open(sqlite_url) as ledger:
+        await ledger.record(new_job())
+        other.execute("BEGIN IMMEDIATE")
+        answers = await asyncio.gather(
+            ledger.claim(claim()), ledger.record(new_job("job-2")), return_exceptions=True
+        )
+        assert [type(answer) for answer in answers] == [LedgerUnavailable, LedgerUnavailable]
+        assert "locked" in str(answers[0])
+        record = await ledger.get("job-1")  # a writer does not keep readers out
+        assert record is not None
+        assert record.state is State.PENDING
+        other.execute("ROLLBACK")
+        assert await ledger.claim(claim()) == Claimed(crashes=0)
+    other.close()
+
+
+async def test_a_full_disk_is_unavailable_and_then_works_again(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await upgrade(sqlite_url)
+    async with await Ledger.open(sqlite_url) as ledger:
+        await ledger.record(new_job())
+        # SQLite says "database or disk is full" for its own limit, too.
+        pages = "PRAGMA max_page_count = {}"
+        await ledger._database.write(lambda c: c.exec_driver_sql(pages.format(1)).all())
+        large = {"t": "x" * 900_000}
+        with pytest.raises(LedgerUnavailable, match="full"):
+            await ledger.record(new_job(message("large", payload=large)))
+        await ledger._database.write(lambda c: c.exec_driver_sql(pages.format(10**9)).all())
+        job = new_job(message("large", payload=large))
+        assert await ledger.record(job) == Created("large")
+
+
+async def test_a_file_that_is_no_ledger_is_unavailable(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.db"
+    file.write_bytes(b"this is a text and not a database" * 100)
+    async with await Ledger.open(f"sqlite+aiosqlite:///{file}") as ledger:
+        with pytest.raises(LedgerUnavailable, match="not a database"):
+            await ledger.check()

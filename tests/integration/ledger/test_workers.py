@@ -1,0 +1,72 @@
+import asyncio
+
+from services.ledger import Ledger
+from tests.integration.ledger.made import claim
+
+
+async def register(ledger: Ledger, worker_id: str) -> None:
+    await ledger.register_worker(
+        worker_id, kinds=["llm"], lanes=["hot", "backfill"], host="h", pid=7, concurrency=4
+    )
+
+
+async def test_a_beat_counts_up(ledger: Ledger) -> None:
+    await register(ledger, "worker-1")
+    first = await ledger.worker_beat("worker-1")
+    assert await ledger.beat("worker-1")
+    second = await ledger.worker_beat("worker-1")
+    assert first is not None
+    assert second == first + 1
+
+
+async def test_an_unknown_or_stopped_worker_has_no_beat(ledger: Ledger) -> None:
+    assert not await ledger.beat("worker-1")
+    assert await ledger.worker_beat("worker-1") is None
+    await register(ledger, "worker-1")
+    assert await ledger.stopped("worker-1")
+    assert await ledger.worker_beat("worker-1") is None
+    await register(ledger, "worker-1")
+    assert await ledger.worker_beat("worker-1") is not None
+
+
+async def test_workers_are_listed(ledger: Ledger) -> None:
+    await register(ledger, "worker-1")
+    (worker,) = await ledger.list_workers()
+    assert (worker.kinds, worker.lanes, worker.pid) == (("llm",), ("hot", "backfill"), 7)
+    assert worker.beat_at >= worker.started_at
+    assert worker.stopped_at is None
+
+
+async def test_jobs_of_silent_stopped_and_unknown_workers_are_stale(ledger: Ledger) -> None:
+    for worker_id in ("alive", "stopped"):
+        await register(ledger, worker_id)
+    for worker_id in ("alive", "stopped", "unknown"):
+        await ledger.claim(claim(f"of-{worker_id}", worker_id, worker_id=worker_id))
+    await ledger.stopped("stopped")
+    stale = await ledger.stale_running(silent_for=60, limit=10)
+    assert {job.id for job in stale} == {"of-stopped", "of-unknown"}
+    assert {job.claim_id for job in stale} == {"stopped", "unknown"}
+    # A beat that lies in the past, however little, is older than "minus one second ago".
+    stale = await ledger.stale_running(silent_for=-1, limit=10)
+    assert {job.id for job in stale} == {"of-alive", "of-stopped", "of-unknown"}
+
+
+async def test_one_holder_at_a_time_has_the_lease(ledger: Ledger) -> None:
+    answers = await asyncio.gather(
+        *(ledger.acquire_lease("scheduler", f"p{n}", ttl=60) for n in range(10))
+    )
+    (holder,) = [f"p{n}" for n, answer in enumerate(answers) if answer]
+    assert await ledger.acquire_lease("scheduler", holder, ttl=60)
+    assert await ledger.renew_lease("scheduler", holder, ttl=60)
+    assert not await ledger.renew_lease("scheduler", "nobody", ttl=60)
+    assert not await ledger.release_lease("scheduler", "nobody")
+    assert await ledger.acquire_lease("another", "nobody", ttl=60)
+    assert await ledger.release_lease("scheduler", holder)
+    assert await ledger.acquire_lease("scheduler", "next", ttl=60)
+
+
+async def test_a_lease_that_ran_out_goes_to_the_next(ledger: Ledger) -> None:
+    assert await ledger.acquire_lease("scheduler", "first", ttl=-1)
+    assert not await ledger.renew_lease("scheduler", "first", ttl=60)
+    assert await ledger.acquire_lease("scheduler", "second", ttl=60)
+    assert not await ledger.acquire_lease("scheduler", "first", ttl=60)

@@ -1,0 +1,73 @@
+"""The claim's rules as one table."""
+
+import pytest
+
+from broker.message import JobMessage, Metadata
+from services.ledger import Claimed, ClaimRequest, ClaimResult, Finished, HeldBy, State, Superseded
+from services.ledger.rows import JobRow
+from services.ledger.rules import decide_claim, may_overflow, may_queue, may_redrive
+from services.ledger.states import TRANSITIONS
+
+HELD = HeldBy("worker-1", "claim-1")
+
+
+def row(state: State, redrives: int = 0, attempts: int = 0, crashes: int = 0) -> JobRow:
+    return JobRow("job-1", state, redrives, attempts, crashes, "worker-1", "claim-1")
+
+
+def request(
+    redrives: int = 0,
+    attempts: int = 0,
+    *,
+    takeover_from: str | None = None,
+    claim_id: str = "claim-2",
+) -> ClaimRequest:
+    metadata = Metadata(redrives=redrives, attempts=attempts)
+    message = JobMessage(job_id="job-1", job_type="t", payload={}, metadata=metadata)
+    return ClaimRequest(message, "hot", "llm", "hot.t", "worker-2", claim_id, 0.0, takeover_from)
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "answer"),
+    [
+        (None, request(), Claimed(0)),
+        (None, request(2, 1), Claimed(0)),
+        (row(State.SCHEDULED), request(), Claimed(0)),
+        (row(State.PENDING), request(), Claimed(0)),
+        (row(State.QUEUED), request(), Claimed(0)),
+        (row(State.QUEUED, crashes=1), request(), Claimed(1)),
+        (row(State.QUEUED, crashes=1), request(1), Claimed(0)),
+        (row(State.RETRYING, 0, 1, 1), request(0, 1), Claimed(1)),
+        (row(State.RETRYING, 0, 1), request(0, 2), Claimed(0)),
+        (row(State.RETRYING, 0, 2), request(0, 1), Superseded(0, 2)),
+        (row(State.QUEUED, 1, 0), request(0, 9), Superseded(1, 0)),
+        (row(State.SUCCEEDED), request(), Finished(State.SUCCEEDED)),
+        (row(State.SUCCEEDED), request(5, 5), Finished(State.SUCCEEDED)),
+        (row(State.CANCELLED), request(5, 5), Finished(State.CANCELLED)),
+        (row(State.DEAD, 0, 3), request(0, 3), Finished(State.DEAD)),
+        (row(State.DEAD, 0, 3), request(0, 9), Finished(State.DEAD)),
+        (row(State.DEAD, 1, 0), request(0, 9), Finished(State.DEAD)),
+        (row(State.DEAD, 0, 3, 2), request(1, 0), Claimed(0)),
+        (row(State.RUNNING), request(), HELD),
+        (row(State.RUNNING), request(0, 1), HELD),
+        (row(State.RUNNING, 0, 1), request(0, 0), Superseded(0, 1)),
+        (row(State.RUNNING), request(takeover_from="claim-0"), HELD),
+        (row(State.RUNNING), request(takeover_from="claim-1"), Claimed(1)),
+        (row(State.RUNNING, crashes=1), request(takeover_from="claim-1"), Claimed(2)),
+        (row(State.RUNNING, crashes=1), request(1, takeover_from="claim-1"), Claimed(0)),
+        (row(State.RUNNING, crashes=1), request(claim_id="claim-1"), Claimed(1)),
+        (row(State.QUEUED), request(takeover_from="claim-1"), Claimed(0)),
+    ],
+)
+def test_who_may_run_a_job(known: JobRow | None, asked: ClaimRequest, answer: ClaimResult) -> None:
+    assert decide_claim(known, asked) == answer
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_the_rules_keep_to_the_table_of_transitions(state: State) -> None:
+    if isinstance(decide_claim(row(state), request(1, takeover_from="claim-1")), Claimed):
+        assert State.RUNNING in TRANSITIONS[state]
+    if may_queue(row(state)) or may_redrive(row(state), 1):
+        assert State.QUEUED in TRANSITIONS[state]
+    if may_overflow(row(state)):
+        assert State.DEAD in TRANSITIONS[state]
