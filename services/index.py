@@ -265,8 +265,12 @@ async def _retried(write: Callable[[], Awaitable[Answer]]) -> Answer:
         stop=stop_after_attempt(COMMIT_TRIES),
         wait=wait_random_exponential(multiplier=_FIRST_WAIT, max=2),
     )
+
+    async def attempt() -> Answer:
+        return await write()  # tenacity awaits nothing but coroutine functions
+
     try:
-        return await tries(write)
+        return await tries(attempt)
     except RetryError as error:
         last = error.last_attempt.exception()
         raise RetryableError(f"other writers won {COMMIT_TRIES} times: {last}"[:500]) from last

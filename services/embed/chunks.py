@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 from services.ingest.text import count_words, paragraphs, sentences
 
 CHUNK_WORDS = 180
-"""About how long a chunk is; only a single longer sentence exceeds it, up to twice."""
+"""Words that a chunk has at most."""
 OVERLAP_WORDS = 40
 """Words at the end of a chunk, in whole sentences, with which the next begins again."""
 _MAX_SENTENCE_CHARACTERS = 2_000
@@ -84,13 +84,13 @@ def _all_sentences(pages: Sequence[Mapping[str, Any]]) -> Iterator[_Sentence]:
             opens = True
             for sentence in sentences(paragraph):
                 for piece in _pieces(sentence):
-                    yield _Sentence(page["page"], piece, max(count_words(piece), 1), opens)
+                    yield _Sentence(page["page"], piece, _size(piece), opens)
                     opens = False
 
 
 def _pieces(sentence: str) -> Iterator[str]:
     """A sentence, or what a chunk can hold of it: tables and data have no sentence ends."""
-    if len(sentence) <= _MAX_SENTENCE_CHARACTERS and count_words(sentence) <= CHUNK_WORDS:
+    if len(sentence) <= _MAX_SENTENCE_CHARACTERS and _size(sentence) <= CHUNK_WORDS:
         yield sentence
         return
     piece: list[str] = []
@@ -98,7 +98,7 @@ def _pieces(sentence: str) -> Iterator[str]:
     for word in sentence.split(" "):
         for start in range(0, len(word), _MAX_SENTENCE_CHARACTERS):
             part = word[start : start + _MAX_SENTENCE_CHARACTERS]
-            words = max(count_words(part), 1)
+            words = _size(part)
             if piece and (
                 size + words > CHUNK_WORDS or length + len(part) + 1 > _MAX_SENTENCE_CHARACTERS
             ):
@@ -109,6 +109,12 @@ def _pieces(sentence: str) -> Iterator[str]:
             length += len(part) + 1
     if piece:
         yield " ".join(piece)
+
+
+def _size(text: str) -> int:
+    """Length in words, of which none counts for more than a dozen characters: what looks like one
+    endless word is data."""
+    return max(count_words(text), len(text) // 12, 1)
 
 
 def _joined(chunk: Sequence[_Sentence]) -> str:

@@ -17,16 +17,23 @@ from hashlib import blake2b
 from services.ingest.stopwords import STOP_WORDS
 from services.ingest.text import words
 
+_WORD_WEIGHT = 0.5
+_STEM_WEIGHT = 0.9
+"""For a word's beginning, which `flower` and `flowers` share."""
+_PARTS_WEIGHT = 0.3
+"""For all n-grams of a word together: endings, compounds, prefixes, misspellings."""
+_STEM_LENGTHS = (3, 5)
+_ARABIC_ARTICLE = "ال"
 _PART_LENGTHS = (4, 5)
-_PARTS_WEIGHT = 0.5
-"""What all parts of a word weigh together, the word itself being 1."""
-_SHORT_WORD_WEIGHT = 0.5
-"""For words of one or two characters that are no stop words: symbols, numbers, particles."""
+_SHORT_WORD = 2
+"""Words up to this length weigh half: numbers, symbols, particles."""
+_FREQUENCY_POWER = 0.75
+"""Ten times the same word say more than once, but not ten times as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashedEmbedder:
-    """Signed feature hashing of words and character n-grams, with sublinear term frequency."""
+    """Signed feature hashing of words, their beginnings and n-grams, by sublinear frequency."""
 
     dimensions: int
 
@@ -40,31 +47,34 @@ class HashedEmbedder:
 
     def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
         """`embed`, for callers without an event loop."""
-        known: dict[str, tuple[tuple[int, float], ...]] = {}
+        known: dict[str, list[tuple[int, float]]] = {}
         return [self._vector(text, known) for text in texts]
 
-    def _vector(self, text: str, known: dict[str, tuple[tuple[int, float], ...]]) -> list[float]:
+    def _vector(self, text: str, known: dict[str, list[tuple[int, float]]]) -> list[float]:
         vector = [0.0] * self.dimensions
         for word, count in Counter(words(text)).items():
             if word in STOP_WORDS:
                 continue
             if word not in known:
-                known[word] = tuple(self._features(word))
-            frequency = 1 + math.log(count)
+                known[word] = self._features(word)
+            frequency = count**_FREQUENCY_POWER
             for at, weight in known[word]:
                 vector[at] += frequency * weight
         length = math.sqrt(sum(value * value for value in vector))
         return [value / length for value in vector] if length else vector
 
     def _features(self, word: str) -> list[tuple[int, float]]:
-        """Where a word and its parts go in the vector, and with which weight and sign."""
-        whole = 1.0 if len(word) > 2 else _SHORT_WORD_WEIGHT
-        found = [self._feature(f"w:{word}", whole)]
-        parts = list(_parts(word))
-        # Of n equal weights, the squares add up to that of the word.
-        each = _PARTS_WEIGHT * whole / math.sqrt(len(parts)) if parts else 0.0
-        found.extend(self._feature(f"p:{part}", each) for part in parts)
-        return found
+        """Where a word and its parts go in the vector, with which weight and sign."""
+        if len(word) <= _SHORT_WORD:
+            return [self._feature(f"w:{word}", (_WORD_WEIGHT + _STEM_WEIGHT) / 2)]
+        found = [
+            self._feature(f"w:{word}", _WORD_WEIGHT),
+            self._feature(f"s:{_stem(word)}", _STEM_WEIGHT),
+        ]
+        parts = _parts(word)
+        # Of n equal weights, the squares add up to that of all parts together.
+        each = _PARTS_WEIGHT / math.sqrt(len(parts))
+        return found + [self._feature(f"p:{part}", each) for part in parts]
 
     def _feature(self, name: str, weight: float) -> tuple[int, float]:
         # Python's own hash() differs from process to process.
@@ -73,9 +83,17 @@ class HashedEmbedder:
         return (digest >> 1) % self.dimensions, sign * weight
 
 
+def _stem(word: str) -> str:
+    """The beginning of a word, without the article that Arabic writes before it."""
+    least, most = _STEM_LENGTHS
+    bare = word.removeprefix(_ARABIC_ARTICLE)
+    if len(bare) < least:
+        bare = word
+    return bare[: max(least, min(most, len(bare) - 1))]
+
+
 def _parts(word: str) -> list[str]:
-    if len(word) < _PART_LENGTHS[0]:
-        return []
+    """The n-grams of a word of three characters or more, with marks at its ends."""
     framed = f"<{word}>"
     return [
         framed[at : at + length]

@@ -39,7 +39,7 @@ async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
                 }
 
             async def is_indexed(kept: Mapping[str, Any]) -> bool:
-                return await index.count(document_id) == kept["chunks"]
+                return bool(await index.count(document_id) == kept["chunks"])
 
             output = await files.reuse_or_run_async(
                 EMBED,

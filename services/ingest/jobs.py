@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.context import JobContext
 from services.ingest.documents import identify, keep, read_path, read_upload
-from services.ingest.extraction import extract
 from services.outcomes import Done, Job, Next, Outcome, RetryableError
 from services.registry import job
 from services.stages import (
@@ -19,6 +18,7 @@ from services.stages import (
     NEEDS_OCR,
     DocumentFiles,
     DocumentJob,
+    at_stage,
     document_id_of,
     note,
 )
@@ -63,6 +63,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
         data = await asyncio.to_thread(read_path, payload.path or "")
     identity = await asyncio.to_thread(identify, data, name)
     document_id = document_id_of(identity.sha256)
+    duplicate = False
     if ctx.ledger is not None:
         document, created = await ctx.ledger.upsert_document(
             identity.sha256,
@@ -77,16 +78,19 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
         finished = document.state in FINISHED_STATES and not payload.force
         if not created and (finished or document.id != document_id):
             return await _duplicate(files, document.id, document.state, finished=finished)
+        # A redelivery finds the document that it made itself.
+        duplicate = not created and document.pipeline != ctx.pipeline
     files = DocumentFiles(files.storage, document_id)
-    key = await keep(files.storage, document_id, identity, data)
-    await files.reuse_or_run_async(
-        INGEST,
-        identity.sha256,
-        lambda: _described(payload, name, key, identity.media_type, identity.size),
-    )
-    await note(ctx, document_id, INGEST, INGEST.state, completed=True)
+    async with at_stage(ctx, document_id, INGEST):
+        key = await keep(files.storage, document_id, identity, data)
+        await files.reuse_or_run_async(
+            INGEST,
+            identity.sha256,
+            lambda: _described(payload, name, key, identity.media_type, identity.size),
+            force=payload.force,
+        )
     await note(ctx, document_id, EXTRACT, "queued")
-    return _extract_next(document_id, force=payload.force)
+    return _extract_next(document_id, force=payload.force, duplicate=duplicate)
 
 
 async def _described(
@@ -114,7 +118,7 @@ async def _duplicate(
     return _extract_next(document_id, force=False, duplicate=True)
 
 
-def _extract_next(document_id: str, *, force: bool, duplicate: bool = False) -> Next:
+def _extract_next(document_id: str, *, force: bool, duplicate: bool) -> Next:
     following = {"document_id": document_id} | ({"force": True} if force else {})
     return Next(
         [Job(EXTRACT.name, following)], {"document_id": document_id, "duplicate": duplicate}
@@ -131,6 +135,8 @@ def _extract_next(document_id: str, *, force: bool, duplicate: bool = False) -> 
 )
 def extract_text(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """The text of a document, page by page. A document of images alone waits for OCR."""
+    from services.ingest.extraction import extract
+
     files = DocumentFiles.of(ctx, payload.document_id)
     original = files.output_of(INGEST)
     about = original.result

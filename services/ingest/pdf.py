@@ -6,6 +6,8 @@ only that process with it. Limits here stop what can be seen before it hurts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,19 +61,17 @@ def read_pdf(data: bytes, limits: Limits | None = None) -> PdfText:
     DocumentTooLarge, and RetryableError when memory ran out.
     """
     limits = limits or Limits()
+    if not data:
+        raise CorruptDocument("the PDF is empty")
     library = _library()
-    try:
-        with _open(library, data) as document:
-            _check_document(document, data, limits)
-            pages = tuple(_pages(library, document, limits))
-            return PdfText(
-                pages=pages,
-                title=_title(document),
-                metadata=_metadata(document),
-                repaired=bool(document.is_repaired),
-            )
-    except MemoryError as error:
-        raise RetryableError("reading the PDF took more memory than a job may use") from error
+    with _reading(library, data, "it"), library.open(stream=data, filetype="pdf") as document:
+        _check_document(document, data, limits)
+        return PdfText(
+            pages=tuple(_pages(library, document, data, limits)),
+            title=_title(document),
+            metadata=_metadata(document),
+            repaired=bool(document.is_repaired),
+        )
 
 
 def _library() -> Any:
@@ -85,15 +85,23 @@ def _library() -> Any:
     return library
 
 
-def _open(library: Any, data: bytes) -> Any:
-    if not data:
-        raise CorruptDocument("the PDF is empty")
+@contextmanager
+def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
+    """Turn what the library raises over a damaged document into an error that says so.
+
+    MuPDF's own errors come in two forms, as RuntimeError and, where PyMuPDF forgot to translate
+    them, as they are; these can't be pickled either, so they must not leave this module.
+    """
     try:
-        return library.open(stream=data, filetype="pdf")
-    except RuntimeError as error:
-        _out_of_memory(error)
-        cut = "" if _has_end(data) else ": its end is missing"
-        raise CorruptDocument(f"the PDF is corrupt{cut} ({_first_line(error)})") from error
+        yield
+    except MemoryError as error:
+        raise RetryableError("reading the PDF took more memory than a job may use") from error
+    except (RuntimeError, ValueError, LookupError, library.mupdf.FzErrorBase) as error:
+        said = _first_line(error)
+        if "malloc" in said or "out of memory" in said:
+            raise RetryableError(f"reading the PDF took too much memory ({said})") from error
+        cut = "" if _has_end(data) else ", and its end is missing"
+        raise CorruptDocument(f"the PDF is corrupt: {what} can't be read{cut} ({said})") from error
 
 
 def _check_document(document: Any, data: bytes, limits: Limits) -> None:
@@ -110,19 +118,14 @@ def _check_document(document: Any, data: bytes, limits: Limits) -> None:
         )
 
 
-def _pages(library: Any, document: Any, limits: Limits) -> list[Page]:
+def _pages(library: Any, document: Any, data: bytes, limits: Limits) -> list[Page]:
     found = []
     characters = 0
     for number in range(1, document.page_count + 1):
-        try:
+        with _reading(library, data, f"page {number}"):
             page = document.load_page(number - 1)
             _check_pixels(page, number, limits)
             text = _page_text(library, page)
-        except RuntimeError as error:
-            _out_of_memory(error)
-            raise CorruptDocument(
-                f"the PDF is corrupt: page {number} can't be read ({_first_line(error)})"
-            ) from error
         characters += len(text)
         if characters > limits.characters:
             raise DocumentTooLarge(
@@ -183,11 +186,6 @@ def _metadata(document: Any) -> dict[str, str]:
 
 def _has_end(data: bytes) -> bool:
     return b"%%EOF" in data[-_END_WITHIN:]
-
-
-def _out_of_memory(error: RuntimeError) -> None:
-    if "malloc" in str(error) or "out of memory" in str(error):
-        raise MemoryError(str(error)) from error
 
 
 def _first_line(error: Exception) -> str:

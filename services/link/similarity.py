@@ -15,9 +15,10 @@ from services.index import ChunkIndex
 
 TOP_K = 5
 """Links that a document gets at most."""
-THRESHOLD = 0.25
-"""Least similarity of a link. Fits the offline embedder, where texts on unrelated subjects come
-to about 0.1 and texts on one subject to 0.3 and more; models have other scales."""
+THRESHOLD = 0.22
+"""Least similarity of a link. Fits the offline embedder, with which short texts on unrelated
+subjects come to 0.1 on average and seldom to 0.2, and texts on one subject to 0.25 and more.
+Models have other scales: the payload of `link_content` can name another threshold."""
 _PROBES = 8
 """Chunks, evenly spread, whose neighbours are looked at."""
 _NEIGHBOURS = 50

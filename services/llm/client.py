@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable, translate
 from services.settings import Settings
 
 if TYPE_CHECKING:
     import openai
+
+Reply = TypeVar("Reply")
 
 NETWORK_TRIES = 3
 FIRST_WAIT = 0.5
@@ -98,7 +100,7 @@ async def open_api(
         yield api
 
 
-async def call(create: Any, *, within: float) -> Any:
+async def call(create: Callable[[], Awaitable[Reply]], *, within: float) -> Reply:
     """Await `create()`, again after network errors, at most `within` seconds in all.
 
     Raises what `services.llm.errors.translate` makes of the SDK's errors.
@@ -120,13 +122,17 @@ async def call(create: Any, *, within: float) -> Any:
     tries = AsyncRetrying(
         retry=retry_if_exception(is_network_error),
         stop=stop_after_attempt(NETWORK_TRIES),
-        wait=wait_exponential_jitter(initial=FIRST_WAIT, jitter=FIRST_WAIT),
+        wait=wait_exponential_jitter(multiplier=FIRST_WAIT, jitter=FIRST_WAIT),
         reraise=True,
     )
+
+    async def attempt() -> Reply:
+        return await create()  # tenacity awaits nothing but coroutine functions
+
     limit = asyncio.timeout(within)
     try:
         async with limit:
-            return await tries(create)
+            return await tries(attempt)
     except openai.APIError as error:
         raise translate(error) from error
     except ValueError as error:  # JSON or UTF-8 that does not decode, past the SDK's own errors

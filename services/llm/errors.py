@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.outcomes import PermanentError, RetryableError
-from services.retry import retry_after
 
 if TYPE_CHECKING:
     import openai
@@ -32,6 +31,8 @@ class LlmRefused(PermanentError):
 def translate(error: openai.APIError) -> LlmUnavailable | LlmNonsense | LlmRefused:
     """The error of this module that an error of the `openai` package stands for."""
     import openai
+
+    from services.retry import retry_after
 
     if isinstance(error, openai.APITimeoutError):
         return LlmUnavailable("the LLM server did not answer in time")

@@ -30,6 +30,7 @@ class Request:
 
     path: str
     headers: dict[str, str]
+    """Names in lower case."""
     body: dict[str, Any]
 
 
@@ -42,7 +43,8 @@ class Exchange(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
         body = json.loads(self.rfile.read(length))
-        request = Request(self.path, dict(self.headers.items()), body)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(self.path, headers, body)
         self.server.owner.note(request)(self, request)
 
     def send(

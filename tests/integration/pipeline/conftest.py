@@ -1,0 +1,121 @@
+"""A place of its own for each test, a real ledger, a real LLM server, and a way through the
+pipeline without a broker."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pebble
+import pytest
+
+from broker.message import JobMessage, Metadata
+from services.context import JobContext
+from services.ledger import Ledger, upgrade
+from services.outcomes import Job, Next, Outcome
+from services.registry import Registry
+from services.settings import Settings
+from services.storage import Storage
+from tests.support.llm_server import LlmServer
+
+
+@dataclass
+class Pipeline:
+    """Runs jobs as a worker would, each with the jobs that follow from it."""
+
+    settings: Settings
+    ledger: Ledger | None
+    registry: Registry = field(default_factory=Registry.load)
+    ran: list[tuple[str, Outcome]] = field(default_factory=list)
+    """Job types with what they answered, in order, since the last `run`."""
+
+    @property
+    def storage(self) -> Storage:
+        return Storage(self.settings.files_url)
+
+    async def one(
+        self, job_type: str, payload: dict[str, Any], *, attempt: int = 1, lane: str = "hot"
+    ) -> Outcome:
+        """The answer of one job."""
+        declared = self.registry.get(job_type)
+        checked = declared.validate(payload)
+        message = JobMessage(
+            job_type=job_type, payload=payload, metadata=Metadata(attempts=attempt - 1)
+        )
+        ctx = JobContext(message, lane, "test", self.settings)
+        if declared.isolation == "process":
+            outcome: Outcome = declared.handler(checked, ctx)
+        else:
+            outcome = await declared.handler(checked, replace(ctx, ledger=self.ledger))
+        return outcome
+
+    async def run(self, job_type: str, payload: dict[str, Any], lane: str = "hot") -> list[str]:
+        """Run a job and all that follow; gives the job types in the order in which they ran."""
+        self.ran = []
+        waiting = [Job(job_type, payload, lane)]
+        while waiting:
+            job = waiting.pop(0)
+            outcome = await self.one(job.job_type, dict(job.payload), lane=job.lane or lane)
+            self.ran.append((job.job_type, outcome))
+            if isinstance(outcome, Next):
+                waiting.extend(outcome.jobs)
+        return [name for name, _ in self.ran]
+
+    def result(self, job_type: str) -> dict[str, Any]:
+        """The result of the job of that type, in the last `run`."""
+        outcome = next(outcome for name, outcome in self.ran if name == job_type)
+        return dict(outcome.result)  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path / "data")
+
+
+@pytest.fixture
+async def ledger(settings: Settings) -> AsyncIterator[Ledger]:
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    await upgrade(settings.ledger_url)
+    async with await Ledger.open(settings.ledger_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def pipeline(settings: Settings, ledger: Ledger) -> Pipeline:
+    return Pipeline(settings, ledger)
+
+
+@pytest.fixture
+def llm() -> Iterator[LlmServer]:
+    with LlmServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def llm_pipeline(pipeline: Pipeline, llm: LlmServer) -> Pipeline:
+    """A pipeline that asks the LLM server."""
+    update = {"llm_base_url": llm.url, "llm_model": "test-model", "llm_timeout": 5.0}
+    return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
+
+
+@pytest.fixture(scope="session")
+def process_pool() -> Iterator[pebble.ProcessPool]:
+    """Processes that can be killed, as the worker has them."""
+    context = multiprocessing.get_context("spawn")
+    with pebble.ProcessPool(max_workers=1, context=context) as pool:
+        yield pool
+        pool.stop()
+
+
+def outcome_of(future: Future[Any]) -> Any:
+    """What a process answered, or what it raised. Its death raises ProcessExpired."""
+    try:
+        return future.result()
+    except pebble.ProcessExpired:
+        raise
+    except Exception as error:
+        return error

@@ -1,0 +1,45 @@
+"""Small PDFs for tests, made on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pymupdf
+
+TEXT = "The tide rises twice a day. The Moon pulls at the water of the ocean."
+
+
+def pdf(pages: Sequence[str] = (TEXT,), *, title: str | None = None, **saving: Any) -> bytes:
+    """One page for each text; an empty one for an empty text."""
+    document = pymupdf.open()
+    for text in pages:
+        page = document.new_page()
+        if text:
+            page.insert_textbox(pymupdf.Rect(50, 50, 545, 790), text, fontsize=11)
+    document.set_metadata({"title": title} if title else {})
+    return bytes(document.tobytes(no_new_id=True, **saving))
+
+
+def scanned(pages: int = 2, *, size: int = 40) -> bytes:
+    """Pages with an image of `size` by `size` pixels and no text."""
+    document = pymupdf.open()
+    for shade in range(pages):
+        image = pymupdf.Pixmap(pymupdf.csGRAY, pymupdf.IRect(0, 0, size, size))
+        image.clear_with(100 + shade)
+        document.new_page().insert_image(pymupdf.Rect(50, 50, 500, 500), pixmap=image)
+    return bytes(document.tobytes(no_new_id=True))
+
+
+def encrypted(user_password: str, owner_password: str = "owner") -> bytes:
+    """Without a user password anybody may read it."""
+    return pdf(
+        encryption=pymupdf.mupdf.PDF_ENCRYPT_AES_256, user_pw=user_password, owner_pw=owner_password
+    )
+
+
+def sized(width: float, height: float) -> bytes:
+    """One page of that size, in points."""
+    document = pymupdf.open()
+    document.new_page(width=width, height=height).insert_text((20, 20), "hello there")
+    return bytes(document.tobytes(no_new_id=True))

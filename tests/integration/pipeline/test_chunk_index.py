@@ -1,0 +1,198 @@
+"""The index holds each chunk once, whoever writes it and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from services.embed.chunks import Chunk, chunk_id
+from services.index import ChunkIndex, IndexMismatch
+
+DIMENSIONS = 8
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def chunks(document_id: str, count: int, text: str = "text") -> list[Chunk]:
+    return [Chunk(chunk_id(document_id, n), document_id, n, 1, f"{text} {n}") for n in range(count)]
+
+
+def vector(angle: float) -> list[float]:
+    return [math.cos(angle), math.sin(angle), *[0.0] * (DIMENSIONS - 2)]
+
+
+def opened(url: str, embedder: str = "test", dimensions: int = DIMENSIONS):
+    return ChunkIndex.open(url, embedder=embedder, dimensions=dimensions)
+
+
+async def put(index: ChunkIndex, document_id: str, count: int, text: str = "text") -> None:
+    vectors = [vector(n / 10) for n in range(count)]
+    await index.replace_document(document_id, "Title", chunks(document_id, count, text), vectors)
+
+
+async def texts(index: ChunkIndex) -> list[str]:
+    return sorted(match.chunk.text for match in await index.nearest(vector(0), 10_000))
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "index")
+
+
+async def test_a_repeat_overwrites_and_doubles_nothing(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 3, "old")
+        await put(index, "a", 3, "new")
+        assert await texts(index) == ["new 0", "new 1", "new 2"]
+
+
+@pytest.mark.parametrize("count", [2, 1, 0])
+async def test_a_run_with_fewer_chunks_leaves_no_orphans(url: str, count: int):
+    async with opened(url) as index:
+        await put(index, "a", 5)
+        await put(index, "b", 5)
+        await put(index, "a", count)
+        assert (await index.count("a"), await index.count("b")) == (count, 5)
+
+
+async def test_an_interrupted_replacement_is_mended_by_the_next(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 5, "old")
+        await index._upsert(index._rows("Title", chunks("a", 2, "new"), [vector(0)] * 2))
+        assert await index.count("a") == 5  # killed before the orphans were removed
+        await put(index, "a", 2, "new")
+        assert await texts(index) == ["new 0", "new 1"]
+
+
+async def test_what_one_wrote_another_finds(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 2)
+    async with opened(url) as index:
+        assert await index.count() == 2
+        await index.delete_document("a")
+        await index.delete_document("never there")
+    async with opened(url) as index:
+        assert await index.count() == 0
+
+
+async def test_the_nearest_come_first_with_all_that_is_known_of_them(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 10)
+        await put(index, "b", 1)
+        found = await index.nearest(vector(0.31), 3, excluding="b")
+        assert [match.chunk.index for match in found] == [3, 4, 2]
+        assert found[0].chunk == chunks("a", 10)[3]
+        assert found[0].title == "Title"
+        assert found[0].similarity == pytest.approx(math.cos(0.01))
+        assert await index.nearest([0.0] * DIMENSIONS, 3) == []
+
+
+async def test_texts_without_words_do_no_harm(url: str):
+    async with opened(url) as index:
+        await index.replace_document("z", "", chunks("z", 1), [[0.0] * DIMENSIONS])
+        await put(index, "a", 1)
+        found = await index.nearest(vector(0), 5)
+        assert found[0].chunk.document_id == "a"
+        assert all(math.isfinite(match.similarity) for match in found)
+
+
+async def test_vectors_come_back_by_document_in_order(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 12)
+        await put(index, "it's", 1)
+        found = await index.vectors_of(["a", "it's", "nobody"])
+        assert found["a"] == [pytest.approx(vector(n / 10), abs=1e-6) for n in range(12)]
+        assert len(found["it's"]) == 1
+        assert "nobody" not in found
+        assert await index.vectors_of([]) == {}
+
+
+@pytest.mark.parametrize(("embedder", "dimensions"), [("other", DIMENSIONS), ("test", 16)])
+async def test_another_embedders_index_is_refused(url: str, embedder: str, dimensions: int):
+    async with opened(url) as index:
+        await put(index, "a", 1)
+    with pytest.raises(IndexMismatch, match="'test', length 8"):
+        async with opened(url, embedder, dimensions):
+            pass
+
+
+async def test_as_many_vectors_as_chunks_are_wanted(url: str):
+    async with opened(url) as index:
+        with pytest.raises(ValueError, match="2 chunks and 1 vectors"):
+            await index.replace_document("a", "", chunks("a", 2), [vector(0)])
+
+
+async def test_maintenance_changes_nothing_that_is_seen(url: str):
+    async with opened(url) as index:
+        for document_id in "abcdef":
+            await put(index, document_id, 3)
+        before = await texts(index)
+        await index.optimize()
+        await index.optimize()
+        assert await texts(index) == before
+        await put(index, "a", 1)
+        assert await index.count() == 16
+
+
+ROUNDS = 12
+
+
+def write(url: str, who: int, barrier) -> None:
+    async def rounds() -> None:
+        async with opened(url) as index:
+            for n in range(ROUNDS):
+                barrier.wait(60)  # the same new document, at the same moment
+                await put(index, f"shared-{n}", 4)
+                await put(index, f"own-{who}-{n}", 3)
+
+    asyncio.run(rounds())
+
+
+def create(url: str, who: int, barrier) -> None:
+    async def write(place: str) -> None:
+        async with opened(place) as index:
+            await put(index, f"doc-{who}", 2)
+
+    import lancedb  # so that all of them are at the barrier with everything loaded  # noqa: F401
+
+    for n in range(10):
+        barrier.wait(60)
+        asyncio.run(write(f"{url}-{n}"))
+
+
+def run_together(target, url: str, writers: int = 4) -> None:
+    barrier = SPAWN.Barrier(writers)
+    processes = [SPAWN.Process(target=target, args=(url, n, barrier)) for n in range(writers)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(90)
+    assert [process.exitcode for process in processes] == [0] * writers
+
+
+async def test_processes_that_write_at_the_same_time_lose_and_double_nothing(url: str):
+    await asyncio.to_thread(run_together, write, url)
+    async with opened(url) as index:
+        assert [await index.count(f"shared-{n}") for n in range(ROUNDS)] == [4] * ROUNDS
+        assert await index.count() == ROUNDS * (4 + 4 * 3)
+
+
+async def test_processes_that_make_the_index_at_the_same_time_lose_nothing(url: str):
+    await asyncio.to_thread(run_together, create, url)
+    for n in range(10):
+        async with opened(f"{url}-{n}") as index:
+            assert [await index.count(f"doc-{who}") for who in range(4)] == [2] * 4
+
+
+async def test_a_marker_of_a_process_that_died_does_not_stop_others(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("services.index._CREATION_TIMEOUT", 0.2)
+    Path(url).mkdir()
+    Path(url, "chunks.creating").touch()
+    async with opened(url) as index:
+        await put(index, "a", 1)
+    assert not Path(url, "chunks.creating").exists()

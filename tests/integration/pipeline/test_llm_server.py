@@ -1,0 +1,234 @@
+"""What an LLM server does, and what becomes of the job that asked it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from dataclasses import replace
+
+import pytest
+from pydantic import SecretStr
+
+from services.embed.remote import BATCH, RemoteEmbedder
+from services.llm.client import NETWORK_TRIES, LlmClient
+from services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
+from services.outcomes import PermanentError
+from services.settings import Settings
+from tests.support import llm_server as server
+from tests.support.eventually import eventually
+from tests.support.llm_server import Behaviour, LlmServer
+
+QUESTION = [{"role": "user", "content": "What is a tide?"}]
+
+
+@pytest.fixture(autouse=True)
+def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.llm.client.FIRST_WAIT", 0.01)
+
+
+@pytest.fixture
+def asking(llm: LlmServer) -> Settings:
+    return Settings(llm_base_url=llm.url, llm_model="test-model", llm_timeout=5)
+
+
+async def ask(settings: Settings, within: float = 10):
+    async with LlmClient.connect(settings) as client:
+        return await client.ask(QUESTION, max_tokens=100, within=within)
+
+
+async def test_a_question_is_asked_as_the_api_wants_it(llm: LlmServer, asking: Settings):
+    key = SecretStr("sk-secret")
+    answer = await ask(asking.model_copy(update={"llm_api_key": key}))
+    assert (answer.text, answer.model, answer.finish_reason) == (
+        server.ANSWER,
+        "test-model",
+        "stop",
+    )
+    assert answer.usage == {"prompt_tokens": 11, "completion_tokens": 7}
+    (request,) = llm.requests
+    assert request.path == "/v1/chat/completions"
+    assert request.headers["authorization"] == "Bearer sk-secret"
+    assert request.body == {
+        "model": "test-model",
+        "messages": QUESTION,
+        "max_tokens": 100,
+        "temperature": 0,
+    }
+
+
+async def test_another_services_key_is_not_sent(
+    llm: LlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")
+    await ask(asking)
+    assert "somebody" not in str(llm.requests[0].headers)
+
+
+async def test_thinking_aloud_is_not_part_of_the_answer(llm: LlmServer, asking: Settings):
+    llm.next(server.answers("<think>\nHmm.\n</think>\n\nWater."))
+    assert (await ask(asking)).text == "Water."
+
+
+@pytest.mark.parametrize("behaviour", [server.cut(), server.cut_in_the_middle()])
+async def test_a_dropped_connection_is_tried_again_at_once(
+    llm: LlmServer, asking: Settings, behaviour: Behaviour
+):
+    llm.next(*[behaviour] * (NETWORK_TRIES - 1))
+    assert (await ask(asking)).text == server.ANSWER
+    assert len(llm.requests) == NETWORK_TRIES
+
+
+async def test_after_a_few_dropped_connections_the_job_waits(llm: LlmServer, asking: Settings):
+    llm.always(server.cut())
+    with pytest.raises(LlmUnavailable, match="can't be reached"):
+        await ask(asking)
+    assert len(llm.requests) == NETWORK_TRIES
+
+
+async def test_a_server_that_is_not_there_is_named_as_that():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(LlmUnavailable, match="can't be reached"):
+        await ask(Settings(llm_base_url=f"http://127.0.0.1:{port}/v1", llm_timeout=2))
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
+async def test_overload_and_breakdowns_are_left_to_the_jobs_retries(
+    llm: LlmServer, asking: Settings, status: int
+):
+    llm.always(server.fails(status, "no luck"))
+    with pytest.raises(LlmUnavailable, match=f"{status}.*no luck") as raised:
+        await ask(asking)
+    assert raised.value.after is None
+    assert len(llm.requests) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_retry_after_is_handed_on(llm: LlmServer, asking: Settings, status: int):
+    llm.next(server.fails(status, "slow down", Retry_After="37"))
+    with pytest.raises(LlmUnavailable) as raised:
+        await ask(asking)
+    assert raised.value.after == 37
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+async def test_what_the_server_will_say_again_is_final(
+    llm: LlmServer, asking: Settings, status: int
+):
+    llm.always(server.fails(status, "no such model"))
+    with pytest.raises(LlmRefused, match=f"{status}: no such model"):
+        await ask(asking)
+    assert len(llm.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        server.says(b"<html>Bad gateway</html>", "text/html"),
+        server.says(b"not json"),
+        server.says(b"\xff\xfe"),
+        server.says(b""),
+        server.says(b"null"),
+        server.says(b"[]"),
+        server.says(b'"text"'),
+        server.says(b"{}"),
+        server.says(b'{"choices": null}'),
+        server.says(b'{"choices": [null]}'),
+        server.says(b'{"choices": ["text"]}'),
+        server.says(b'{"choices": [{"message": "text"}]}'),
+        server.says(b'{"choices": [{"message": {"content": ["text"]}}]}'),
+        server.no_choices(),
+        server.answers(""),
+        server.answers(" \n "),
+        server.answers(None),
+        server.answers("<think>and nothing more</think>"),
+    ],
+)
+async def test_nonsense_is_tried_again_later(
+    llm: LlmServer, asking: Settings, behaviour: Behaviour
+):
+    llm.always(behaviour)
+    with pytest.raises(LlmNonsense):
+        await ask(asking)
+    assert len(llm.requests) == 1
+
+
+async def test_a_filtered_answer_is_final(llm: LlmServer, asking: Settings):
+    llm.next(server.answers(None, finish_reason="content_filter"))
+    with pytest.raises(LlmRefused, match="filter"):
+        await ask(asking)
+
+
+async def test_a_slow_answer_is_given_up_at_the_time_limit(llm: LlmServer, asking: Settings):
+    llm.always(server.slow(30))
+    started = time.monotonic()
+    with pytest.raises(LlmUnavailable, match="in time"):
+        await ask(asking.model_copy(update={"llm_timeout": 0.3}))
+    assert time.monotonic() - started < 5
+    assert len(llm.requests) == 1
+
+
+async def test_all_tries_together_keep_to_their_limit(llm: LlmServer, asking: Settings):
+    llm.next(server.cut(), server.slow(30))
+    with pytest.raises(LlmUnavailable, match=r"within 0\.5 s"):
+        await ask(asking, within=0.5)
+
+
+async def test_a_cancelled_job_stops_asking(llm: LlmServer, asking: Settings):
+    llm.always(server.slow(30))
+    task = asyncio.create_task(ask(asking))
+    await eventually(lambda: llm.requests)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_without_a_server_nobody_is_asked():
+    with pytest.raises(LlmRefused, match="JOBS_LLM_BASE_URL"):
+        await ask(Settings())
+
+
+@pytest.fixture
+def embedder(llm: LlmServer) -> RemoteEmbedder:
+    return RemoteEmbedder(llm.url, "embed-model", server.DIMENSIONS, timeout=5)
+
+
+async def test_a_server_embeds_in_batches(llm: LlmServer, embedder: RemoteEmbedder):
+    texts = [f"text {n}" for n in range(BATCH * 2 + 1)]
+    vectors = await embedder.embed(texts)
+    assert [len(request.body["input"]) for request in llm.requests] == [BATCH, BATCH, 1]
+    assert len(vectors) == len(texts)
+    assert all(abs(sum(x * x for x in vector) - 1) < 1e-9 for vector in vectors)
+    assert await embedder.embed([]) == []
+
+
+async def test_vectors_belong_to_their_texts_in_whatever_order_they_come(
+    llm: LlmServer, embedder: RemoteEmbedder
+):
+    in_order = await embedder.embed(["a", "b", "c"])
+    llm.next(server.embeds(backwards=True))
+    assert await embedder.embed(["a", "b", "c"]) == in_order
+
+
+async def test_vectors_of_another_length_are_a_wrong_setting(embedder: RemoteEmbedder):
+    with pytest.raises(PermanentError, match=f"JOBS_EMBED_DIMENSIONS.* set it to {8}"):
+        await replace(embedder, dimensions=100).embed(["a"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b'{"data": []}',
+        b'{"data": [{"embedding": "text", "index": 0}]}',
+        b'{"data": [{"embedding": [1, 2, 3, 4, 5, 6, 7, NaN], "index": 0}]}',
+        b"<html>",
+    ],
+)
+async def test_nonsense_for_vectors_is_tried_again_later(
+    llm: LlmServer, embedder: RemoteEmbedder, body: bytes
+):
+    llm.always(server.says(body))
+    with pytest.raises(LlmNonsense):
+        await embedder.embed(["a"])

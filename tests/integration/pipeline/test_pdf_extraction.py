@@ -1,0 +1,152 @@
+"""PDFs are read, or refused with a reason; none harms the process that asked."""
+
+from __future__ import annotations
+
+import random
+
+import pebble
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.ingest.errors import CorruptDocument, DocumentTooLarge, EncryptedDocument
+from services.ingest.extraction import extract
+from services.ingest.media import MARKDOWN, PLAIN_TEXT
+from services.ingest.pdf import Limits, PdfText, read_pdf
+from services.samples import samples
+from tests.integration.pipeline.conftest import outcome_of
+from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned, sized
+
+WHOLE = {
+    "sample": next(samples(1)).content,
+    "object-streams": pdf([TEXT] * 5, deflate=True, use_objstms=1),
+    "plain": pdf([TEXT] * 5),
+}
+SECONDS = 20
+
+
+def test_text_is_read_page_by_page():
+    read = read_pdf(pdf(["First page.", "", "Third page."]))
+    assert [(page.number, page.text) for page in read.pages] == [
+        (1, "First page."),
+        (2, ""),
+        (3, "Third page."),
+    ]
+    assert not read.needs_ocr
+    assert not read.repaired
+
+
+def test_a_documents_own_title_is_used_unless_it_is_junk():
+    assert read_pdf(pdf(title="On Tides")).title == "On Tides"
+    assert read_pdf(pdf(title="Microsoft Word - tides3.doc")).title is None
+
+
+def test_page_numbers_are_not_text():
+    document = pdf([f"{TEXT}"])
+    assert "1" not in read_pdf(document).pages[0].text
+
+
+def test_images_without_text_need_ocr():
+    read = read_pdf(scanned())
+    assert read.needs_ocr
+    assert [page.text for page in read.pages] == ["", ""]
+
+
+def test_one_page_of_text_is_enough_to_go_on_without_ocr():
+    output = extract(pdf([TEXT, ""]), "application/pdf", title=None, filename="a.pdf")
+    assert not output["needs_ocr"]
+    assert output["pages_without_text"] == [2]
+
+
+@pytest.mark.parametrize("percent", range(0, 100, 10))
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_truncated_pdf_is_refused_wherever_it_was_cut(
+    name: str, percent: int, process_pool: pebble.ProcessPool
+):
+    data = WHOLE[name][: len(WHOLE[name]) * percent // 100]
+    error = outcome_of(process_pool.schedule(read_pdf, args=[data], timeout=SECONDS))
+    assert isinstance(error, CorruptDocument)
+    assert any(word in str(error) for word in ("truncated", "corrupt", "empty"))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_pdf_is_read_in_a_process_of_its_own(name: str, process_pool: pebble.ProcessPool):
+    read = outcome_of(process_pool.schedule(read_pdf, args=[WHOLE[name]], timeout=SECONDS))
+    assert isinstance(read, PdfText)
+    assert not read.needs_ocr
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32), damage=st.integers(1, 200), name=st.sampled_from(list(WHOLE)))
+def test_a_damaged_pdf_never_hangs_or_crashes_the_caller(
+    seed: int, damage: int, name: str, process_pool: pebble.ProcessPool
+):
+    chance = random.Random(seed)
+    data = bytearray(WHOLE[name])
+    for _ in range(damage):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    found = outcome_of(process_pool.schedule(read_pdf, args=[bytes(data)], timeout=SECONDS))
+    assert isinstance(found, PdfText | CorruptDocument | EncryptedDocument | DocumentTooLarge)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"%PDF-1.7\n", b"%PDF-1.7\n%%EOF\n", b"%PDF-1.7\n" + b"\0" * 5000 + b"\n%%EOF", b"hello"],
+)
+def test_what_only_begins_like_a_pdf_is_corrupt(data: bytes):
+    with pytest.raises(CorruptDocument):
+        read_pdf(data)
+
+
+def test_a_wrong_cross_reference_is_repaired_when_the_file_is_whole():
+    at = WHOLE["plain"].rindex(b"startxref")
+    damaged = WHOLE["plain"][:at] + b"startxref\n1\n%%EOF\n"
+    read = read_pdf(damaged)
+    assert read.repaired
+    assert len(read.pages) == 5
+
+
+def test_a_pdf_with_a_password_is_refused():
+    with pytest.raises(EncryptedDocument, match="password"):
+        read_pdf(encrypted("secret"))
+
+
+def test_a_pdf_that_is_encrypted_but_open_to_all_is_read():
+    assert not read_pdf(encrypted("")).needs_ocr
+
+
+def test_limits_are_named_when_they_are_broken():
+    with pytest.raises(DocumentTooLarge, match="5 pages, 4 are allowed"):
+        read_pdf(WHOLE["plain"], Limits(pages=4))
+    with pytest.raises(DocumentTooLarge, match="characters"):
+        read_pdf(WHOLE["plain"], Limits(characters=100))
+    with pytest.raises(DocumentTooLarge, match=r"page 1 .* 30000 × 30000 pixels"):
+        read_pdf(sized(14_400, 14_400))
+    with pytest.raises(DocumentTooLarge, match="an image of 3000 × 3000"):
+        read_pdf(scanned(size=3_000), Limits(page_pixels=3_000_000))
+
+
+@pytest.mark.parametrize(
+    ("text", "filename", "title"),
+    [
+        ("# On Tides\n\nThey rise.", "tides.md", "On Tides"),
+        ("On Tides\n\nThey rise and they fall.", "x.txt", "On Tides"),
+        ("They rise and they fall, and so on.", "dir/tides.txt", "tides.txt"),
+        ("They rise and they fall, and so on.", None, "Untitled"),
+    ],
+)
+def test_a_text_gets_a_title(text: str, filename: str | None, title: str):
+    output = extract(text.encode(), MARKDOWN, title=None, filename=filename)
+    assert output["title"] == title
+    assert extract(text.encode(), MARKDOWN, title="Given", filename=None)["title"] == "Given"
+
+
+def test_text_files_come_out_in_the_form_of_pdfs():
+    text = extract("Grüße aus München.".encode(), PLAIN_TEXT, title=None, filename="a.txt")
+    from_pdf = extract(pdf(), "application/pdf", title=None, filename="a.pdf")
+    assert text.keys() == from_pdf.keys()
+    assert (text["page_count"], text["word_count"]) == (1, 3)
+    with pytest.raises(CorruptDocument, match="no words"):
+        extract(b" \n ...", PLAIN_TEXT, title=None, filename=None)

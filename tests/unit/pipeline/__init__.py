@@ -1,0 +1,1 @@
+"""The document pipeline: what needs neither files nor servers."""

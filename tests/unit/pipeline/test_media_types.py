@@ -1,0 +1,49 @@
+"""Files are what their content says, whatever they are called."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.ingest.errors import UnsupportedMedia
+from services.ingest.media import MARKDOWN, PDF, PLAIN_TEXT, SNIFF_BYTES, media_type_of
+
+
+@pytest.mark.parametrize(
+    ("data", "filename", "expected"),
+    [
+        (b"%PDF-1.7\n...", "paper.pdf", PDF),
+        (b"%PDF-1.7\n...", "paper.txt", PDF),
+        (b"junk before\n%PDF-1.4", None, PDF),
+        (b"Hello", None, PLAIN_TEXT),
+        (b"Hello", "paper.pdf", PLAIN_TEXT),
+        (b"# Title", "README.MD", MARKDOWN),
+        ("Grüße".encode(), "a.txt", PLAIN_TEXT),
+        ("\ufeffGrüße".encode(), "a.txt", PLAIN_TEXT),
+        ("Grüße".encode("utf-16"), "a.txt", PLAIN_TEXT),
+        (b"x" * (SNIFF_BYTES - 1) + "ü".encode() + b"x", None, PLAIN_TEXT),
+    ],
+)
+def test_type_follows_from_the_content(data: bytes, filename: str | None, expected: str):
+    assert media_type_of(data, filename) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "empty"),
+        (b"PK\x03\x04rest", "ZIP"),
+        (b"\x89PNG\r\n\x1a\n", "PNG"),
+        (b"\xff\xd8\xff\xe0", "JPEG"),
+        (b"GIF89a", "GIF"),
+        (b"{\\rtf1 text}", "Rich Text"),
+        (b"  <!DOCTYPE HTML><html>", "HTML"),
+        (b"<html lang=en>", "HTML"),
+        (b"\x00\x01\x02\x03", "binary"),
+        (b"text with a \x00 in it", "binary"),
+        (b"\xfc\xfd\xfe not UTF-8", "UTF-8"),
+        (b"good " * 2000 + b"\xff", "byte 10,000"),
+    ],
+)
+def test_anything_else_is_refused_and_named(data: bytes, said: str):
+    with pytest.raises(UnsupportedMedia, match=said):
+        media_type_of(data, "paper.pdf")

@@ -1,0 +1,60 @@
+"""The pipeline's job types are declared as the topology expects them, and cheap to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from services.registry import InvalidPayload, Registry
+
+HEAVY = ("lancedb", "numpy", "obstore", "openai", "pyarrow", "pymupdf", "sqlalchemy", "tenacity")
+
+
+def test_stages_run_on_the_workers_and_in_the_lanes_of_the_specification():
+    registry = Registry.load()
+    declared = {
+        job_type.name: (job_type.worker, job_type.lanes, job_type.isolation)
+        for job_type in registry
+    }
+    assert declared == declared | {
+        "ingest_document": ("ingest", ("hot", "backfill"), "task"),
+        "extract_text": ("ingest", ("hot", "backfill"), "process"),
+        "await_ocr": ("ingest", ("hot", "backfill"), "task"),
+        "summarize_content": ("llm", ("hot", "backfill"), "task"),
+        "embed_content": ("embed", ("hot", "backfill"), "task"),
+        "link_content": ("link", ("hot", "maintenance"), "task"),
+    }
+    assert registry.get("extract_text").memory_limit_mb
+    assert registry.get("extract_text").timeout == 120
+    assert registry.get("summarize_content").timeout == 600
+
+
+def test_importing_the_job_types_loads_nothing_heavy():
+    program = (
+        "import sys; from services.registry import Registry; Registry.load();"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("job_type", "payload", "said"),
+    [
+        ("ingest_document", {}, "either path or key"),
+        ("ingest_document", {"path": "a", "key": "b"}, "either path or key"),
+        ("ingest_document", {"path": "a", "colour": "red"}, "colour"),
+        ("ingest_document", {"path": "a", "source": ""}, "source"),
+        ("extract_text", {}, "document_id"),
+        ("extract_text", {"document_id": "../x"}, "document_id"),
+        ("summarize_content", {"document_id": "a", "top_k": 3}, "top_k"),
+        ("link_content", {"document_id": "a", "top_k": 0}, "top_k"),
+    ],
+)
+def test_a_payload_that_does_not_fit_is_refused(job_type: str, payload: dict, said: str):
+    with pytest.raises(InvalidPayload, match=said):
+        Registry.load().get(job_type).validate(payload)

@@ -1,0 +1,104 @@
+"""Text is cleaned, and cut into paragraphs, sentences and words, in any script."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.ingest.text import (
+    clean,
+    content_words,
+    count_words,
+    paragraphs,
+    sentences,
+    shorten,
+    words,
+)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=())))
+def test_cleaned_text_can_be_stored_anywhere(text: str):
+    cleaned = clean(text)
+    assert "\0" not in cleaned
+    assert json.loads(json.dumps(cleaned).encode()) == cleaned
+    assert cleaned.encode().decode() == cleaned  # no lone surrogate is left
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=())))
+def test_cleaning_twice_is_cleaning_once(text: str):
+    assert clean(clean(text)) == clean(text)
+
+
+def test_nul_and_lone_surrogates_are_cleaned_away():
+    assert clean("a\0b\ud800c\udfff\udfffd") == "ab\ufffdc\ufffdd"
+
+
+def test_a_word_broken_at_a_line_end_is_whole_again():
+    assert paragraphs("an impor-\ntant word\n\nnext") == ["an important word", "next"]
+
+
+def test_chinese_lines_are_joined_without_a_space():
+    assert paragraphs("我们在北\n京见面。") == ["我们在北京见面。"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("Dr. Smith met J. Doe in the U.S. yesterday. It rained.", 2),
+        ("Am 3. Oktober z. B. war es kalt. Dann nicht mehr.", 2),
+        ("It cost 3.50 dollars. Nobody paid.", 2),
+        ('He said "stop." Then he left.', 2),
+        ("ما هذا؟ هذا كتاب. والسلام", ["ما هذا؟", "هذا كتاب.", "والسلام"]),
+        ("我爱你。你呢？好！", ["我爱你。", "你呢？", "好！"]),
+        ("यह एक वाक्य है। यह दूसरा है।", 2),
+        ("", []),
+        ("...", ["..."]),
+    ],
+)
+def test_sentences_end_where_readers_end_them(text: str, expected: list[str] | int):
+    found = sentences(text)
+    assert found == expected if isinstance(expected, list) else len(found) == expected, found
+
+
+@given(st.text())
+def test_no_character_is_lost_between_sentences(text: str):
+    line = " ".join(text.split())
+    assert "".join("".join(sentences(line)).split()) == "".join(line.split())
+
+
+def test_words_are_the_same_whatever_their_case_accents_and_vowel_marks():
+    assert words("Café CAFE\u0301 ﬁne") == ["cafe", "cafe", "fine"]
+    assert words("حَبيبي") == words("حبيبي")
+    assert words("STRASSE Straße") == ["strasse", "strasse"]
+
+
+def test_chinese_words_are_pairs_of_characters():
+    assert words("机器学习") == ["机器", "器学", "学习"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the history of the tides", ["history", "tides"]),
+        ("die Geschichte der Gezeiten", ["geschichte", "gezeiten"]),
+        ("l'histoire des marées", ["l'histoire", "marees"]),
+        ("هذا كتاب عن البحر", ["كتاب", "عن", "البحر"]),
+        ("история о море", ["история", "море"]),
+    ],
+)
+def test_content_words_leave_out_what_every_text_has(text: str, expected: list[str]):
+    assert content_words(text) == expected
+
+
+def test_count_of_words_takes_two_chinese_characters_for_a_word():
+    assert count_words("hello 机器学习 world") == 4
+
+
+def test_shortened_text_ends_at_a_word():
+    assert shorten("one two three four", 12) == "one two…"
+    assert shorten("short", 12) == "short"
+    assert len(shorten("x" * 100, 12)) == 12

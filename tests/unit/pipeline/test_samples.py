@@ -1,0 +1,54 @@
+"""The sample documents are the same each time, and readable."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.ingest.pdf import read_pdf
+from services.ingest.text import words
+from services.sample_texts import ARTICLES
+from services.samples import sample, samples, write_samples
+from services.storage import content_hash
+
+
+@pytest.mark.parametrize("number", range(len(ARTICLES)))
+def test_a_sample_says_what_its_article_says(number: int):
+    made = sample(number)
+    read = read_pdf(made.content)
+    assert read.title == made.title == ARTICLES[number].title
+    there = {word for page in read.pages for word in words(page.text)}
+    assert set(words(ARTICLES[number].text)) <= there
+    assert len(read.pages) == 2
+
+
+def test_samples_have_the_same_bytes_in_every_run():
+    program = (
+        "from services.samples import samples; from services.storage import content_hash;"
+        "print([content_hash(made.content) for made in samples()])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str([content_hash(made.content) for made in samples()])
+
+
+def test_any_number_of_different_samples_can_be_had():
+    made = list(samples(20))
+    assert len({each.content for each in made}) == 20
+    assert len({each.filename for each in made}) == 20
+    assert made[8].title == f"{ARTICLES[0].title}, edition 2"
+
+
+def test_samples_are_written_as_files(tmp_path: Path):
+    paths = write_samples(tmp_path / "new", 3)
+    assert [path.name for path in paths] == [made.filename for made in samples(3)]
+    assert paths[0].read_bytes() == sample(0).content
+
+
+def test_there_is_no_sample_below_zero():
+    with pytest.raises(ValueError, match="from 0"):
+        sample(-1)

@@ -1,0 +1,71 @@
+"""No key leaves the storage."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.storage import InvalidKey, Storage, check_key, content_hash, upload_key
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "/",
+        "/etc/passwd",
+        "..",
+        "../x",
+        "a/../../x",
+        "a/./b",
+        "a//b",
+        "a/",
+        ".hidden",
+        "a/.hidden",
+        "a b",
+        "a\\b",
+        "a\0b",
+        "a\nb",
+        "a%2F..%2Fb",
+        "a#1",
+        "ü",
+        "x" * 201,
+        "/".join(["x" * 100] * 10),
+    ],
+)
+def test_a_key_that_could_leave_or_is_not_portable_is_refused(key: str):
+    with pytest.raises(InvalidKey):
+        check_key(key)
+
+
+@given(st.text())
+def test_what_passes_has_only_plain_segments(key: str):
+    try:
+        check_key(key)
+    except InvalidKey:
+        return
+    assert not any(segment in ("", ".", "..") for segment in key.split("/"))
+
+
+@pytest.mark.parametrize("key", ["a", "uploads/1-2_3/input.pdf", "llm/0a.json", "a:b@c=d+e"])
+def test_plain_keys_pass(key: str):
+    assert check_key(key) == key
+
+
+def test_a_storage_can_be_sent_to_another_process():
+    storage = Storage("file:///somewhere")
+    assert pickle.loads(pickle.dumps(storage)) == storage
+
+
+def test_originals_are_kept_by_their_type():
+    assert upload_key("1", "application/pdf") == "uploads/1/input.pdf"
+    assert upload_key("1", "text/markdown") == "uploads/1/input.md"
+    assert upload_key("1", "text/plain") == "uploads/1/input.txt"
+
+
+def test_hashes_do_not_depend_on_the_order_of_fields():
+    assert content_hash({"a": 1, "b": [2]}) == content_hash({"b": [2], "a": 1})
+    assert content_hash({"a": 1}) != content_hash({"a": "1"})
