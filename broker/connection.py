@@ -14,8 +14,10 @@ from aiormq.abc import AbstractConnection as AiormqConnection
 from aiormq.connection import Connection
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from structlog.typing import FilteringBoundLogger
+from yarl import URL
 
 from broker.errors import BrokerAway
+from broker.frame_tap import TappedTransport
 
 CHANNEL_ERRORS = (AMQPError, ChannelInvalidStateError, OSError)
 """What aiormq raises when a channel or its connection fails or is gone already."""
@@ -43,9 +45,9 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
     query = "&" if urlsplit(url).query else "?"
     url = url if "heartbeat=" in url else f"{url}{query}heartbeat={HEARTBEAT}"
     try:
-        return await asyncio.wait_for(
-            aio_pika.connect(url, client_properties={"connection_name": name}), timeout
-        )
+        connection = aio_pika.Connection(URL(url), client_properties={"connection_name": name})
+        connection.kwargs["transport_factory"] = TappedTransport()
+        await asyncio.wait_for(connection.connect(), timeout)
     except TimeoutError as error:
         raise BrokerAway(
             f"no answer from the broker at {address_of(url)} within {timeout:g} s",
@@ -56,6 +58,7 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
         raise BrokerAway(
             f"can't connect to the broker at {address_of(url)}: {reason}", maybe_accepted=False
         ) from error
+    return connection
 
 
 def underlying(connection: AbstractConnection) -> Connection:

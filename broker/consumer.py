@@ -8,6 +8,8 @@ One `LaneConsumer` serves one kind of worker: its queues, most urgent first, and
   use: a message that the broker still holds can be overtaken, one that was fetched can't.
 - What can't be started within `patience` is returned to its queue, for another worker, and that
   queue rests until one of its slots is free.
+- Where a more urgent queue may have something in the next moment (a job of it has just ended, or
+  its consumer is just coming up), the lanes below hold still for that moment.
 - A consumer that the broker cancelled, a channel that was closed and a connection that was lost
   all end in the same place: the queue's own loop, which opens a channel again, with backoff.
 """
@@ -22,20 +24,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from aiormq.abc import DeliveredMessage
 from structlog.typing import FilteringBoundLogger
 
 from broker.connection import CHANNEL_ERRORS, FIRST_BACKOFF, LAST_BACKOFF, Link
 from broker.delivery import Delivery
+from broker.incoming import Incoming
 from broker.wire import PipelinedChannel, open_channel
 
 LINGER = 0.005
 """Seconds after the end of an urgent job in which no lower lane starts: the time that the
 broker needs to send the next urgent one, if there is one."""
-T = TypeVar("T")
-
+OPENING = 0.1
+"""Seconds at most for which lower lanes wait while the consumer of a more urgent queue comes up."""
 PATIENCE = 1.0
 """Seconds that a fetched delivery may wait for a slot before it is returned."""
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -48,6 +52,8 @@ class _Queue:
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     resting: asyncio.Event = field(default_factory=asyncio.Event)
     state: Literal["away", "consuming", "resting"] = "away"
+    holds_until: float = 0.0
+    """Lower lanes start nothing before; seconds, on the monotonic clock."""
 
     def rest(self) -> None:
         self.wanted.clear()
@@ -98,11 +104,11 @@ class LaneConsumer:
             name: _Queue(name, rank, slots if rank == 0 else self._lower_slots)
             for rank, name in enumerate(queues)
         }
+        self._by_rank = tuple(self._queues.values())
         self._waiting: list[_Waiting] = []
         self._sequence = 0
         self._running: set[asyncio.Task[None]] = set()
         self._running_lower = 0
-        self._urgent_ended_at = 0.0
         self._linger: asyncio.TimerHandle | None = None
         self._patience_timer: asyncio.TimerHandle | None = None
         self._stopping = asyncio.Event()
@@ -112,8 +118,9 @@ class LaneConsumer:
 
     async def run(self) -> None:
         """Consume until `stop` is called. What runs then goes on: see `drain`."""
-        for queue in self._queues.values():
-            queue.wake()
+        if not self._paused and not self._stopping.is_set():
+            for queue in self._queues.values():
+                queue.wake()
         async with asyncio.TaskGroup() as group:
             for queue in self._queues.values():
                 group.create_task(self._serve(queue), name=f"consume {queue.name}")
@@ -126,18 +133,20 @@ class LaneConsumer:
             queue.rest()
 
     async def drain(self, grace: float) -> bool:
-        """Wait for the running handlers, at most `grace` seconds. True when all have ended.
+        """Wait for the running handlers, at most `grace` seconds. True when all have ended."""
+        running = tuple(self._running)
+        if running:
+            await asyncio.wait(running, timeout=grace)
+        return all(task.done() for task in running)
 
-        Those that have not are cancelled; their deliveries are the handler's to return.
+    async def abort(self, grace: float) -> bool:
+        """Cancel the running handlers, whatever they are at, and wait as `drain` does.
+
+        Their deliveries are theirs to return; what they leave goes back with the connection.
         """
-        if self._running:
-            await asyncio.wait(tuple(self._running), timeout=grace)
-        left = tuple(self._running)
-        for task in left:
+        for task in self._running:
             task.cancel()
-        if left:
-            await asyncio.wait(left)
-        return not left
+        return await self.drain(grace)
 
     def pause(self) -> None:
         """Take no more deliveries until `resume`; what was fetched and not started goes back."""
@@ -180,20 +189,25 @@ class LaneConsumer:
                 connection = await self._unless_stopped(self._link.connection())
                 if connection is None:
                     return
+                self._hold_lower(queue, OPENING)
                 channel = await open_channel(connection, confirms=False)
                 await channel.basic_qos(prefetch_count=queue.prefetch)
                 cancelled = asyncio.Event()
                 channel.on_consumer_cancel_callbacks.add(partial(_set, cancelled))
                 while await self._consume(queue, channel, cancelled):
-                    backoff = FIRST_BACKOFF
+                    pass
             except CHANNEL_ERRORS as error:
                 self._log.warning("can't consume", queue=queue.name, error=str(error))
             finally:
+                if queue.state != "away":
+                    backoff = FIRST_BACKOFF
                 queue.state = "away"
                 if channel is not None:
                     self._forget(channel)
-                    if not self._stopping.is_set():
-                        await channel.close()
+                self._hold_lower(queue, 0)
+                if channel is not None and not self._stopping.is_set():
+                    # A task of its own: aiormq may answer with a cancellation that is not ours.
+                    await asyncio.wait((asyncio.create_task(channel.close()),))
             if not self._stopping.is_set():
                 await self._unless_stopped(asyncio.sleep(backoff))
                 backoff = min(backoff * 2, LAST_BACKOFF)
@@ -208,6 +222,7 @@ class LaneConsumer:
             await self._first_of(queue.wanted.wait(), channel.closed)
             if channel.closed.done() or self._stopping.is_set():
                 return False
+            self._hold_lower(queue, OPENING)
         self._sequence += 1
         tag = f"{self._tag}.{queue.name}.{self._sequence}"
         await channel.consume(
@@ -219,6 +234,7 @@ class LaneConsumer:
         if queue.state == "away":
             self._log.info("consuming", queue=queue.name, prefetch=queue.prefetch)
         queue.state = "consuming"
+        self._hold_lower(queue, LINGER)
         await self._first_of(queue.resting.wait(), cancelled.wait(), channel.closed)
         if cancelled.is_set():
             self._log.warning("the broker cancelled the consumer", queue=queue.name)
@@ -229,9 +245,7 @@ class LaneConsumer:
         await channel.cancel(tag)
         return not self._stopping.is_set()
 
-    def _received(
-        self, queue: _Queue, channel: PipelinedChannel, message: DeliveredMessage
-    ) -> None:
+    def _received(self, queue: _Queue, channel: PipelinedChannel, message: Incoming) -> None:
         delivery = Delivery.of(message, queue.name, channel)
         if self._stopping.is_set() or self._paused:
             delivery.requeue()
@@ -254,7 +268,7 @@ class LaneConsumer:
             self._watch_patience()
         if not self._paused and not self._stopping.is_set():
             for queue in self._queues.values():
-                if not queue.wanted.is_set() and self._has_slot(queue.rank):
+                if not queue.wanted.is_set() and self._has_room(queue.rank):
                     queue.wake()
 
     def _has_slot(self, rank: int) -> bool:
@@ -262,16 +276,31 @@ class LaneConsumer:
             return False
         return rank == 0 or self._running_lower < self._lower_slots
 
+    def _has_room(self, rank: int) -> bool:
+        """Whether a slot is free for that rank, beyond those that what waits will take."""
+        ahead = sum(1 for waiting in self._waiting if waiting[0] <= rank)
+        if len(self._running) + ahead >= self._slots:
+            return False
+        return rank == 0 or self._held_lower() < self._lower_slots
+
     def _may_start(self, rank: int) -> bool:
         if not self._has_slot(rank):
             return False
         if rank > 0:
-            quiet_in = self._urgent_ended_at + LINGER - time.monotonic()
-            if quiet_in > 0:
+            held_for = max(queue.holds_until for queue in self._by_rank[:rank]) - time.monotonic()
+            if held_for > 0:
                 if self._linger is None:
-                    self._linger = asyncio.get_running_loop().call_later(quiet_in, self._lingered)
+                    self._linger = asyncio.get_running_loop().call_later(held_for, self._lingered)
                 return False
         return True
+
+    def _hold_lower(self, queue: _Queue, seconds: float) -> None:
+        """Start nothing of the lanes below `queue` for so long; 0 ends an earlier hold."""
+        queue.holds_until = time.monotonic() + seconds
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        self._fill()
 
     def _lingered(self) -> None:
         self._linger = None
@@ -286,24 +315,27 @@ class LaneConsumer:
     async def _run(self, rank: int, delivery: Delivery) -> None:
         try:
             await self._handle(delivery)
+        except Exception:
+            # A defect of the handler must cost neither a slot nor the delivery.
+            self._log.exception("the handler failed", queue=delivery.queue)
+            delivery.requeue()
         finally:
             if rank > 0:
                 self._running_lower -= 1
-            else:
-                self._urgent_ended_at = time.monotonic()
             task = asyncio.current_task()
             if task is not None:
                 self._running.discard(task)
-            self._fill()
+            self._hold_lower(self._by_rank[rank], LINGER)
 
     # --- returning --------------------------------------------------------------------------
 
     def _keep_lower_lanes_bounded(self) -> None:
         """Never hold more lower-lane deliveries than there are slots that could run them."""
-        held = self._running_lower + sum(1 for rank, *_ in self._waiting if rank > 0)
-        while held > self._lower_slots:
+        for _ in range(self._held_lower() - self._lower_slots):
             self._return(max(self._waiting))
-            held -= 1
+
+    def _held_lower(self) -> int:
+        return self._running_lower + sum(1 for waiting in self._waiting if waiting[0] > 0)
 
     def _watch_patience(self) -> None:
         if self._patience_timer is None:
@@ -316,8 +348,7 @@ class LaneConsumer:
         limit = time.monotonic() - self._patience
         for entry in [entry for entry in self._waiting if entry[3].received_at <= limit]:
             self._return(entry)
-        if self._waiting:
-            self._watch_patience()
+        self._fill()
 
     def _return(self, entry: _Waiting) -> None:
         self._waiting.remove(entry)
@@ -342,12 +373,13 @@ class LaneConsumer:
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result, or None when `stop` comes first."""
         task = asyncio.create_task(work)
-        await self._first_of(task)
-        if task.done():
-            return task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return None
+        try:
+            await self._first_of(task)
+            return task.result() if task.done() else None
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     async def _first_of(self, *events: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:
         """Wait for the first of these, or for `stop`. Futures are left alone."""

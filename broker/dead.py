@@ -14,6 +14,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
+from broker.lanes import lane_of
 from broker.message import now
 
 MESSAGE_LIMIT, TRACEBACK_LIMIT = 2_000, 12_000
@@ -66,26 +67,37 @@ class DeathCertificate:
         return {_PREFIX + name.replace("_", "-"): value for name, value in values.items()}
 
 
-def read(headers: Mapping[str, Any], routing_key: str) -> DeathCertificate:
+def read(
+    headers: Mapping[str, Any], routing_key: str, job_type: str | None = None
+) -> DeathCertificate:
     """The certificate of a message found in `jobs.dead`, whoever put it there.
 
-    `routing_key` is the one it was delivered with.
+    `routing_key` is the one it was delivered with, `job_type` the one in its body, if that is a
+    job: a job that the broker took from its lane after a retry died under its queue's name.
     """
     if _PREFIX + "reason" in headers:
         values = {
-            name: headers[key]
+            name: _text(headers[key])
             for name in DeathCertificate.__dataclass_fields__
             if (key := _PREFIX + name.replace("_", "-")) in headers
         }
-        values["reason"] = _reason(values["reason"])
-        values.setdefault("routing_key", routing_key)
-        return DeathCertificate(**values)
+        attempts = headers.get(_PREFIX + "attempts")
+        known: dict[str, Any] = {
+            "routing_key": routing_key,
+            **values,
+            "reason": _reason(values["reason"]),
+            "attempts": attempts if isinstance(attempts, int) else 0,
+        }
+        return DeathCertificate(**known)
     deaths = headers.get("x-death")
     if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], Mapping):
         return DeathCertificate(Reason.UNROUTABLE, routing_key, message="no queue took this key")
     last = deaths[0]
+    queue = _text(last.get("queue", ""))
     keys = last.get("routing-keys")
-    original = str(keys[0]) if isinstance(keys, list) and keys else routing_key
+    original = _text(keys[0]) if isinstance(keys, list) and keys else routing_key
+    if job_type is not None and original == queue:
+        original = f"{lane_of(queue)}.{job_type}"
     died_at = last.get("time")
     reason = {"expired": Reason.EXPIRED, "maxlen": Reason.OVERFLOWED}.get(
         str(last.get("reason")), Reason.EXHAUSTED
@@ -93,7 +105,7 @@ def read(headers: Mapping[str, Any], routing_key: str) -> DeathCertificate:
     return DeathCertificate(
         reason,
         original,
-        queue=str(last.get("queue", "")),
+        queue=queue,
         error_type="Broker",
         message=f"dead-lettered by the broker: {last.get('reason')}",
         dead_at=(died_at if isinstance(died_at, datetime) else now()).isoformat(),
@@ -103,6 +115,11 @@ def read(headers: Mapping[str, Any], routing_key: str) -> DeathCertificate:
 def letter_id(job_id: str | None, body: bytes) -> str:
     """Identifies a dead letter: the job's id, or `raw-…` of the body where there is none."""
     return job_id or f"raw-{sha256(body).hexdigest()[:24]}"
+
+
+def _text(value: object) -> str:
+    """A header's value as text: another program may have written it as bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
 
 
 def _reason(text: object) -> Reason:

@@ -7,14 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-from aiormq.abc import DeliveredMessage
 
 from broker.connection import CHANNEL_ERRORS, connect, underlying
 from broker.dead import DeathCertificate, letter_id, read
 from broker.delivery import Delivery
 from broker.errors import BrokerAway, MalformedMessage
+from broker.incoming import Incoming
 from broker.lanes import DEAD_QUEUE
 from broker.message import JobMessage
 from broker.wire import PipelinedChannel, open_channel
@@ -114,7 +112,6 @@ async def scanning(url: str, queue: str = DEAD_QUEUE) -> AsyncIterator[Scan]:
 
 
 def _put(
-    arrived: asyncio.Queue[Delivery], queue: str, channel: PipelinedChannel, message: Any
+    arrived: asyncio.Queue[Delivery], queue: str, channel: PipelinedChannel, message: Incoming
 ) -> None:
-    delivered: DeliveredMessage = message
-    arrived.put_nowait(Delivery.of(delivered, queue, channel))
+    arrived.put_nowait(Delivery.of(message, queue, channel))

@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from aiormq.abc import DeliveredMessage
-
+from broker.incoming import Incoming
 from broker.lanes import lane_of
 from broker.wire import PipelinedChannel
 
@@ -28,22 +27,22 @@ class Delivery:
     """Seconds, on the monotonic clock."""
     _tag: int = field(repr=False)
     _channel: PipelinedChannel = field(repr=False)
+    _settled: bool = field(default=False, repr=False)
 
     @classmethod
-    def of(cls, message: DeliveredMessage, queue: str, channel: PipelinedChannel) -> Self:
-        """The delivery that aiormq has read from `channel`."""
-        properties = message.header.properties
+    def of(cls, message: Incoming, queue: str, channel: PipelinedChannel) -> Self:
+        """The delivery of a message that came in on `channel`."""
         return cls(
             body=message.body,
             queue=queue,
-            exchange=message.exchange or "",
-            routing_key=message.routing_key or "",
-            redelivered=bool(message.redelivered),
-            priority=properties.priority or 0,
-            message_id=properties.message_id or "",
-            headers=properties.headers or {},
+            exchange=message.exchange,
+            routing_key=message.routing_key,
+            redelivered=message.redelivered,
+            priority=message.priority,
+            message_id=message.message_id,
+            headers=message.headers,
             received_at=time.monotonic(),
-            _tag=message.delivery_tag or 0,
+            _tag=message.delivery_tag,
             _channel=channel,
         )
 
@@ -53,11 +52,16 @@ class Delivery:
 
     def ack(self) -> bool:
         """Done with it. False when the channel is gone: the broker will deliver it again."""
-        return self._channel.ack(self._tag)
+        return self._settle() and self._channel.ack(self._tag)
 
     def requeue(self) -> bool:
         """Back to its queue. False when the channel is gone: the broker has done so already."""
-        return self._channel.requeue(self._tag)
+        return self._settle() and self._channel.requeue(self._tag)
+
+    def _settle(self) -> bool:
+        """False the second time: the broker closes a channel that settles a delivery twice."""
+        first, self._settled = not self._settled, True
+        return first
 
     @property
     def is_lost(self) -> bool:

@@ -9,25 +9,34 @@ ledger's claim, make the repeat harmless.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
 import structlog
+from pydantic_core import to_json
 
 from broker.dead import DeathCertificate, Reason, letter_id
 from broker.delivery import Delivery
 from broker.errors import LaneFull, PublishError, Refused
 from broker.lanes import DEAD_EXCHANGE, EVENTS_EXCHANGE, retry_name
 from broker.message import JobMessage, now
-from broker.publisher import Outgoing, Publisher, envelope_of
+from broker.publisher import Accepted, Outgoing, Publisher, Result, envelope_of
 from broker.wire import Envelope
-from services.ledger import AttemptOutcome, FinishRequest, Ledger, LedgerUnavailable, State
-from services.publishing import children_of
-from services.registry import Registry
+from services.ledger import (
+    AttemptOutcome,
+    FinishRequest,
+    Ledger,
+    LedgerUnavailable,
+    RowRejected,
+    SchemaOutdated,
+    State,
+)
+from services.ledger.codec import to_json as ledger_json
+from services.publishing import InvalidJob, children_of
+from services.registry import InvalidPayload, Registry, UnknownJobType
 from services.retry import Decision, Delayed, Died, Failure, Policy, Succeeded
 
 LANE_FULL_PAUSE = 5.0
@@ -117,6 +126,18 @@ class Conclusion:
         run.delivery.requeue()
         self.counters.returned += 1
 
+    async def disown(self, message: JobMessage, claim_id: str) -> None:
+        """Give up a claim of this worker under which nothing runs. Raises LedgerUnavailable."""
+        orphan = FinishRequest(
+            job_id=message.job_id,
+            claim_id=claim_id,
+            state=State.QUEUED,
+            attempts=message.metadata.attempts,
+            now=time.time(),
+            outcome=AttemptOutcome.RELEASED,
+        )
+        await self.ledger.finish(orphan)
+
     async def delay(self, delivery: Delivery, message: JobMessage, level: float) -> None:
         """Send the job through a retry level, back to the queue that it came from."""
         # The time in the retry queue does not count towards the age in the lane.
@@ -153,7 +174,7 @@ class Conclusion:
 
     def emit(self, event: str, message: JobMessage, lane: str) -> None:
         """Tell whoever listens, best effort: `<event>.<lane>.<job_type>` on `jobs.events`."""
-        body = json.dumps(
+        body = to_json(
             {
                 "event": event,
                 "job_id": message.job_id,
@@ -163,41 +184,68 @@ class Conclusion:
                 "worker_id": self.worker_id,
                 "at": time.time(),
             }
-        ).encode()
+        )
         envelope = Envelope(body=body, message_id=message.job_id, type=event)
         self.publisher.send_soon(EVENTS_EXCHANGE, f"{event}.{lane}.{message.job_type}", envelope)
 
     # --- publish ----------------------------------------------------------------------------
 
-    async def _publish_next(self, run: Run, done: Succeeded) -> Succeeded | Delayed:
+    async def _publish_next(self, run: Run, done: Succeeded) -> Decision:
         """Publish the next stages. When a lane refuses one, this job runs again later: what it
         has made is kept, so that is cheap, and a slot never waits for a full lane."""
-        if not done.jobs:
+        try:
+            ledger_json(done.result)
+            jobs = children_of(self.registry, run.message, run.delivery.lane, done.jobs)
+        except (RowRejected, InvalidJob, InvalidPayload, UnknownJobType) as error:
+            # A defect of the handler, which no attempt can mend.
+            failure = Failure("InvalidOutcome", str(error), permanent=True)
+            died = Died(Reason.PERMANENT, run.message.metadata.attempts + 1, failure)
+            await self._publish_dead(run, died)
+            return died
+        if not jobs:
             return done
-        jobs = children_of(self.registry, run.message, run.delivery.lane, done.jobs)
         await self._until_reached(lambda: self.ledger.record_many(jobs))
         left = [Outgoing(job.message, job.routing_key) for job in jobs]
-        accepted: list[str] = []
         backoff = FIRST_BACKOFF
         while left:
             results = await self.publisher.publish_many(left)
-            away: list[Outgoing] = []
-            for outgoing, result in zip(left, results, strict=True):
-                if isinstance(result, LaneFull) and result.dead_lettered:
-                    self._log.error("next stage overflowed", next_job=outgoing.message.job_id)
-                elif isinstance(result, Refused):
-                    return await self._delay_for_full_lane(run, result)
-                elif isinstance(result, PublishError):
-                    self._log.warning("publish again", error=str(result), next_try_in=backoff)
-                    away.append(outgoing)
-                else:
-                    accepted.append(result.job_id)
-            if away:
+            full = await self._note_published(left, results)
+            if full is not None:
+                return await self._delay_for_full_lane(run, full)
+            left = [
+                outgoing
+                for outgoing, result in zip(left, results, strict=True)
+                if isinstance(result, PublishError) and not isinstance(result, LaneFull)
+            ]
+            if left:
+                self._log.warning("publish again", jobs=len(left), next_try_in=backoff)
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF)
-            left = away
-        await self._until_reached(lambda: self.ledger.mark_queued(accepted, time.time()))
         return done
+
+    async def _note_published(
+        self, sent: Sequence[Outgoing], results: Sequence[Result]
+    ) -> Refused | None:
+        """Record what became of next stages; the refusal of a lane that kept nothing."""
+        accepted: list[str] = []
+        full: Refused | None = None
+        for outgoing, result in zip(sent, results, strict=True):
+            job_id = outgoing.message.job_id
+            if isinstance(result, Accepted):
+                accepted.append(job_id)
+            elif isinstance(result, LaneFull) and result.dead_lettered:
+                self._log.error("next stage overflowed", next_job=job_id)
+                await self._mark_overflowed(job_id)
+            elif isinstance(result, Refused):
+                full = result
+            else:
+                self._log.warning("not published", next_job=job_id, error=str(result))
+        if accepted:
+            await self._until_reached(lambda: self.ledger.mark_queued(accepted, time.time()))
+        return full
+
+    async def _mark_overflowed(self, job_id: str) -> None:
+        await self._until_reached(lambda: self.ledger.mark_overflowed(job_id, time.time()))
 
     async def _delay_for_full_lane(self, run: Run, full: Refused) -> Delayed:
         delayed = Delayed(
@@ -296,7 +344,7 @@ class Conclusion:
         while True:
             try:
                 return await write()
-            except LedgerUnavailable as error:
+            except (LedgerUnavailable, SchemaOutdated) as error:
                 self._log.warning("ledger away", error=str(error), next_try_in=delay)
                 self.on_ledger_away()
             await asyncio.sleep(delay)

@@ -6,16 +6,17 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from uuid import uuid4
 
-from aiormq.abc import DeliveredMessage
 from structlog.typing import FilteringBoundLogger
 
 from broker.connection import CHANNEL_ERRORS, LAST_BACKOFF, Link
 from broker.errors import Unroutable
+from broker.incoming import Incoming
 from broker.lanes import CONTROL_EXCHANGE
 from broker.publisher import Publisher
-from broker.wire import Envelope, open_channel
+from broker.wire import Envelope, PipelinedChannel, open_channel
 
 
 async def send_cancel(publisher: Publisher, job_id: str) -> None:
@@ -45,13 +46,14 @@ class ControlListener:
                 declared = await channel.queue_declare(exclusive=True, auto_delete=True)
                 queue = declared.queue or ""
                 await channel.queue_bind(queue, CONTROL_EXCHANGE)
-                await channel.consume(queue, f"control.{queue}", self._received)
+                await channel.consume(queue, f"control.{queue}", partial(self._received, channel))
                 await asyncio.shield(channel.closed)
             except CHANNEL_ERRORS as error:
                 self._log.warning("can't listen for commands", error=str(error))
             await asyncio.sleep(LAST_BACKOFF)
 
-    def _received(self, message: DeliveredMessage) -> None:
+    def _received(self, channel: PipelinedChannel, message: Incoming) -> None:
+        channel.ack(message.delivery_tag)
         try:
             command = json.loads(message.body)
             name, job_id = command["command"], str(command["job_id"])

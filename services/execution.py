@@ -14,9 +14,13 @@ from pebble import ProcessExpired, ProcessPool
 from pydantic import BaseModel
 
 from services.context import JobContext
+from services.ledger import LedgerUnavailable
+from services.outcomes import Snooze
 from services.registry import Handler, JobType
 from services.retry import Failure
 
+LEDGER_AWAY_PAUSE = 5.0
+"""Seconds until a job runs again whose handler could not reach the ledger."""
 TASKS_PER_PROCESS = 100
 """A process is replaced after so many jobs, so that what a C library leaks stays bounded."""
 
@@ -40,12 +44,22 @@ class Executor:
         try:
             async with limit:
                 return await job_type.handler(payload, ctx)
-        except Exception as error:
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return Failure.of(error)  # of something that the handler had waited for
+        except LedgerUnavailable as error:
+            # Not the job's fault: it must not cost an attempt.
+            return Snooze(LEDGER_AWAY_PAUSE, str(error))
+        except (Exception, SystemExit) as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 return _too_slow(job_type)
             return Failure.of(error)
 
     async def _run_in_process(self, job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
+        if self._pool is not None and not self._pool.active:
+            await self.close()  # it broke, as when an idle process of it was killed
         if self._pool is None:
             self._pool = ProcessPool(
                 max_workers=self._processes,
@@ -77,7 +91,7 @@ class Executor:
         """End the processes, killing what still runs."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            pool.stop()
+            pool.stop()  # type: ignore[no-untyped-call]
             await asyncio.to_thread(pool.join)
 
 
@@ -100,12 +114,13 @@ def _call(
     handler: Handler, payload: BaseModel, ctx: Mapping[str, Any], memory_limit_mb: int | None
 ) -> Any:
     """Runs in the child. Failures are classified here: not every exception can be pickled."""
-    if memory_limit_mb is not None:
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (memory_limit_mb * 1024 * 1024, hard))
+    # The process may have had a job with another limit before.
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = hard if memory_limit_mb is None else memory_limit_mb * 1024 * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
         return handler(payload, JobContext(**ctx))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Failure.of(error)
 
 

@@ -13,13 +13,18 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
+from pydantic import ValidationError
+
 from broker.errors import LaneFull, PublishError
 from broker.lanes import lane_named, split_routing_key
-from broker.message import MAX_BODY_BYTES, MAX_PRIORITY, JobMessage, Metadata, now
+from broker.message import MAX_BODY_BYTES, MAX_PRIORITY, JobMessage, Metadata, describe, now
 from broker.publisher import Accepted, Outgoing, Publisher
 from services.ledger import Existing, IdempotencyConflict, Ledger, NewJob, Recorded, State
 from services.outcomes import Job
 from services.registry import InvalidPayload, JobType, Registry
+
+MAX_DELAY = 366 * 24 * 3600
+"""Seconds by which a job can be put off."""
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
 
@@ -85,31 +90,22 @@ def prepare(registry: Registry, request: JobRequest) -> NewJob:
         raise InvalidJob(f"priority must be 0 to {MAX_PRIORITY}, not {request.priority}")
     if request.max_attempts is not None and not 1 <= request.max_attempts <= 1000:
         raise InvalidJob(f"max_attempts must be 1 to 1000, not {request.max_attempts}")
-    if request.delay < 0:
-        raise InvalidJob(f"delay must not be negative: {request.delay}")
-    job_type.validate(request.payload)
+    if not 0 <= request.delay <= MAX_DELAY:
+        raise InvalidJob(f"delay must be 0 to {MAX_DELAY:,} seconds, not {request.delay}")
     moment = now()
-    message = JobMessage(
+    message = _message(
+        job_type,
+        request.payload,
         job_id=_id_for(request, type_name),
-        job_type=type_name,
         priority=lane.default_priority if request.priority is None else request.priority,
-        payload=dict(request.payload),
-        metadata=Metadata(
-            created_at=moment,
-            queued_at=moment + timedelta(seconds=request.delay),
-            source=request.source,
-            max_attempts=request.max_attempts or job_type.max_attempts,
-            expires_at=request.expires_at,
-            reply_to=request.reply_to,
-            traceparent=request.traceparent,
-        ),
+        created_at=moment,
+        queued_at=moment + timedelta(seconds=request.delay),
+        source=request.source,
+        max_attempts=request.max_attempts or job_type.max_attempts,
+        expires_at=request.expires_at,
+        reply_to=request.reply_to,
+        traceparent=request.traceparent,
     )
-    size = len(message.encode())
-    if size > MAX_BODY_BYTES:
-        raise InvalidPayload(
-            f"the job has {size} bytes, the limit is {MAX_BODY_BYTES}: put the large input into "
-            "storage and pass its key"
-        )
     return NewJob(
         message=message,
         lane=lane_name,
@@ -123,7 +119,10 @@ def prepare(registry: Registry, request: JobRequest) -> NewJob:
 def children_of(
     registry: Registry, parent: JobMessage, parent_lane: str, jobs: Sequence[Job]
 ) -> list[NewJob]:
-    """The jobs that a handler wants done next. Raises UnknownJobType or InvalidPayload."""
+    """The jobs that a handler wants done next.
+
+    Raises InvalidJob, UnknownJobType or InvalidPayload.
+    """
     return [
         _child(registry.get(job.job_type), parent, parent_lane, job, index)
         for index, job in enumerate(jobs)
@@ -134,23 +133,20 @@ def _child(job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, in
     lane = job.lane or (parent_lane if parent_lane in job_type.lanes else job_type.lanes[0])
     if lane not in job_type.lanes:
         raise InvalidJob(f"{job_type.name} is not worked in lane {lane}: use {_keys(job_type)}")
-    job_type.validate(job.payload)
     moment = now()
-    message = JobMessage(
+    message = _message(
+        job_type,
+        job.payload,
         job_id=job_id_of(parent.job_id, job_type.name, index),
-        job_type=job_type.name,
         priority=parent.priority if job.priority is None else job.priority,
-        payload=dict(job.payload),
-        metadata=Metadata(
-            created_at=moment,
-            queued_at=moment,
-            source=parent.metadata.source,
-            max_attempts=job_type.max_attempts,
-            expires_at=parent.metadata.expires_at,
-            parent_id=parent.job_id,
-            pipeline=parent.metadata.pipeline or parent.job_id,
-            traceparent=parent.metadata.traceparent,
-        ),
+        created_at=moment,
+        queued_at=moment,
+        source=parent.metadata.source,
+        max_attempts=job_type.max_attempts,
+        expires_at=parent.metadata.expires_at,
+        parent_id=parent.job_id,
+        pipeline=parent.metadata.pipeline or parent.job_id,
+        traceparent=parent.metadata.traceparent,
     )
     return NewJob(
         message=message,
@@ -158,6 +154,33 @@ def _child(job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, in
         worker=job_type.worker,
         routing_key=f"{lane}.{job_type.name}",
     )
+
+
+def _message(
+    job_type: JobType, payload: Mapping[str, Any], *, job_id: str, priority: int, **metadata: Any
+) -> JobMessage:
+    """A message that every worker can read. Raises InvalidJob or InvalidPayload."""
+    job_type.validate(payload)
+    try:
+        message = JobMessage(
+            job_id=job_id,
+            job_type=job_type.name,
+            priority=priority,
+            payload=dict(payload),
+            metadata=Metadata(**metadata),
+        )
+    except ValidationError as error:
+        raise InvalidJob(f"{job_type.name}: {describe(error)}") from error
+    try:
+        size = len(message.encode())
+    except ValueError as error:
+        raise InvalidPayload(f"payload of {job_type.name}: {error}") from error
+    if size > MAX_BODY_BYTES:
+        raise InvalidPayload(
+            f"the job has {size} bytes, the limit is {MAX_BODY_BYTES}: put the large input into "
+            "storage and pass its key"
+        )
+    return message
 
 
 def _id_for(request: JobRequest, job_type: str) -> str:
@@ -232,7 +255,7 @@ def _known(job: NewJob, record: Recorded | IdempotencyConflict) -> PublishOutcom
     if isinstance(record, IdempotencyConflict):
         return record
     if isinstance(record, Existing):
-        if record.state is State.PENDING:
+        if record.state is State.PENDING and record.job_id == job.message.job_id:
             return None  # recorded by an earlier try that did not get to publish it
         return Published(record.job_id, job.routing_key, record.state, duplicate=True)
     if job.run_at is not None:

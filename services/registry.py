@@ -68,6 +68,8 @@ class JobType:
             return self.payload_model.model_validate(payload)
         except ValidationError as error:
             raise InvalidPayload(f"payload of {self.name}: {describe(error)}") from error
+        except Exception as error:  # a validator of the model may raise anything
+            raise InvalidPayload(f"payload of {self.name}: {type(error).__name__}") from error
 
     @property
     def routes(self) -> tuple[Route, ...]:

@@ -29,6 +29,8 @@ from services.outcomes import (
 
 MAX_CRASHES = 2
 """A job that killed its worker or process this often is dead."""
+MAX_DELAY = 7 * 24 * 3600.0
+"""Seconds; whoever asks for a longer delay, a handler or a server, gets this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,16 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Classify an exception that a handler raised."""
-        after = error.after if isinstance(error, RetryableError) else retry_after(error)
+        """Classify an exception that a handler raised. Never raises."""
+        name = type(error).__name__
+        try:
+            after = error.after if isinstance(error, RetryableError) else retry_after(error)
+            message = str(error) or name
+        except Exception as defect:  # of an exception class with a mind of its own
+            after, message = None, f"{name}, which can't be read: {type(defect).__name__}"
         return cls(
-            error_type=type(error).__name__,
-            message=str(error) or type(error).__name__,
+            error_type=name,
+            message=message,
             traceback="".join(traceback.format_exception(error)),
             permanent=isinstance(error, PermanentError),
             after=after,
@@ -125,35 +132,35 @@ def decide(
 
     `ended` is the handler's answer or its failure; `attempts` were used up before this one.
     An answer that is not an `Outcome` is a defect of the handler: no attempt can mend it.
+    Never raises.
     """
     used = attempts + 1
     match ended:
-        case Done(result):
+        case Done(Mapping() as result):
             return Succeeded(result)
-        case Next(jobs, result):
+        case Next(Sequence() as jobs, Mapping() as result) if _are_jobs(jobs):
             return Succeeded(result, tuple(jobs))
         case Snooze(after, reason):
-            return _delayed(after, attempts, Failure("Snooze", reason), policy, now, counts=False)
+            snoozed = Failure("Snooze", str(reason))
+            return _delayed(_seconds(after), attempts, snoozed, policy, now, counts=False)
         case Discard(reason):
-            return Died(Reason.PERMANENT, used, Failure("Discard", reason, permanent=True))
+            return Died(Reason.PERMANENT, used, Failure("Discard", str(reason), permanent=True))
         case Retry(reason, after):
-            failure = Failure("Retry", reason, after=after)
+            failure = Failure("Retry", str(reason), after=after)
         case Failure():
             failure = ended
+        case Done() | Next():
+            failure = _invalid(f"a {type(ended).__name__} that does not hold jobs or a mapping")
         case _:
-            failure = Failure(
-                "InvalidOutcome",
-                f"the handler returned {type(ended).__name__}, not one of Done, Next, Retry, "
-                "Snooze, Discard",
-                permanent=True,
-            )
+            kinds = "Done, Next, Retry, Snooze, Discard"
+            failure = _invalid(f"{type(ended).__name__}, not one of {kinds}")
     if failure.permanent:
         return Died(Reason.PERMANENT, used, failure)
     if failure.crashed and used >= min(max_attempts, MAX_CRASHES):
         return Died(Reason.CRASHED, used, failure)
     if used >= max_attempts:
         return Died(Reason.EXHAUSTED, used, failure)
-    wait = max(policy.backoff(used), failure.after or 0)
+    wait = max(policy.backoff(used), _seconds(failure.after))
     return _delayed(wait, used, failure, policy, now, counts=True)
 
 
@@ -163,6 +170,21 @@ def _delayed(
     level = policy.level(wait)
     not_before = now + timedelta(seconds=wait) if wait > level else None
     return Delayed(level, attempts, not_before, failure, counts)
+
+
+def _are_jobs(jobs: Sequence[object]) -> bool:
+    return all(isinstance(each, Job) for each in jobs)
+
+
+def _invalid(what: str) -> Failure:
+    return Failure("InvalidOutcome", f"the handler returned {what}", permanent=True)
+
+
+def _seconds(wanted: object) -> float:
+    """A delay that somebody asked for, as one that a clock can hold; nonsense is no wish."""
+    if not isinstance(wanted, int | float) or wanted != wanted:  # NaN
+        return 0.0
+    return float(min(max(wanted, 0), MAX_DELAY))
 
 
 def retry_after(error: BaseException) -> float | None:
@@ -176,14 +198,15 @@ def retry_after(error: BaseException) -> float | None:
 
 
 def parse_retry_after(value: str) -> float | None:
-    """The seconds of a Retry-After header; None when it makes no sense. Never negative."""
+    """The seconds of a Retry-After header; None when it makes no sense. Never negative, nor more
+    than MAX_DELAY."""
     text = value.strip()
     if text.isascii() and text.isdigit():
-        return float(min(int(text[:12]), 7 * 24 * 3600))
+        return _seconds(int(text[:12]))
     try:
         when = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    return max((when - datetime.now(UTC)).total_seconds(), 0.0)
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=UTC)
+        return _seconds((when - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None  # what the standard library raises for one nonsense or another

@@ -22,16 +22,23 @@ from services.registry import Registry
 from services.settings import Settings
 
 LEASE = "scheduler"
-LEASE_SECONDS = 6.0
-"""A scheduler that has died is replaced after so long."""
-TURN_SECONDS = 0.5
-"""Between looks for due jobs."""
-PENDING_SECONDS = 15.0
-"""A record that is older and not yet confirmed was left behind by a crash: publish it again."""
-SILENT_SECONDS = 60.0
-"""Running jobs of a worker that has been silent for so long are published again, for the case
-that the broker has lost them; otherwise the ledger lets only one copy run."""
 BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a scheduler looks, and how long it waits before it steps in; all in seconds."""
+
+    turn: float = 0.5
+    """Between looks for due jobs."""
+    lease: float = 6.0
+    """A scheduler that has died is replaced after so long."""
+    pending: float = 15.0
+    """A record that is older and not yet confirmed was left behind by a crash: publish it
+    again."""
+    silent: float = 60.0
+    """Running jobs of a worker that has been silent for so long are published again, for the
+    case that the broker has lost them; otherwise the ledger lets only one copy run."""
 
 
 @dataclass(slots=True)
@@ -47,13 +54,18 @@ class Turn:
 class Scheduler:
     """Runs until `stop`."""
 
-    def __init__(self, settings: Settings, registry: Registry, ledger: Ledger) -> None:
+    def __init__(
+        self, settings: Settings, registry: Registry, ledger: Ledger, *, pace: Pace | None = None
+    ) -> None:
         self.holder = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
         self.is_active = asyncio.Event()
         """Set while this instance has the lease."""
         self._ledger = ledger
+        self._pace = pace or Pace()
         self._publisher = Publisher(settings, name="scheduler")
         self._indexer = DeadLetterIndexer(settings, ledger, registry)
+        self._published_again: set[str | None] = set()
+        """Claims of silent workers whose jobs were published again."""
         self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
         self._stopping = asyncio.Event()
 
@@ -89,11 +101,10 @@ class Scheduler:
         turn = Turn()
         moment = time.time()
         due = await self._ledger.due_scheduled(moment, BATCH)
-        turn.scheduled = await self._publish(due, turn)
-        left_behind = await self._ledger.due_pending(moment - PENDING_SECONDS, BATCH)
-        turn.outbox = await self._publish(left_behind, turn)
-        silent = await self._ledger.stale_running(SILENT_SECONDS, BATCH)
-        turn.lost = await self._publish(silent, turn)
+        turn.scheduled = len(await self._publish(due, turn))
+        left_behind = await self._ledger.due_pending(moment - self._pace.pending, BATCH)
+        turn.outbox = len(await self._publish(left_behind, turn))
+        turn.lost = await self._publish_silent(turn)
         if turn != Turn():
             self._log.info(
                 "published",
@@ -104,10 +115,24 @@ class Scheduler:
             )
         return turn
 
-    async def _publish(self, records: list[JobRecord], turn: Turn) -> int:
-        """Publish recorded jobs; those that the broker refuses keep their state and come again."""
+    async def _publish_silent(self, turn: Turn) -> int:
+        """Publish what silent workers run, once for each claim.
+
+        The claims stay: whoever gets a copy takes the job over by the same rules as ever, which
+        count the crash, and a worker that lives after all can still finish it.
+        """
+        silent = await self._ledger.stale_running(self._pace.silent, BATCH)
+        fresh = [record for record in silent if record.claim_id not in self._published_again]
+        accepted = set(await self._publish(fresh, turn))
+        self._published_again &= {record.claim_id for record in silent}
+        self._published_again |= {record.claim_id for record in fresh if record.id in accepted}
+        return len(accepted)
+
+    async def _publish(self, records: list[JobRecord], turn: Turn) -> list[str]:
+        """Publish recorded jobs, and say which the broker took. Those that it refuses keep their
+        state and come again."""
         if not records:
-            return 0
+            return []
         results = await self._publisher.publish_many(
             Outgoing(to_message(record).with_metadata(queued_at=now()), record.routing_key)
             for record in records
@@ -123,13 +148,13 @@ class Scheduler:
                 await self._ledger.mark_overflowed(record.id, time.time())
         if accepted:
             await self._ledger.mark_queued(accepted, time.time())
-        return len(accepted)
+        return accepted
 
     # --- the lease --------------------------------------------------------------------------
 
     async def _hold_lease(self) -> bool:
         try:
-            held = await self._ledger.acquire_lease(LEASE, self.holder, LEASE_SECONDS)
+            held = await self._ledger.acquire_lease(LEASE, self.holder, self._pace.lease)
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             held = False
@@ -150,7 +175,7 @@ class Scheduler:
 
     async def _pause(self) -> None:
         try:
-            await asyncio.wait_for(self._stopping.wait(), TURN_SECONDS)
+            await asyncio.wait_for(self._stopping.wait(), self._pace.turn)
         except TimeoutError:
             return
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,14 +18,16 @@ from broker.publisher import Publisher
 from services.conclusion import Conclusion, Counters
 from services.control import ControlListener
 from services.execution import Executor
-from services.ledger import Ledger, LedgerError, LedgerUnavailable
+from services.ledger import Ledger, LedgerError
 from services.registry import Registry
 from services.retry import Policy
-from services.runner import Runner
+from services.runner import Runner, Suspects
 from services.settings import Settings
 
 BEATS_PER_TAKEOVER = 4
 """Signs of life given in the time after which silence means death."""
+LAST_WORDS = 2.0
+"""Seconds after the grace in which what follows from ended handlers is published and recorded."""
 LEDGER_PROBE = 0.5
 """Seconds between looks at a ledger that is away."""
 LANE_WORKER_PRIORITY = 10
@@ -120,6 +123,7 @@ class Worker:
             on_ledger_away=self._on_ledger_away,
             counters=self.counters,
         )
+        suspects = Suspects()
         self._executors = [Executor(share.slots) for share in self._shares]
         self._runners = [
             Runner(
@@ -131,6 +135,7 @@ class Worker:
                 worker=share.kind,
                 worker_id=self.worker_id,
                 lanes=lanes,
+                suspects=suspects,
             )
             for share, executor in zip(self._shares, self._executors, strict=True)
         ]
@@ -169,7 +174,8 @@ class Worker:
             for consumer in self._consumers:
                 consumer.stop()
             await self._drain()
-            for task in (stopping, *background):
+            await asyncio.wait(consuming, timeout=LAST_WORDS)
+            for task in (stopping, *consuming, *background):
                 task.cancel()
             ends = await asyncio.gather(*consuming, *background, return_exceptions=True)
             await self._close()
@@ -218,18 +224,27 @@ class Worker:
 
     async def _drain(self) -> None:
         grace = self._settings.shutdown_grace
-        ended = await asyncio.gather(*(consumer.drain(grace) for consumer in self._consumers))
+        if all(await asyncio.gather(*(consumer.drain(grace) for consumer in self._consumers))):
+            return
+        self._log.warning("grace is over: running jobs go back to their queues")
+        for runner in self._runners:
+            runner.interrupt()
+        if all(await asyncio.gather(*(consumer.drain(LAST_WORDS) for consumer in self._consumers))):
+            return
+        ended = await asyncio.gather(*(consumer.abort(LAST_WORDS) for consumer in self._consumers))
         if not all(ended):
-            self._log.warning("grace is over: running jobs went back to their queues")
+            self._log.error("jobs that can't be stopped are left behind", running=self.running)
 
     async def _close(self) -> None:
         await asyncio.gather(*(executor.close() for executor in self._executors))
+        try:
+            # Before the broker gives their jobs to others, who would count a crash.
+            await self._ledger.release_all(self.worker_id, time.time())
+            await self._ledger.stopped(self.worker_id)
+        except LedgerError as error:
+            self._log.warning("can't record the stop", error=str(error))
         await self._link.close()
         await self._publisher.close()
-        try:
-            await self._ledger.stopped(self.worker_id)
-        except LedgerUnavailable as error:
-            self._log.warning("can't record the stop", error=str(error))
         self._log.info("worker stopped")
 
     async def _beat(self) -> None:
@@ -238,7 +253,7 @@ class Worker:
             await asyncio.sleep(interval)
             try:
                 await self._ledger.beat(self.worker_id)
-            except LedgerUnavailable as error:
+            except LedgerError as error:
                 self._log.warning("ledger away", error=str(error))
                 self._on_ledger_away()
 
