@@ -29,6 +29,9 @@ HEARTBEAT = 10
 FIRST_BACKOFF, LAST_BACKOFF = 0.1, 5.0
 """Seconds between attempts to connect again: doubled from the first to the last."""
 
+CANCEL_AGAIN = 0.2
+"""Seconds after which a task that is cancelled and goes on is cancelled once more."""
+
 
 def address_of(url: str) -> str:
     """Host, port and virtual host of an AMQP address, without its credentials."""
@@ -126,6 +129,19 @@ class Link:
         owner, self._owner, self._connection = self._owner, None, None
         if owner is not None:
             await owner.close()
+
+
+async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait until all have ended; what they raise stays in them.
+
+    To cancel once is not enough: before Python 3.12, `asyncio.wait_for` (in every call of
+    aiormq) forgets a cancellation that comes at the moment at which it has its result.
+    """
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN)
 
 
 @asynccontextmanager

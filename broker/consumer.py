@@ -8,8 +8,9 @@ One `LaneConsumer` serves one kind of worker: its queues, most urgent first, and
   use: a message that the broker still holds can be overtaken, one that was fetched can't.
 - What can't be started within `patience` is returned to its queue, for another worker, and that
   queue rests until one of its slots is free.
-- Where a more urgent queue may have something in the next moment (a job of it has just ended, or
-  its consumer is just coming up), the lanes below hold still for that moment.
+- A lower lane starts nothing while a more urgent queue may hold a message that the broker could
+  not send until now: then the broker is asked first. A pause of fixed length would be too short
+  for a busy broker and too long for an idle one.
 - A consumer that the broker cancelled, a channel that was closed and a connection that was lost
   all end in the same place: the queue's own loop, which opens a channel again, with backoff.
 """
@@ -31,11 +32,10 @@ from broker.delivery import Delivery
 from broker.incoming import Incoming
 from broker.wire import PipelinedChannel, open_channel
 
-LINGER = 0.005
-"""Seconds after the end of an urgent job in which no lower lane starts: the time that the
-broker needs to send the next urgent one, if there is one."""
-OPENING = 0.1
-"""Seconds at most for which lower lanes wait while the consumer of a more urgent queue comes up."""
+ANSWER = 1.0
+"""Seconds at most for which lower lanes wait to hear whether a more urgent queue has something."""
+ASK_AGAIN = 0.005
+"""Seconds until the next question, where the answer was yes and nothing has come."""
 PATIENCE = 1.0
 """Seconds that a fetched delivery may wait for a slot before it is returned."""
 
@@ -52,8 +52,20 @@ class _Queue:
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     resting: asyncio.Event = field(default_factory=asyncio.Event)
     state: Literal["away", "consuming", "resting"] = "away"
+    channel: PipelinedChannel | None = None
+    running: int = 0
+    waiting: int = 0
+    """Deliveries that were fetched and not started."""
     holds_until: float = 0.0
     """Lower lanes start nothing before; seconds, on the monotonic clock."""
+    questions: int = 0
+    """How often the broker may have been left with something that it could not send."""
+    inquiry: asyncio.Task[None] | None = None
+    """Asks the broker."""
+
+    @property
+    def held(self) -> int:
+        return self.running + self.waiting
 
     def rest(self) -> None:
         self.wanted.clear()
@@ -100,16 +112,14 @@ class LaneConsumer:
         self._consumer_priority = consumer_priority
         self._patience = patience
         self._tag = tag
-        self._queues = {
-            name: _Queue(name, rank, slots if rank == 0 else self._lower_slots)
+        self._queues = tuple(
+            _Queue(name, rank, slots if rank == 0 else self._lower_slots)
             for rank, name in enumerate(queues)
-        }
-        self._by_rank = tuple(self._queues.values())
+        )
         self._waiting: list[_Waiting] = []
         self._sequence = 0
         self._running: set[asyncio.Task[None]] = set()
-        self._running_lower = 0
-        self._linger: asyncio.TimerHandle | None = None
+        self._hold_timer: asyncio.TimerHandle | None = None
         self._patience_timer: asyncio.TimerHandle | None = None
         self._stopping = asyncio.Event()
         self._paused = False
@@ -119,17 +129,17 @@ class LaneConsumer:
     async def run(self) -> None:
         """Consume until `stop` is called. What runs then goes on: see `drain`."""
         if not self._paused and not self._stopping.is_set():
-            for queue in self._queues.values():
+            for queue in self._queues:
                 queue.wake()
         async with asyncio.TaskGroup() as group:
-            for queue in self._queues.values():
+            for queue in self._queues:
                 group.create_task(self._serve(queue), name=f"consume {queue.name}")
 
     def stop(self) -> None:
         """Start nothing more, stop consuming, return what was fetched and not started."""
         self._stopping.set()
         self._return_all()
-        for queue in self._queues.values():
+        for queue in self._queues:
             queue.rest()
 
     async def drain(self, grace: float) -> bool:
@@ -153,13 +163,13 @@ class LaneConsumer:
         if not self._paused:
             self._paused = True
             self._return_all()
-            for queue in self._queues.values():
+            for queue in self._queues:
                 queue.rest()
 
     def resume(self) -> None:
         if self._paused and not self._stopping.is_set():
             self._paused = False
-            for queue in self._queues.values():
+            for queue in self._queues:
                 queue.wake()
 
     # --- what can be seen -------------------------------------------------------------------
@@ -177,7 +187,7 @@ class LaneConsumer:
     @property
     def states(self) -> dict[str, str]:
         """Each queue's state: `away` (no consumer), `consuming` or `resting`."""
-        return {queue.name: queue.state for queue in self._queues.values()}
+        return {queue.name: queue.state for queue in self._queues}
 
     # --- one queue --------------------------------------------------------------------------
 
@@ -189,8 +199,8 @@ class LaneConsumer:
                 connection = await self._unless_stopped(self._link.connection())
                 if connection is None:
                     return
-                self._hold_lower(queue, OPENING)
-                channel = await open_channel(connection, confirms=False)
+                self._hold_lower(queue)
+                channel = queue.channel = await open_channel(connection, confirms=False)
                 await channel.basic_qos(prefetch_count=queue.prefetch)
                 cancelled = asyncio.Event()
                 channel.on_consumer_cancel_callbacks.add(partial(_set, cancelled))
@@ -202,9 +212,10 @@ class LaneConsumer:
                 if queue.state != "away":
                     backoff = FIRST_BACKOFF
                 queue.state = "away"
+                queue.channel = None
                 if channel is not None:
                     self._forget(channel)
-                self._hold_lower(queue, 0)
+                self._let_lower_start(queue)
                 if channel is not None and not self._stopping.is_set():
                     # A task of its own: aiormq may answer with a cancellation that is not ours.
                     await asyncio.wait((asyncio.create_task(channel.close()),))
@@ -222,7 +233,6 @@ class LaneConsumer:
             await self._first_of(queue.wanted.wait(), channel.closed)
             if channel.closed.done() or self._stopping.is_set():
                 return False
-            self._hold_lower(queue, OPENING)
         self._sequence += 1
         tag = f"{self._tag}.{queue.name}.{self._sequence}"
         await channel.consume(
@@ -234,7 +244,7 @@ class LaneConsumer:
         if queue.state == "away":
             self._log.info("consuming", queue=queue.name, prefetch=queue.prefetch)
         queue.state = "consuming"
-        self._hold_lower(queue, LINGER)
+        self._fill()
         await self._first_of(queue.resting.wait(), cancelled.wait(), channel.closed)
         if cancelled.is_set():
             self._log.warning("the broker cancelled the consumer", queue=queue.name)
@@ -252,67 +262,57 @@ class LaneConsumer:
             return
         self._sequence += 1
         heapq.heappush(self._waiting, (queue.rank, -delivery.priority, self._sequence, delivery))
+        queue.waiting += 1
         self._fill()
 
     # --- slots ------------------------------------------------------------------------------
 
     def _fill(self) -> None:
         """Give free slots to what waits, most urgent first; return what waits too long."""
-        while self._waiting and self._may_start(self._waiting[0][0]):
+        if not self._paused and not self._stopping.is_set():
+            for queue in self._queues:
+                if not queue.wanted.is_set() and self._has_room(queue):
+                    queue.wake()
+                    self._hold_lower(queue)
+        while self._waiting and self._may_start(self._queues[self._waiting[0][0]]):
             rank, _, _, delivery = heapq.heappop(self._waiting)
+            self._queues[rank].waiting -= 1
             if not delivery.is_lost:
-                self._start(rank, delivery)
+                self._start(self._queues[rank], delivery)
         if self._waiting:
             self._keep_lower_lanes_bounded()
         if self._waiting:
             self._watch_patience()
-        if not self._paused and not self._stopping.is_set():
-            for queue in self._queues.values():
-                if not queue.wanted.is_set() and self._has_room(queue.rank):
-                    queue.wake()
 
-    def _has_slot(self, rank: int) -> bool:
-        if len(self._running) >= self._slots:
-            return False
-        return rank == 0 or self._running_lower < self._lower_slots
-
-    def _has_room(self, rank: int) -> bool:
-        """Whether a slot is free for that rank, beyond those that what waits will take."""
-        ahead = sum(1 for waiting in self._waiting if waiting[0] <= rank)
+    def _has_room(self, queue: _Queue) -> bool:
+        """Whether a slot is free for that queue, beyond those that what waits will take."""
+        ahead = sum(each.waiting for each in self._queues[: queue.rank + 1])
         if len(self._running) + ahead >= self._slots:
             return False
-        return rank == 0 or self._held_lower() < self._lower_slots
+        return queue.rank == 0 or self._held_lower() < self._lower_slots
 
-    def _may_start(self, rank: int) -> bool:
-        if not self._has_slot(rank):
+    def _may_start(self, queue: _Queue) -> bool:
+        if len(self._running) >= self._slots:
             return False
-        if rank > 0:
-            held_for = max(queue.holds_until for queue in self._by_rank[:rank]) - time.monotonic()
-            if held_for > 0:
-                if self._linger is None:
-                    self._linger = asyncio.get_running_loop().call_later(held_for, self._lingered)
-                return False
-        return True
+        if queue.rank == 0:
+            return True
+        if sum(each.running for each in self._queues[1:]) >= self._lower_slots:
+            return False
+        moment = time.monotonic()
+        holding = [each for each in self._queues[: queue.rank] if each.holds_until > moment]
+        for each in holding:
+            self._inquire(each)
+        if holding and self._hold_timer is None:
+            longest = max(each.holds_until for each in holding) - moment
+            self._hold_timer = asyncio.get_running_loop().call_later(longest, self._held_long)
+        return not holding
 
-    def _hold_lower(self, queue: _Queue, seconds: float) -> None:
-        """Start nothing of the lanes below `queue` for so long; 0 ends an earlier hold."""
-        queue.holds_until = time.monotonic() + seconds
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
-        self._fill()
-
-    def _lingered(self) -> None:
-        self._linger = None
-        self._fill()
-
-    def _start(self, rank: int, delivery: Delivery) -> None:
-        if rank > 0:
-            self._running_lower += 1
-        task = asyncio.get_running_loop().create_task(self._run(rank, delivery))
+    def _start(self, queue: _Queue, delivery: Delivery) -> None:
+        queue.running += 1
+        task = asyncio.get_running_loop().create_task(self._run(queue, delivery))
         self._running.add(task)
 
-    async def _run(self, rank: int, delivery: Delivery) -> None:
+    async def _run(self, queue: _Queue, delivery: Delivery) -> None:
         try:
             await self._handle(delivery)
         except Exception:
@@ -320,12 +320,48 @@ class LaneConsumer:
             self._log.exception("the handler failed", queue=delivery.queue)
             delivery.requeue()
         finally:
-            if rank > 0:
-                self._running_lower -= 1
+            if queue.held >= queue.prefetch:
+                self._hold_lower(queue)  # until now the broker could not send more
+            queue.running -= 1
             task = asyncio.current_task()
             if task is not None:
                 self._running.discard(task)
-            self._hold_lower(self._by_rank[rank], LINGER)
+            self._fill()
+
+    # --- strictness -------------------------------------------------------------------------
+
+    def _hold_lower(self, queue: _Queue) -> None:
+        """Start nothing of the lanes below until the broker has said that `queue` is empty."""
+        queue.questions += 1
+        queue.holds_until = time.monotonic() + ANSWER
+
+    def _let_lower_start(self, queue: _Queue) -> None:
+        queue.holds_until = 0.0
+        self._fill()
+
+    def _held_long(self) -> None:
+        self._hold_timer = None
+        self._fill()
+
+    def _inquire(self, queue: _Queue) -> None:
+        if queue.inquiry is None and queue.state == "consuming" and queue.channel is not None:
+            queue.inquiry = asyncio.create_task(self._find_out(queue, queue.channel))
+
+    async def _find_out(self, queue: _Queue, channel: PipelinedChannel) -> None:
+        """Ask the broker until `queue` is empty, or what it has can't come here."""
+        try:
+            while time.monotonic() < queue.holds_until:
+                asked = queue.questions
+                # Twice: what the first answer has left on its way is here before the second.
+                if await _length(channel, queue.name) or await _length(channel, queue.name):
+                    await asyncio.sleep(ASK_AGAIN)
+                elif asked == queue.questions:
+                    break
+        except CHANNEL_ERRORS as error:
+            self._log.warning("can't ask", queue=queue.name, error=str(error))
+        finally:
+            queue.inquiry = None
+            self._let_lower_start(queue)
 
     # --- returning --------------------------------------------------------------------------
 
@@ -335,7 +371,7 @@ class LaneConsumer:
             self._return(max(self._waiting))
 
     def _held_lower(self) -> int:
-        return self._running_lower + sum(1 for waiting in self._waiting if waiting[0] > 0)
+        return sum(each.held for each in self._queues[1:])
 
     def _watch_patience(self) -> None:
         if self._patience_timer is None:
@@ -353,20 +389,24 @@ class LaneConsumer:
     def _return(self, entry: _Waiting) -> None:
         self._waiting.remove(entry)
         heapq.heapify(self._waiting)
-        delivery = entry[3]
-        delivery.requeue()
-        # Without a rest the broker would send it straight back.
-        self._queues[delivery.queue].rest()
+        queue = self._queues[entry[0]]
+        queue.waiting -= 1
+        entry[3].requeue()
+        queue.rest()  # else the broker would send it straight back
 
     def _return_all(self) -> None:
         for *_, delivery in self._waiting:
             delivery.requeue()
         self._waiting.clear()
+        for queue in self._queues:
+            queue.waiting = 0
 
     def _forget(self, channel: PipelinedChannel) -> None:
         """Drop deliveries of a channel that is gone: the broker has taken them back."""
         self._waiting = [entry for entry in self._waiting if entry[3]._channel is not channel]
         heapq.heapify(self._waiting)
+        for queue in self._queues:
+            queue.waiting = sum(1 for entry in self._waiting if entry[0] == queue.rank)
 
     # --- waiting ----------------------------------------------------------------------------
 
@@ -391,6 +431,11 @@ class LaneConsumer:
         finally:
             for task in own:
                 task.cancel()
+
+
+async def _length(channel: PipelinedChannel, queue: str) -> int:
+    """Messages that the broker has not sent to anybody."""
+    return (await channel.queue_declare(queue, passive=True)).message_count or 0
 
 
 def _set(event: asyncio.Event, _: Any) -> None:

@@ -236,6 +236,21 @@ class Publisher:
         channel = self._ready()
         if channel is not None:
             channel.publish(exchange, routing_key, envelope, mandatory=False)
+        else:
+            self.connect_soon()
+
+    def connect_soon(self) -> None:
+        """Connect in the background, so that `send_soon` finds a connection. Once, and silently:
+        the next publish that matters tries again, and tells."""
+        if self._channel is not None and not self._channel.closed.done():
+            return
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open_channel())
+            self._opening.add_done_callback(self._opened)
+
+    def _opened(self, opening: asyncio.Task[PipelinedChannel]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self._channel = opening.result()
 
     async def _start(self, job: Outgoing) -> _Sent | PublishError:
         try:

@@ -134,8 +134,8 @@ def _row(difference: Difference) -> dict[str, str | bool]:
 def _print_table(differences: list[Difference]) -> None:
     from rich.markup import escape
 
-    listing = table("problem", "what", "apply", fixed=("problem", "apply"))
-    listing.columns[1].no_wrap = False
+    listing = table("problem", "what", "apply")
+    listing.columns[1].no_wrap = False  # the whole text is wanted, over several lines
     for difference in differences:
         verdict = "can't change it" if difference.blocking else "reports it"
         if difference.fixable:

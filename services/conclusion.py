@@ -94,7 +94,13 @@ class Conclusion:
         self._log = structlog.get_logger("worker")
 
     async def conclude(self, run: Run, decision: Decision) -> None:
-        """See the attempt to its end: publish, record, acknowledge."""
+        """See the attempt to its end: publish, record, acknowledge.
+
+        An end that comes too late, when another worker has taken the job over, does not count.
+        """
+        if isinstance(decision, Delayed | Died) and not await self._is_ours(run):
+            run.delivery.ack()
+            return
         match decision:
             case Succeeded():
                 decision = await self._publish_next(run, decision)
@@ -102,9 +108,10 @@ class Conclusion:
                 await self._publish_delayed(run, decision)
             case Died():
                 await self._publish_dead(run, decision)
-        await self._record(run, decision)
+        counts = await self._record(run, decision)
         run.delivery.ack()
-        self._report(run, decision)
+        if counts:
+            self._report(run, decision)
 
     async def cancelled(self, run: Run) -> None:
         """The job was called off while it ran: it is never run again."""
@@ -292,15 +299,25 @@ class Conclusion:
 
     # --- record -----------------------------------------------------------------------------
 
-    async def _record(self, run: Run, decision: Decision) -> None:
+    async def _is_ours(self, run: Run) -> bool:
+        """Whether the claim still holds. Asked before a retry or a dead letter is published,
+        which nothing could take back; the end itself the ledger checks on its own."""
+        record = await self._until_reached(lambda: self.ledger.get(run.message.job_id))
+        if record is None or record.claim_id == run.claim_id:
+            return True
+        self._log.warning("another worker had taken over", worker_id=record.worker_id)
+        return False
+
+    async def _record(self, run: Run, decision: Decision) -> bool:
         match decision:
             case Succeeded():
-                await self._finish(run, State.SUCCEEDED, decision=decision)
+                return await self._finish(run, State.SUCCEEDED, decision=decision)
             case Delayed():
                 outcome = AttemptOutcome.RETRY if decision.counts else AttemptOutcome.SNOOZE
-                await self._finish(run, State.RETRYING, decision=decision, outcome=outcome)
+                return await self._finish(run, State.RETRYING, decision=decision, outcome=outcome)
             case Died():
-                await self._finish(run, State.DEAD, decision=decision, outcome=AttemptOutcome.DEAD)
+                outcome = AttemptOutcome.DEAD
+                return await self._finish(run, State.DEAD, decision=decision, outcome=outcome)
 
     async def _finish(
         self,
@@ -309,10 +326,13 @@ class Conclusion:
         *,
         decision: Decision | None = None,
         outcome: AttemptOutcome | None = None,
-    ) -> None:
+    ) -> bool:
+        """False when it does not count: another worker has taken the job over."""
         request = self._ending(run, state, decision=decision, outcome=outcome)
-        if not await self._until_reached(lambda: self.ledger.finish(request)):
+        counts = await self._until_reached(lambda: self.ledger.finish(request))
+        if not counts:
             self._log.warning("another worker had taken over", state=str(state))
+        return counts
 
     def _ending(
         self,

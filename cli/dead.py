@@ -1,0 +1,276 @@
+"""`jobctl dead`: what lies in the dead letters, and why."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from cli.durations import DURATION_HELP, age, optional_duration
+from cli.errors import CommandFailed, WrongUsage, one_line
+from cli.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    plain,
+    print_json,
+    print_rows,
+    say,
+    table,
+)
+
+if TYPE_CHECKING:
+    from services.ledger import DeadLetter, JobRecord, Ledger
+    from services.registry import Registry
+    from services.settings import Settings
+
+MAX_LIMIT = 1_000
+WAITING, ALL = "waiting", "all"
+
+app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, purge.")
+
+ReasonOption = Annotated[
+    str | None,
+    typer.Option(
+        help="exhausted, permanent, expired, overflowed, unroutable, malformed or crashed."
+    ),
+]
+TypeOption = Annotated[
+    str | None, typer.Option("--type", metavar="JOB_TYPE", help="Only this job type.")
+]
+LaneOption = Annotated[str | None, typer.Option(help="Only this lane.")]
+ErrorTypeOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Only this error, such as TimeoutError.")
+]
+OlderOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help=f"Died so long ago or longer, {DURATION_HELP}.")
+]
+
+
+@app.command(name="list")
+def list_dead(
+    reason: ReasonOption = None,
+    job_type: TypeOption = None,
+    lane: LaneOption = None,
+    error_type: ErrorTypeOption = None,
+    older_than: OlderOption = None,
+    state: Annotated[
+        str, typer.Option(help="waiting, redriven, purged or dropped; or all.")
+    ] = WAITING,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """List dead letters, the latest first."""
+    from services.ledger import DeadLetterFilter, DeadLetterState
+
+    if state not in (ALL, *DeadLetterState):
+        raise WrongUsage(f"--state {state!r}: choose {', '.join(DeadLetterState)} or {ALL}")
+    known_reason(reason)
+    wanted = DeadLetterFilter(
+        state=None if state == ALL else state,
+        reason=reason,
+        job_type=job_type,
+        lane=lane,
+        error_type=error_type,
+    )
+    quiet_logs()
+    before = optional_duration(older_than)
+
+    async def read(settings: Settings, registry: Registry) -> list[DeadLetter]:
+        async with open_ledger(settings) as ledger:
+            await bring_up_to_date(settings, ledger, registry)
+            return await _read(ledger, wanted, before, limit)
+
+    settings = load_settings()
+    letters = run(read(settings, load_registry(settings)))
+    if as_json:
+        print_json([_public(letter, in_full=False) for letter in letters])
+        return
+    if not letters:
+        say("No dead letters." if state == WAITING else f"No dead letters ({state}).")
+        return
+    rows = table("ID", "JOB", "REASON", "DIED", "ERROR", flexible=("JOB", "ERROR"))
+    for letter in letters:
+        add_row(
+            rows,
+            letter.id,
+            cell(letter.routing_key),
+            letter.reason if state == WAITING else f"{letter.reason}, {letter.state}",
+            age(letter.dead_at),
+            cell(error_of(letter)),
+        )
+    console().print(rows)
+    if len(letters) == limit:
+        say(f"The latest {limit}; more with --limit (at most {MAX_LIMIT}) or a filter.")
+
+
+async def _read(ledger: Ledger, wanted: Any, before: float | None, limit: int) -> list[DeadLetter]:
+    """Letters that fit; the ledger itself does not filter by the least age."""
+    latest = time.time() - (before or 0)
+    found: list[DeadLetter] = []
+    cursor: str | None = None
+    while True:
+        page = await ledger.list_dead(wanted, limit=min(limit, MAX_LIMIT), cursor=cursor)
+        found += [letter for letter in page.items if before is None or letter.dead_at <= latest]
+        cursor = page.next_cursor
+        if cursor is None or len(found) >= limit:
+            return found[:limit]
+
+
+@app.command()
+def show(
+    letter_id: Annotated[str, typer.Argument(metavar="ID", help="As `jobctl dead list` shows it.")],
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a dead letter: body, headers, traceback, attempts; and how to redrive it."""
+    quiet_logs()
+
+    async def read(
+        settings: Settings, registry: Registry
+    ) -> tuple[DeadLetter | None, JobRecord | None]:
+        async with open_ledger(settings) as ledger:
+            await bring_up_to_date(settings, ledger, registry)
+            letter = await ledger.get_dead(letter_id)
+            known = letter is not None and letter.job_id is not None
+            return letter, await ledger.get(letter_id) if known else None
+
+    settings = load_settings()
+    letter, job = run(read(settings, load_registry(settings, include)))
+    if letter is None:
+        raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
+    if as_json:
+        timeline = plain(job.timeline) if job is not None else []
+        print_json(_public(letter, in_full=True) | {"timeline": timeline})
+        return
+    _print_letter(letter, job)
+
+
+async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registry) -> None:
+    """Index what the broker has beyond the ledger. What is indexed is shown without a broker."""
+    from broker.errors import BrokerAway
+    from services.dead_letters import index_waiting
+
+    require_broker(settings)
+    try:
+        await index_waiting(settings, ledger, registry)
+    except BrokerAway as error:
+        say(f"the latest may be missing: {one_line(str(error))}")
+
+
+def known_reason(reason: str | None) -> None:
+    """Raises WrongUsage for a reason that there is not."""
+    from broker.dead import Reason
+
+    if reason is not None and reason not in list(Reason):
+        raise WrongUsage(f"--reason {reason!r}: choose one of {', '.join(Reason)}")
+
+
+def error_of(letter: DeadLetter) -> str:
+    """The error in one line."""
+    parts = [part for part in (letter.error_type, letter.error_message) if part]
+    return ": ".join(parts)
+
+
+def _public(letter: DeadLetter, *, in_full: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = plain(letter)
+    if in_full:
+        shown["message"] = _json_or_none(letter.body)
+    else:
+        for long in ("body", "headers", "traceback"):
+            del shown[long]
+    return shown
+
+
+def _json_or_none(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+
+
+def _print_letter(letter: DeadLetter, job: JobRecord | None) -> None:
+    print_rows(
+        [
+            ("id", letter.id),
+            ("job", letter.routing_key or ""),
+            ("reason", letter.reason),
+            ("state", letter.state),
+            ("error", error_of(letter)),
+            ("tries", str(letter.attempts)),
+            ("redriven", f"{letter.redrives} times" if letter.redrives else ""),
+            ("died", _when(letter.dead_at)),
+            ("first died", _when(letter.first_at) if letter.first_at != letter.dead_at else ""),
+            ("job is now", str(job.state) if job is not None else ""),
+        ]
+    )
+    screen = console()
+    for attempt in job.timeline if job is not None else ():
+        error = f"{attempt.error_type}: {attempt.error_message}" if attempt.error_type else ""
+        screen.print(
+            f"  attempt {attempt.attempt}  {attempt.outcome}  {age(attempt.finished_at)} ago  "
+            f"{cell(error)}"
+        )
+    _section("Body")
+    message = _json_or_none(letter.body)
+    if message is None:
+        typer.echo(letter.body.decode("utf-8", "backslashreplace"))
+    else:
+        typer.echo(json.dumps(message, indent=2, ensure_ascii=False))
+    certificate = "x-dead-"  # these stand above, in words
+    others = {key: each for key, each in letter.headers.items() if not key.startswith(certificate)}
+    if others:
+        _section("Headers")
+        typer.echo(json.dumps(others, indent=2, ensure_ascii=False))
+    if letter.traceback:
+        _section("Traceback")
+        typer.echo(letter.traceback.rstrip())
+    if letter.state == WAITING:
+        _section("What to do")
+        for line in hints(letter, message):
+            typer.echo(line)
+
+
+def _section(title: str) -> None:
+    console().print(f"\n[bold]{title}[/]")
+
+
+def _when(moment: float) -> str:
+    shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    return f"{shown} ({age(moment)} ago)"
+
+
+def hints(letter: DeadLetter, message: object) -> list[str]:
+    """The exact commands with which one can go on."""
+    again = f"jobctl dead redrive {letter.id}"
+    lines = []
+    if message is None:
+        lines.append("It is no job message: mend the publisher, and publish the job anew.")
+    elif letter.reason == "unroutable":
+        lines += [
+            "jobctl topology apply      # if the job type is new",
+            f"{again} --to LANE.JOB_TYPE",
+        ]
+    else:
+        lines.append(again)
+        payload = message.get("payload") if isinstance(message, Mapping) else None
+        if isinstance(payload, Mapping) and payload:
+            name, value = next(iter(payload.items()))
+            shown = json.dumps(value, ensure_ascii=False)
+            text = shown if len(shown) <= 40 else "…"
+            lines.append(f"{again} --set 'payload.{name}={text}'      # with another value")
+    lines.append(f"jobctl dead purge {letter.id}      # throw it away")
+    return lines

@@ -1,0 +1,142 @@
+"""Printing: results to stdout, everything else to stderr, and the two shapes of a listing.
+
+A table is for people; `--json` is for programs, and its keys stand in docs/cli.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+PIPE_WIDTH = 10_000
+"""Columns of a table that goes to a file or a pipe: nothing is cut off there."""
+
+STATE_STYLES = {
+    "succeeded": "green",
+    "ok": "green",
+    "alive": "green",
+    "running": "cyan",
+    "retrying": "yellow",
+    "scheduled": "dim",
+    "warning": "yellow",
+    "dead": "red",
+    "silent": "red",
+    "wrong": "red",
+    "cancelled": "dim",
+    "stopped": "dim",
+}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on stdout or stderr; wide enough for everything when it is no terminal."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+
+
+def say(text: str) -> None:
+    """Tell the user something that is not the result."""
+    typer.echo(text, err=True)
+
+
+def table(*columns: str, flexible: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
+    """A table without lines, one line for each row; fill it with `add_row`.
+
+    Where the terminal is too narrow, the columns in `flexible` are cut off, the others never;
+    those in `right` are numbers.
+    """
+    from rich.table import Table
+
+    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        made.add_column(
+            name, no_wrap=name not in flexible, justify="right" if name in right else "left"
+        )
+    return made
+
+
+def add_row(rows: Table, *cells: str) -> None:
+    """Add a row of cells in rich markup."""
+    from rich.text import Text
+
+    shown = []
+    for cell_text, column in zip(cells, rows.columns, strict=True):
+        text = Text.from_markup(cell_text, overflow="ellipsis")
+        text.no_wrap = True
+        text.justify = column.justify
+        shown.append(text)
+    rows.add_row(*shown)
+
+
+def styled(state: str) -> str:
+    """A state in its colour, as rich markup."""
+    style = STATE_STYLES.get(state)
+    return f"[{style}]{state}[/]" if style else state
+
+
+def cell(text: str | None) -> str:
+    """Text from elsewhere for a table's cell: in one line, brackets in it are no markup."""
+    from rich.markup import escape
+
+    return escape(" ".join((text or "").split()))
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: dataclasses as objects, times named `…_at` as ISO 8601 in UTC."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain({each.name: getattr(value, each.name) for each in fields(value)})
+    if isinstance(value, Mapping):
+        return {
+            str(key): _moment(each) if _is_time(str(key), each) else plain(each)
+            for key, each in value.items()
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def print_json_line(value: Any) -> None:
+    """Print one line of JSON Lines."""
+    typer.echo(json.dumps(plain(value), ensure_ascii=False))
+
+
+def print_rows(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, one pair a line; pairs without a value are left out."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        if value:
+            grid.add_row(name, escape(value))
+    console().print(grid)
+
+
+def _is_time(key: str, value: Any) -> bool:
+    return key.endswith("_at") and isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,1 @@
+"""The real command line, in a process of its own, on a real broker."""

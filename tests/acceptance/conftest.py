@@ -1,0 +1,154 @@
+"""A command line with a virtual host, a topology and a ledger of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.management import ManagementClient
+from broker.reconcile import apply
+from broker.topology import build
+from cli.common import load_registry
+from services.ledger import upgrade
+from services.settings import Settings
+from tests.support.brokers import TestBroker
+
+JOBCTL = Path(sys.executable).parent / "jobctl"
+ROOT = Path(__file__).parents[2]
+JOBS_MODULE = "tests.acceptance.job_types"
+TIMEOUT = 60.0
+
+
+@dataclass
+class CommandLine:
+    """Runs `jobctl` as a user does."""
+
+    environment: dict[str, str]
+    log_dir: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def run(
+        self, *arguments: str, stdin: str | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; its standard input is empty unless given."""
+        return subprocess.run(
+            [str(JOBCTL), *arguments],
+            env=self.environment | environment,
+            cwd=ROOT,
+            input=stdin if stdin is not None else "",
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+
+    def ok(self, *arguments: str, stdin: str | None = None) -> str:
+        """What a command printed that must succeed."""
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.ok(*arguments, "--json"))
+
+    def fails(self, *arguments: str, code: int = 1, stdin: str | None = None, **env: str) -> str:
+        """The error of a command that must fail so: one line, no traceback."""
+        done = self.run(*arguments, stdin=stdin, **env)
+        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stderr}"
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith("jobctl: "), done.stderr
+        assert "Traceback" not in done.stderr
+        return last
+
+    def publish(self, key: str = "hot.work", **payload: Any) -> str:
+        """Publish a job; its id."""
+        return self.ok("publish", key, "--payload", json.dumps(payload)).strip()
+
+    def state(self, job_id: str) -> str:
+        return str(self.json("jobs", "show", job_id)["state"])
+
+    def until_state(self, job_id: str, *states: str) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while (state := self.state(job_id)) not in states:
+            assert time.monotonic() < deadline, f"{job_id} is {state}, not {states}"
+
+    @contextmanager
+    def worker(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """`jobctl worker tester …` while the context lasts; it consumes when the context begins."""
+        before = len(self.json("workers"))
+        with self.started("worker", "tester", *arguments) as process:
+            deadline = time.monotonic() + TIMEOUT
+            while len(self.json("workers")) == before:
+                assert process.poll() is None, self.log_of("worker")
+                assert time.monotonic() < deadline, self.log_of("worker")
+            yield process
+
+    @contextmanager
+    def started(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A command that runs on; killed at the end, if it still runs."""
+        with (self.log_dir / f"{arguments[0]}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [str(JOBCTL), *arguments],
+                env=self.environment,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def log_of(self, command: str) -> str:
+        return (self.log_dir / f"{command}.log").read_text()
+
+
+def clean_environment(**settings: str) -> dict[str, str]:
+    """The environment without any JOBS_ variable of the machine, and with these."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("JOBS_")}
+    return kept | {f"JOBS_{key.upper()}": value for key, value in settings.items()}
+
+
+@pytest.fixture
+def bare(broker310: TestBroker, tmp_path: Path) -> CommandLine:
+    """With a broker, but neither topology nor ledger yet."""
+    environment = clean_environment(
+        amqp_url=broker310.amqp_url,
+        management_url=broker310.management_url,
+        data_dir=str(tmp_path / "data"),
+        modules=JOBS_MODULE,
+        retry_delays="0.2,0.4,0.8",
+        shutdown_grace="1",
+    )
+    return CommandLine(environment, tmp_path)
+
+
+@pytest.fixture
+async def jobctl(bare: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """With all set up: what `jobctl topology apply` and `jobctl db upgrade` do."""
+    for key, value in bare.environment.items():
+        if key.startswith("JOBS_"):
+            monkeypatch.setenv(key, value)
+    settings = Settings()
+    topology = build(
+        settings.profile, load_registry(settings).routes, retry_delays=settings.retry_delays
+    )
+    async with ManagementClient(settings.require_management_url(), settings.vhost) as client:
+        (await apply(client, topology)).require_success()
+    await upgrade(settings.ledger_url)
+    return bare

@@ -1,0 +1,26 @@
+"""Job types of a user's own, which the command line finds through JOBS_MODULES."""
+
+import asyncio
+
+from pydantic import BaseModel
+
+from services.context import JobContext
+from services.outcomes import Done, Outcome, PermanentError
+from services.registry import job
+
+
+class Work(BaseModel):
+    """Payload of both."""
+
+    n: int = 0
+    fail: bool = False
+    seconds: float = 0
+    """How long it takes."""
+
+
+@job("work", worker="tester", lanes=("hot", "backfill"), timeout=60)
+async def work(payload: Work, ctx: JobContext) -> Outcome:
+    if payload.fail:
+        raise PermanentError("it was told to")
+    await asyncio.sleep(payload.seconds)
+    return Done({"n": payload.n})

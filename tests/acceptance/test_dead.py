@@ -1,0 +1,99 @@
+"""`jobctl dead`: from a death to its redrive."""
+
+import pytest
+
+from tests.acceptance.conftest import CommandLine
+
+
+@pytest.fixture
+def dead_ids(jobctl: CommandLine) -> list[str]:
+    """Three jobs that have died."""
+    with jobctl.worker():
+        ids = [jobctl.publish(fail=True, n=n) for n in range(3)]
+        for job_id in ids:
+            jobctl.until_state(job_id, "dead")
+    return ids
+
+
+def test_list_and_show_follow_the_broker_without_a_scheduler(
+    jobctl: CommandLine, dead_ids: list[str]
+) -> None:
+    listed = jobctl.json("dead", "list")
+    assert {letter["id"] for letter in listed} == set(dead_ids)
+    assert {letter["reason"] for letter in listed} == {"permanent"}
+    assert jobctl.json("dead", "list", "--older-than", "1h") == []
+    assert jobctl.json("dead", "list", "--reason", "expired") == []
+    assert len(jobctl.json("dead", "list", "--error-type", "PermanentError", "--limit", "2")) == 2
+    shown = jobctl.json("dead", "show", dead_ids[0])
+    assert shown["message"]["payload"] == {"fail": True, "n": 0}
+    assert "it was told to" in shown["traceback"]
+    text = jobctl.ok("dead", "show", dead_ids[0])
+    assert f"jobctl dead redrive {dead_ids[0]} --set 'payload.fail=true'" in text
+
+
+def test_redrive_with_a_changed_payload_succeeds(jobctl: CommandLine, dead_ids: list[str]) -> None:
+    job_id = dead_ids[0]
+    change = ("--set", "payload.fail=false", "--set", "payload.n=9")
+    dry = jobctl.json("dead", "redrive", job_id, *change, "--dry-run")
+    assert (dry["done"], dry["dry_run"]) == (1, True)
+    assert jobctl.state(job_id) == "dead"
+    assert jobctl.ok("dead", "redrive", job_id, *change) == "1 redriven\n"
+    with jobctl.worker():
+        jobctl.ok("jobs", "watch", job_id)
+    assert jobctl.json("jobs", "show", job_id)["result"] == {"n": 9}
+    assert len(jobctl.json("dead", "list")) == 2
+    (redriven,) = jobctl.json("dead", "list", "--state", "redriven")
+    assert redriven["id"] == job_id
+
+
+def test_redrive_by_filter_to_another_lane(jobctl: CommandLine, dead_ids: list[str]) -> None:
+    to = ("--to", "backfill.work", "--limit", "2", "--yes")
+    assert jobctl.json("dead", "redrive", "--type", "work", *to)["done"] == 2
+    lanes = {lane["lane"]: lane for lane in jobctl.json("lanes")}
+    queues = {queue["name"]: queue["ready"] for queue in lanes["backfill"]["queues"]}
+    assert queues["backfill.tester"] == 2
+
+
+def test_redrive_that_does_not_validate_leaves_the_letter(
+    jobctl: CommandLine, dead_ids: list[str]
+) -> None:
+    done = jobctl.run("dead", "redrive", dead_ids[0], "--set", "payload.n=x")
+    assert done.returncode == 1
+    assert "n: Input should be a valid integer" in done.stderr
+    assert "1 dead letters are still in their place" in done.stderr
+    assert len(jobctl.json("dead", "list")) == 3
+    wrong_path = jobctl.fails("dead", "redrive", dead_ids[0], "--set", "nonsense")
+    assert "write PATH=VALUE" in wrong_path
+
+
+def test_it_must_be_said_which_ones(jobctl: CommandLine) -> None:
+    for command in ("redrive", "purge"):
+        assert "name ids, or a filter" in jobctl.fails("dead", command, code=2)
+        assert "leave it out" in jobctl.fails("dead", command, "--all", "--lane", "hot", code=2)
+        assert "give --yes" in jobctl.fails("dead", command, "--all", code=2)
+        assert "--reason 'x'" in jobctl.fails("dead", command, "--reason", "x", code=2)
+    assert "give --yes" in jobctl.fails("dead", "purge", "one-id", code=2)
+
+
+def test_ids_that_are_no_dead_letters_are_told(jobctl: CommandLine) -> None:
+    assert "1 of the ids named are not in jobs.dead" in jobctl.fails("dead", "redrive", "nope")
+    assert "there is no dead letter 'nope'" in jobctl.fails("dead", "show", "nope")
+
+
+def test_purge_throws_away_and_remembers(jobctl: CommandLine, dead_ids: list[str]) -> None:
+    assert jobctl.ok("dead", "purge", dead_ids[0], "--dry-run") == "1 would be purged\n"
+    assert jobctl.ok("dead", "purge", dead_ids[0], "--yes") == "1 purged\n"
+    (purged,) = jobctl.json("dead", "list", "--state", "purged")
+    assert purged["id"] == dead_ids[0]
+    assert len(jobctl.json("dead", "list")) == 2
+
+
+def test_list_without_a_broker_shows_what_is_indexed(
+    jobctl: CommandLine, dead_ids: list[str]
+) -> None:
+    jobctl.json("dead", "list")
+    jobctl.environment["JOBS_AMQP_URL"] = "amqp://localhost:1/"
+    done = jobctl.run("dead", "list")
+    assert done.returncode == 0
+    assert "the latest may be missing" in done.stderr
+    assert all(job_id in done.stdout for job_id in dead_ids)

@@ -1,0 +1,56 @@
+"""`jobctl doctor`: everything as it must be, and each thing that can be wrong."""
+
+import json
+
+from tests.acceptance.conftest import CommandLine
+
+
+def statuses(jobctl: CommandLine, code: int) -> dict[str, str]:
+    done = jobctl.run("doctor", "--json")
+    assert done.returncode == code, done.stdout + done.stderr
+    return {check["name"]: check["status"] for check in json.loads(done.stdout)}
+
+
+def test_all_is_well_with_a_worker_and_a_scheduler(jobctl: CommandLine) -> None:
+    with jobctl.started("scheduler"), jobctl.worker():
+        jobctl.ok("publish", "hot.work", "--payload", "{}", "--delay", "100ms", "--wait")
+        assert set(statuses(jobctl, 0).values()) == {"ok"}
+        assert "Everything is as it must be." in jobctl.ok("doctor")
+
+
+def test_nothing_set_up(bare: CommandLine) -> None:
+    found = statuses(bare, 1)
+    assert (found["broker"], found["management"]) == ("ok", "ok")
+    assert (found["topology"], found["ledger"]) == ("wrong", "wrong")
+    text = bare.run("doctor").stdout
+    assert "→ run `jobctl topology apply`" in text
+    assert "run `jobctl db upgrade`" in text
+
+
+def test_no_broker(jobctl: CommandLine) -> None:
+    jobctl.environment["JOBS_AMQP_URL"] = "amqp://localhost:1/"
+    found = statuses(jobctl, 1)
+    assert found["broker"] == "wrong"
+    assert found["ledger"] == "ok"
+
+
+def test_jobs_that_nobody_works_no_scheduler_and_a_profile_for_another_version(
+    jobctl: CommandLine,
+) -> None:
+    jobctl.publish()
+    found = statuses(jobctl, 1)
+    assert (found["consumers"], found["scheduler"], found["workers"]) == ("wrong",) * 3
+    jobctl.environment["JOBS_PROFILE"] = "quorum"
+    assert statuses(jobctl, 1)["version"] == "wrong"
+
+
+async def test_a_policy_of_somebody_else_that_rules_a_lane(jobctl: CommandLine) -> None:
+    from broker.management import ManagementClient
+    from broker.topology import Policy
+    from services.settings import Settings
+
+    settings = Settings()
+    async with ManagementClient(settings.require_management_url(), settings.vhost) as client:
+        await client.put_policy(Policy("ours-now", ".*", {"max-length": 5}, priority=99))
+    found = statuses(jobctl, 1)
+    assert (found["topology"], found["policies"]) == ("ok", "wrong")

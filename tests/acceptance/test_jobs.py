@@ -1,0 +1,103 @@
+"""`jobctl jobs`, `lanes` and `workers`: looking at what goes on."""
+
+from tests.acceptance.conftest import CommandLine
+
+
+def test_list_filters_and_says_when_there_is_more(jobctl: CommandLine) -> None:
+    hot, backfill = jobctl.publish(), jobctl.publish("backfill.work")
+    listed = jobctl.json("jobs", "list", "--lane", "backfill", "--type", "work", "--since", "1h")
+    assert [job["id"] for job in listed] == [backfill]
+    assert {job["id"] for job in jobctl.json("jobs", "list", "--state", "queued")} == {
+        hot,
+        backfill,
+    }
+    assert jobctl.json("jobs", "list", "--worker", "llm") == []
+    newest = jobctl.run("jobs", "list", "--limit", "1")
+    assert backfill in newest.stdout
+    assert "more with --limit" in newest.stderr
+
+
+def test_show_tells_a_finished_job_with_its_result(jobctl: CommandLine) -> None:
+    with jobctl.worker():
+        job_id = jobctl.publish(n=4)
+        jobctl.ok("jobs", "watch", job_id)
+    shown = jobctl.json("jobs", "show", job_id)
+    assert (shown["state"], shown["result"], shown["payload"]) == ("succeeded", {"n": 4}, {"n": 4})
+    assert shown["pipeline_jobs"] == []
+    assert '{"n": 4}' in jobctl.ok("jobs", "show", job_id)
+
+
+def test_watch_fails_for_a_job_that_dies(jobctl: CommandLine) -> None:
+    with jobctl.worker():
+        job_id = jobctl.publish(fail=True)
+        assert f"job {job_id} is dead: it was told to" in jobctl.fails("jobs", "watch", job_id)
+
+
+def test_unknown_ids_are_told(jobctl: CommandLine) -> None:
+    for command in ("show", "watch", "cancel"):
+        assert "the ledger has no job 'nope'" in jobctl.fails("jobs", command, "nope")
+
+
+def test_cancel_a_waiting_job(jobctl: CommandLine) -> None:
+    job_id = jobctl.publish()
+    assert jobctl.json("jobs", "cancel", job_id) == {
+        "job_id": job_id,
+        "was_running": False,
+        "state": "cancelled",
+    }
+    assert jobctl.state(job_id) == "cancelled"
+
+
+def test_cancel_a_running_job_stops_it(jobctl: CommandLine) -> None:
+    with jobctl.worker():
+        job_id = jobctl.publish(seconds=50)
+        jobctl.until_state(job_id, "running")
+        cancelled = jobctl.json("jobs", "cancel", job_id)
+    assert (cancelled["was_running"], cancelled["state"]) == (True, "cancelled")
+
+
+def test_cancel_of_a_finished_job_is_refused(jobctl: CommandLine) -> None:
+    with jobctl.worker():
+        job_id = jobctl.publish()
+        jobctl.ok("jobs", "watch", job_id)
+        assert "it is succeeded" in jobctl.fails("jobs", "cancel", job_id)
+
+
+def test_lanes_count_what_waits_and_who_works(jobctl: CommandLine) -> None:
+    jobctl.publish()
+    jobctl.publish()
+    lanes = {lane["lane"]: lane for lane in jobctl.json("lanes")}
+    queues = {queue["name"]: queue for queue in lanes["hot"]["queues"]}
+    assert queues["hot.tester"]["ready"] == 2
+    assert queues["hot.tester"]["consumers"] == 0
+    assert queues["hot.tester"]["limit"] == 1_000
+    assert queues["hot.tester"]["percent_full"] == 0.2
+    assert queues["hot.tester"]["ttl_seconds"] == 3600
+    assert lanes["hot"]["jobs"] == {"queued": 2}
+    assert "hot.tester" in jobctl.ok("lanes")
+
+
+def test_lanes_without_the_management_api(jobctl: CommandLine) -> None:
+    jobctl.publish()
+    jobctl.environment["JOBS_MANAGEMENT_URL"] = "http://localhost:1"
+    done = jobctl.run("lanes")
+    assert done.returncode == 0
+    assert "are not known: can't reach the management API" in done.stderr
+    row = next(line.split() for line in done.stdout.splitlines() if line.startswith("hot.tester"))
+    assert row[:4] == ["hot.tester", "1", "–", "0"]
+
+
+def test_workers_are_alive_then_stopped(jobctl: CommandLine) -> None:
+    with jobctl.worker("--lanes", "hot", "--concurrency", "2") as process:
+        (worker,) = jobctl.json("workers")
+        assert (worker["status"], worker["kinds"], worker["lanes"]) == (
+            "alive",
+            ["tester"],
+            ["hot"],
+        )
+        assert worker["concurrency"] == 2
+        process.terminate()
+        assert process.wait(20) == 0
+    assert jobctl.json("workers") == []
+    (worker,) = jobctl.json("workers", "--all")
+    assert worker["status"] == "stopped"

@@ -1,0 +1,142 @@
+"""`jobctl publish`."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.acceptance.conftest import JOBCTL, ROOT, CommandLine
+
+
+def test_prints_the_job_id_alone_and_the_job_is_queued(jobctl: CommandLine) -> None:
+    job_id = jobctl.publish(n=1)
+    assert jobctl.json("jobs", "show", job_id)["state"] == "queued"
+
+
+def test_payload_from_a_file(jobctl: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "payload.json"
+    file.write_text('{"n": 7}')
+    job_id = jobctl.ok("publish", "hot.work", "--payload", f"@{file}").strip()
+    assert jobctl.json("jobs", "show", job_id)["payload"] == {"n": 7}
+
+
+def test_options_reach_the_job(jobctl: CommandLine) -> None:
+    options = ["--priority", "3", "--max-attempts", "5", "--delay", "5m", "--expires-in", "1h"]
+    published = jobctl.json("publish", "hot.work", "--payload", "{}", *options)
+    assert published["state"] == "scheduled"
+    job = jobctl.json("jobs", "show", published["job_id"])
+    assert (job["priority"], job["max_attempts"]) == (3, 5)
+    assert job["run_at"] > job["created_at"]
+    assert job["expires_at"] > job["run_at"]
+
+
+def test_same_key_is_the_same_job(jobctl: CommandLine) -> None:
+    command = ("publish", "hot.work", "--payload", '{"n": 1}', "--key", "k")
+    first, second = jobctl.json(*command), jobctl.json(*command)
+    assert first["job_id"] == second["job_id"]
+    assert (first["duplicate"], second["duplicate"]) == (False, True)
+    other = ("publish", "hot.work", "--payload", '{"n": 2}', "--key", "k")
+    assert "choose another key" in jobctl.fails(*other)
+
+
+def test_what_is_wrong_with_the_command_line_is_exit_code_2(jobctl: CommandLine) -> None:
+    def refused(*arguments: str) -> str:
+        return jobctl.fails("publish", "hot.work", *arguments, code=2)
+
+    assert "is not JSON" in refused("--payload", "{")
+    assert "must be a JSON object" in refused("--payload", "[1]")
+    assert "can't read" in refused("--payload", "@/nowhere.json")
+    assert "is empty" in refused("--payload", "-")
+    assert "is not a duration" in refused("--payload", "{}", "--delay", "soon")
+    assert "--timeout is for --wait" in refused("--payload", "{}", "--timeout", "1s")
+    assert "'--payload'" in refused()
+
+
+def test_what_the_job_type_refuses_is_exit_code_1(jobctl: CommandLine) -> None:
+    def refused(key: str, payload: str) -> str:
+        return jobctl.fails("publish", key, "--payload", payload)
+
+    assert "n: Input should be a valid integer" in refused("hot.work", '{"n": "x"}')
+    assert "no job type 'nothing'" in refused("hot.nothing", "{}")
+    assert "use hot.work or backfill.work" in refused("maintenance.work", "{}")
+    assert "<lane>.<job_type>" in refused("work", "{}")
+    assert jobctl.json("jobs", "list") == []
+
+
+def test_no_broker_at_all_says_what_to_set(jobctl: CommandLine) -> None:
+    away = jobctl.fails(
+        "publish", "hot.work", "--payload", "{}", JOBS_AMQP_URL="amqp://localhost:1/"
+    )
+    assert "can't connect to the broker at localhost:1" in away
+    del jobctl.environment["JOBS_AMQP_URL"]
+    assert "set JOBS_AMQP_URL" in jobctl.fails("publish", "hot.work", "--payload", "{}")
+
+
+def test_a_full_lane_is_told_with_what_became_of_the_job(jobctl: CommandLine) -> None:
+    lines = "{}\n" * 1_001
+    done = jobctl.run("publish", "hot.work", "--payload", "-", stdin=lines)
+    assert done.returncode == 1
+    assert "is full; it waits in jobs.dead" in done.stderr
+    assert len(done.stdout.splitlines()) == 1_000
+
+
+def test_wait_prints_the_result_or_why_the_job_died(jobctl: CommandLine) -> None:
+    with jobctl.worker():
+        result = jobctl.ok("publish", "hot.work", "--payload", '{"n": 5}', "--wait")
+        assert json.loads(result) == {"n": 5}
+        dead = jobctl.fails("publish", "hot.work", "--payload", '{"fail": true}', "--wait")
+        assert "is dead (permanent): it was told to" in dead
+
+
+def test_wait_gives_up_after_the_timeout(jobctl: CommandLine) -> None:
+    late = jobctl.fails("publish", "hot.work", "--payload", "{}", "--wait", "--timeout", "100ms")
+    assert "not ended within 0.1 s" in late
+    assert "jobctl jobs watch" in late
+
+
+def test_a_thousand_lines_are_a_thousand_jobs(jobctl: CommandLine) -> None:
+    lines = "".join(f'{{"n": {n}}}\n' for n in range(1_000))
+    ids = jobctl.ok("publish", "backfill.work", "--payload", "-", "--key", "run", stdin=lines)
+    assert len(set(ids.split())) == 1_000
+    lanes = {lane["lane"]: lane for lane in jobctl.json("lanes")}
+    assert lanes["backfill"]["jobs"] == {"queued": 1_000}
+    again = jobctl.run("publish", "backfill.work", "--payload", "-", "--key", "run", stdin=lines)
+    assert again.returncode == 0
+    assert "0 published; 1000 were known already" in " ".join(again.stderr.split())
+
+
+def test_bad_lines_are_named_and_the_good_ones_published(jobctl: CommandLine) -> None:
+    lines = '{"n": 1}\n{bad\n\n{"n": "x"}\n[1]\n{"n": 2}'
+    done = jobctl.run("publish", "hot.work", "--payload", "-", "--json", stdin=lines)
+    rows = {row["line"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert done.returncode == 1
+    assert {number for number, row in rows.items() if "error" in row} == {2, 4, 5}
+    assert {number for number, row in rows.items() if "job_id" in row} == {1, 6}
+    assert "3 lines were not published" in done.stderr
+
+
+def test_one_json_object_over_several_lines_is_one_job(jobctl: CommandLine) -> None:
+    job_id = jobctl.ok("publish", "hot.work", "--payload", "-", stdin='{\n  "n": 3\n}\n').strip()
+    assert jobctl.json("jobs", "show", job_id)["payload"] == {"n": 3}
+
+
+def test_waits_for_all_lines(jobctl: CommandLine) -> None:
+    with jobctl.worker():
+        rows = jobctl.ok(
+            "publish", "hot.work", "--payload", "-", "--wait", stdin='{"n": 1}\n{"n": 2}\n'
+        )
+        assert [row.split()[1] for row in rows.splitlines()] == ["succeeded", "succeeded"]
+
+
+def test_a_reader_that_goes_away_is_no_error_to_show(jobctl: CommandLine) -> None:
+    jobctl.ok("publish", "backfill.work", "--payload", "-", stdin="{}\n" * 300)
+    piped = subprocess.run(
+        f"{JOBCTL} jobs list --limit 300 --json | head -1",
+        shell=True,
+        env=jobctl.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert piped.stdout == "[\n"
+    assert piped.stderr == ""

@@ -1,0 +1,154 @@
+"""`jobctl demo` and `jobctl up`: the whole system, from nothing, and nothing left behind."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import JOBCTL, CommandLine, clean_environment
+from tests.support.brokers import TestBroker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+DEMO_TIMEOUT = 120
+
+
+@pytest.fixture
+def environment(broker310: TestBroker, tmp_path: Path) -> dict[str, str]:
+    """A shell that knows a broker, in an empty directory."""
+    return clean_environment(
+        amqp_url=broker310.amqp_url, management_url=broker310.management_url
+    ) | {"TMPDIR": str(tmp_path), "SWITCHYARD_TEST_RUN": str(tmp_path)}
+
+
+def processes_of(tmp_path: Path) -> list[int]:
+    """Processes that still have this test's environment."""
+    mark = f"SWITCHYARD_TEST_RUN={tmp_path}".encode()
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (directory / "environ").read_bytes():
+                found.append(int(directory.name))
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+def demo(
+    environment: dict[str, str], tmp_path: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(JOBCTL), "demo", *arguments],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEMO_TIMEOUT,
+        check=False,
+    )
+
+
+def test_demo_does_it_all_and_leaves_nothing(
+    environment: dict[str, str], tmp_path: Path, broker310: TestBroker
+) -> None:
+    done = demo(environment, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Virtual host: switchyard-demo" in done.stderr
+    assert done.stdout.count(" done ") >= 8
+    assert "demo_flaky failed 2 times" in done.stdout
+    assert "was redriven with --set payload.parts=4, then succeeded" in done.stdout
+    assert "Why the Ocean Has Tides" in done.stdout
+    assert "Everything is as it should be" in done.stdout
+    assert processes_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+    vhosts = broker310.node.rabbitmqctl("list_vhosts")
+    assert "switchyard-demo" not in vhosts
+
+
+def test_demo_reports_a_damaged_file_and_goes_on_with_the_others(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    from services.samples import sample
+
+    (tmp_path / "good.pdf").write_bytes(sample(0).content)
+    (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.7 and then nothing of the kind")
+    done = demo(environment, tmp_path, "good.pdf", "bad.pdf", "missing.pdf")
+    assert done.returncode == 1, done.stdout + done.stderr
+    rows = {
+        line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if ".pdf " in line
+    }
+    assert (rows["good.pdf"], rows["bad.pdf"], rows["missing.pdf"]) == ("done", "failed", "failed")
+    assert "2 of 3 documents failed" in done.stderr
+    assert processes_of(tmp_path) == []
+
+
+def test_interrupted_demo_stops_what_it_started(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen(
+            [str(JOBCTL), "demo"], env=environment, cwd=tmp_path, stdout=out, stderr=out
+        )
+    deadline = time.monotonic() + 60
+    while "documents done" not in (tmp_path / "out").read_text():
+        assert process.poll() is None, (tmp_path / "out").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(40) == 130
+    assert processes_of(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_up_runs_until_it_is_told_and_restarts_what_dies(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen(
+            [str(JOBCTL), "up"], env=environment, cwd=tmp_path, stdout=out, stderr=out
+        )
+
+    def until_said(text: str) -> None:
+        deadline = time.monotonic() + 60
+        while text not in (said := (tmp_path / "out").read_text()):
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)
+
+    try:
+        until_said("Ctrl-C stops everything.")
+        data = tmp_path / ".switchyard"
+        assert oct((data / "env").stat().st_mode & 0o777) == "0o600"
+        exports = dict(
+            line.removeprefix("export ").split("=", 1)
+            for line in (data / "env").read_text().splitlines()
+        )
+        shell = CommandLine(
+            clean_environment() | {key: value.strip("'") for key, value in exports.items()},
+            tmp_path,
+        )
+        until_said("Ctrl-C stops everything.")
+        while len(workers := shell.json("workers")) < 4:
+            assert process.poll() is None
+        llm = next(worker for worker in workers if worker["kinds"] == ["llm"])
+        os.kill(llm["pid"], signal.SIGKILL)
+        until_said("worker-llm ended (SIGKILL)")
+        until_said("worker-llm runs again")
+        second = subprocess.run(
+            [str(JOBCTL), "up"],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert second.returncode == 1
+        assert "already" in second.stderr
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    assert process.returncode == 0, (tmp_path / "out").read_text()
+    assert processes_of(tmp_path) == []

@@ -1,0 +1,87 @@
+"""`jobctl worker` and `jobctl scheduler`: what they need, and how they stop."""
+
+import os
+import signal
+
+from tests.acceptance.conftest import CommandLine
+
+
+def test_sigterm_gives_jobs_back_and_uses_up_no_attempt(jobctl: CommandLine) -> None:
+    with jobctl.worker("--concurrency", "2") as process:
+        ids = [jobctl.publish(seconds=50) for _ in range(3)]
+        jobctl.until_state(ids[0], "running")
+        jobctl.until_state(ids[1], "running")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    for job_id in ids:
+        job = jobctl.json("jobs", "show", job_id)
+        assert (job["state"], job["attempts"], job["crashes"]) == ("queued", 0, 0)
+    lanes = {lane["lane"]: lane for lane in jobctl.json("lanes")}
+    queues = {queue["name"]: queue["ready"] for queue in lanes["hot"]["queues"]}
+    assert queues["hot.tester"] == 3
+
+
+def test_sigterm_lets_a_job_finish_within_the_grace(jobctl: CommandLine) -> None:
+    jobctl.environment["JOBS_SHUTDOWN_GRACE"] = "20"
+    with jobctl.worker() as process:
+        job_id = jobctl.publish(seconds=2)
+        jobctl.until_state(job_id, "running")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert jobctl.state(job_id) == "succeeded"
+
+
+def test_a_second_signal_ends_it_at_once_and_the_job_is_taken_over(jobctl: CommandLine) -> None:
+    jobctl.environment["JOBS_SHUTDOWN_GRACE"] = "60"
+    with jobctl.worker() as process:
+        job_id = jobctl.publish(seconds=3)
+        jobctl.until_state(job_id, "running")
+        process.send_signal(signal.SIGINT)
+        while "stopping" not in jobctl.log_of("worker"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 130
+    with jobctl.worker():
+        jobctl.ok("jobs", "watch", job_id)
+
+
+def test_worker_says_what_is_missing(bare: CommandLine) -> None:
+    assert "run `jobctl topology apply`" in bare.fails("worker", "tester")
+    bare.ok("topology", "apply")
+    assert "run `jobctl db upgrade`" in bare.fails("worker", "tester")
+    assert bare.ok("db", "upgrade") == "The ledger is up to date.\n"
+    assert bare.ok("db", "upgrade") == "The ledger is up to date.\n"
+
+
+def test_worker_of_an_unknown_kind_or_lane_is_refused(jobctl: CommandLine) -> None:
+    unknown = jobctl.fails("worker", "nobody")
+    assert "kinds with work are: embed, ingest, link, llm, tester" in unknown
+    assert "its lanes are: hot, backfill" in jobctl.fails("worker", "tester", "--lanes", "vlm_ocr")
+    assert "can't import the job module 'nope'" in jobctl.fails(
+        "worker", "tester", "--include", "nope"
+    )
+    assert "KIND" in jobctl.fails("worker", code=2)
+
+
+def test_worker_without_a_broker_says_so(jobctl: CommandLine) -> None:
+    jobctl.environment["JOBS_AMQP_URL"] = "amqp://localhost:1/"
+    assert "can't connect to the broker at localhost:1" in jobctl.fails("worker", "tester")
+    assert "can't connect to the broker at localhost:1" in jobctl.fails("scheduler")
+
+
+def test_all_kinds_in_one_process(jobctl: CommandLine) -> None:
+    with jobctl.started("worker", "all"):
+        job_id = jobctl.publish(n=1)
+        jobctl.ok("jobs", "watch", job_id)
+        (worker,) = jobctl.json("workers")
+        assert worker["kinds"] == ["embed", "ingest", "link", "llm", "tester"]
+
+
+def test_scheduler_publishes_what_is_due_and_stops_in_order(jobctl: CommandLine) -> None:
+    with jobctl.worker(), jobctl.started("scheduler") as scheduler:
+        job_id = jobctl.ok(
+            "publish", "hot.work", "--payload", "{}", "--delay", "500ms", "--wait", "--json"
+        )
+        assert '"state": "succeeded"' in job_id
+        os.kill(scheduler.pid, signal.SIGTERM)
+        assert scheduler.wait(20) == 0

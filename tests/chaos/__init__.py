@@ -1,0 +1,1 @@
+"""What is killed, cut, paused or filled up on purpose: nothing that was accepted may be lost."""

@@ -1,0 +1,94 @@
+"""The broker dies, or takes nothing in: what it has confirmed is there afterwards."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.errors import Blocked, BrokerAway
+from broker.node import LocalNode
+from services.ledger import State
+from services.publishing import job_id_of
+from tests.support.brokers import TestBroker
+from tests.support.chaos import (
+    Effects,
+    assert_all_accounted_for,
+    open_chaos,
+    publish_all,
+    requests_of,
+    write,
+)
+from tests.support.eventually import eventually
+from tests.support.worker_process import Processes
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+
+
+async def test_broker_killed_in_the_middle_of_2000_jobs_loses_none(
+    own_node: Callable[..., LocalNode], sqlite_url: str, tmp_path: Path
+) -> None:
+    node = await asyncio.to_thread(own_node)
+    broker = TestBroker("3.10", "classic", "/", node)
+    async with (
+        open_chaos(broker, sqlite_url, tmp_path) as system,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        effects = Effects(tmp_path)
+        await asyncio.gather(*(processes.start("worker", slots=8) for _ in range(2)))
+        requests = [*requests_of(1_900, seconds=0.002), *requests_of(100, fail_attempts=1)]
+        publishing = asyncio.create_task(publish_all(system, requests, batch=50, timeout=100))
+        await effects.reach("done", 500)
+        assert not publishing.done()
+
+        await asyncio.to_thread(node.kill)
+        await asyncio.to_thread(node.start)
+
+        accepted = await publishing
+        assert len(accepted) == 2_000
+        await assert_all_accounted_for(system, accepted)
+
+
+async def test_alarm_refuses_publishers_and_running_jobs_end_when_it_is_over(
+    own_node: Callable[..., LocalNode], sqlite_url: str, tmp_path: Path
+) -> None:
+    node = await asyncio.to_thread(own_node)
+    broker = TestBroker("3.10", "classic", "/", node)
+    async with (
+        open_chaos(broker, sqlite_url, tmp_path, confirm_timeout=1) as system,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        effects = Effects(tmp_path)
+        await processes.start("worker", slots=8, reserve=0)
+        accepted = await publish_all(
+            system,
+            [
+                *requests_of(2, until="alarm"),
+                *requests_of(2, until="alarm", fail_attempts=1),
+                *requests_of(2, until="alarm", then=True),
+            ],
+        )
+        await effects.reach("started", 6)
+
+        await ctl(node, "set_vm_memory_high_watermark", "absolute", "1MB")
+        late = requests_of(5)
+
+        async def refused() -> list[type]:
+            outcomes = await system.jobs.publish_many(late)
+            kinds = [type(outcome) for outcome in outcomes]
+            assert set(kinds) <= {Blocked, BrokerAway}
+            return kinds if Blocked in kinds else []
+
+        await eventually(refused, what="publishers are told of the alarm")
+        write(tmp_path, "alarm")
+        await system.wait_until_all(accepted[:2], State.SUCCEEDED)
+        assert set((await system.ledger.states(accepted[2:])).values()) == {State.RUNNING}
+
+        await ctl(node, "set_vm_memory_high_watermark", "absolute", "2GB")
+        accepted += [job_id_of(job_id, "effect", 0) for job_id in accepted[4:]]
+        accepted += await publish_all(system, late)
+        await assert_all_accounted_for(system, accepted)
+
+
+async def ctl(node: LocalNode, *arguments: str) -> None:
+    await asyncio.to_thread(node.rabbitmqctl, *arguments)

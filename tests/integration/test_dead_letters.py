@@ -1,0 +1,257 @@
+"""The ledger's index of dead letters: it follows `jobs.dead.log`, whoever gave the jobs up."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from broker.dead import DeathCertificate, Reason
+from broker.errors import LaneFull
+from broker.lanes import DEAD_EXCHANGE, DEAD_LOG_QUEUE
+from broker.message import JobMessage, now
+from broker.node import LOOPBACK
+from broker.publisher import envelope_of
+from broker.wire import Envelope
+from services.dead_letters import DeadLetterIndexer, index_waiting
+from services.ledger import DeadLetter, Ledger, LedgerUnavailable, NewJob, State
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.system import System, lanes_with, open_system
+from tests.support.tcp_proxy import TcpProxy
+
+
+@asynccontextmanager
+async def indexing(system: System, **settings: Any) -> AsyncIterator[None]:
+    """The indexer runs, as it does in the scheduler."""
+    own = system.settings.model_copy(update=settings)
+    task = asyncio.create_task(DeadLetterIndexer(own, system.ledger, system.registry).run())
+    yield
+    assert not task.done(), task.result()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def entry(system: System, letter_id: str) -> DeadLetter:
+    """The index's entry, as soon as it is there."""
+    found: DeadLetter = await eventually(
+        lambda: system.ledger.get_dead(letter_id), what=f"an entry of {letter_id}"
+    )
+    return found
+
+
+# --- who gave the job up, and why -------------------------------------------------------------
+
+
+async def test_job_that_the_broker_expires_is_indexed_and_dead(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(ttl_seconds={"hot": 1})
+    async with open_system(broker, sqlite_url, lanes=lanes) as system, indexing(system):
+        job_id = await system.publish("hot.noop", {"n": 7})
+        record = await system.wait_for_state(job_id, State.DEAD)
+        assert record.reason == "expired"
+
+        letter = await entry(system, job_id)
+        assert (letter.reason, letter.lane, letter.job_type) == ("expired", "hot", "noop")
+        assert (letter.routing_key, letter.worker) == ("hot.noop", "llm")
+        assert (letter.state, letter.copies, letter.redrives) == ("waiting", 1, 0)
+        assert JobMessage.decode(letter.body).payload == {"n": 7}
+        assert abs(letter.dead_at - now().timestamp()) < 10
+
+
+async def test_job_that_overflows_a_hot_lane_is_indexed_and_dead(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(max_length={"hot": 2})
+    async with open_system(broker, sqlite_url, lanes=lanes) as system, indexing(system):
+        job_id = ""
+        with pytest.raises(LaneFull) as refusal:
+            for number in range(10):  # a quorum queue takes some more than its length
+                job_id = f"job-{number}"
+                await system.publish("hot.noop", job_id=job_id)
+        assert refusal.value.dead_lettered
+
+        letter = await entry(system, job_id)
+        assert (letter.reason, letter.routing_key) == ("overflowed", "hot.noop")
+        record = await system.record(job_id)
+        assert (record.state, record.reason) == (State.DEAD, "overflowed")
+
+
+async def test_recorded_job_that_no_queue_takes_is_indexed_and_dead(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system, indexing(system):
+        message = JobMessage(job_type="ghost", payload={})
+        await system.ledger.record(NewJob(message, "hot", "llm", "hot.ghost"))
+        await system.wire.publish(message, "hot.ghost")
+
+        record = await system.wait_for_state(message.job_id, State.DEAD)
+        assert record.reason == "unroutable"
+        letter = await entry(system, message.job_id)
+        assert (letter.reason, letter.routing_key) == ("unroutable", "hot.ghost")
+        assert (letter.lane, letter.job_type, letter.worker) == ("hot", "ghost", None)
+
+
+async def test_job_that_a_worker_gave_up_is_indexed_with_all_that_is_known(
+    broker: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker, database_url) as system, indexing(system):
+        worker = await system.start_worker()
+        job_id = await system.publish("hot.scripted", {"steps": ["raise"]}, max_attempts=2)
+
+        letter = await entry(system, job_id)
+        assert (letter.reason, letter.attempts, letter.redrives) == ("exhausted", 2, 0)
+        assert (letter.error_type, letter.error_message) == ("RuntimeError", "it failed")
+        assert letter.traceback is not None
+        assert "RuntimeError: it failed" in letter.traceback
+        assert letter.headers["x-dead-worker"] == worker.worker_id
+        assert letter.headers["x-dead-queue"] == "hot.llm"
+        assert JobMessage.decode(letter.body).metadata.attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("payload", "options", "reason"),
+    [
+        ({"steps": ["permanent"]}, {}, "permanent"),
+        ({"steps": ["discard"]}, {}, "permanent"),
+        ({"steps": ["done"]}, {"expires_at": now() - timedelta(seconds=1)}, "expired"),
+    ],
+)
+async def test_each_reason_of_a_worker_is_kept(
+    broker310: TestBroker,
+    sqlite_url: str,
+    payload: dict[str, Any],
+    options: dict[str, Any],
+    reason: str,
+) -> None:
+    async with open_system(broker310, sqlite_url) as system, indexing(system):
+        await system.start_worker()
+        job_id = await system.publish("hot.scripted", payload, **options)
+        assert (await entry(system, job_id)).reason == reason
+        assert (await system.record(job_id)).reason == reason
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff\x00not json\xfe", b'{"job_id": "no more"}', b""], ids=["bytes", "json", "empty"]
+)
+async def test_raw_bytes_of_a_malformed_message_are_kept(
+    broker310: TestBroker, database_url: str, body: bytes
+) -> None:
+    async with open_system(broker310, database_url) as system, indexing(system):
+        await system.start_worker()
+        await system.publish_raw("hot.noop", body)
+        [letter] = await eventually(system.letters)
+        assert letter.id.startswith("raw-")
+        assert letter.delivery.body == body
+
+        indexed = await entry(system, letter.id)
+        assert (indexed.body, indexed.reason, indexed.job_id) == (body, "malformed", None)
+        assert indexed.error_type == "MalformedMessage"
+
+
+# --- following the log ------------------------------------------------------------------------
+
+
+async def test_index_catches_up_with_what_waited(broker: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        ids = [f"job-{number:03}" for number in range(450)]
+        await asyncio.gather(*(bury(system, job_id) for job_id in ids))
+        assert await index_waiting(system.settings, system.ledger, system.registry) == 450
+        assert await system.ready(DEAD_LOG_QUEUE) == 0
+        assert await index_waiting(system.settings, system.ledger, system.registry) == 0
+
+        page = await system.ledger.list_dead(limit=1_000)
+        assert sorted(letter.id for letter in page.items) == ids
+        assert len(await system.letters()) == 450
+
+
+async def test_index_goes_on_after_a_cut_and_loses_no_letter(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with (
+        open_system(broker310, sqlite_url) as system,
+        TcpProxy(LOOPBACK, broker310.node.amqp_port) as proxy,
+        indexing(system, amqp_url=SecretStr(proxy.url(broker310.amqp_url))),
+    ):
+        for number in range(5):
+            cut = proxy.cut_after(1_000, "to_client")
+            await asyncio.gather(*(bury(system, f"job-{number}-{each}") for each in range(20)))
+            await asyncio.wait_for(cut.wait(), 10)
+
+        async def all_indexed() -> bool:
+            return len((await system.ledger.list_dead(limit=1_000)).items) == 100
+
+        await eventually(all_indexed)
+        await system.wait_until_ready(DEAD_LOG_QUEUE, 0)
+
+
+async def test_index_goes_on_after_the_ledger_was_away(
+    broker310: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index_dead, away = Ledger.index_dead, asyncio.Event()
+
+    async def sometimes(ledger: Ledger, letters: Any) -> None:
+        if not away.is_set():
+            away.set()
+            raise LedgerUnavailable("for this once")
+        await index_dead(ledger, letters)
+
+    monkeypatch.setattr(Ledger, "index_dead", sometimes)
+    async with open_system(broker310, sqlite_url) as system, indexing(system):
+        await bury(system, "job")
+        assert (await entry(system, "job")).copies == 1
+        assert away.is_set()
+
+
+async def test_letter_with_nonsense_for_headers_does_not_stop_the_index(
+    broker310: TestBroker, database_url: str
+) -> None:
+    nonsense: list[dict[str, Any]] = [
+        {"x-dead-reason": 5, "x-dead-dead-at": 7, "x-dead-attempts": "many"},
+        {"x-dead-reason": "exhausted", "x-dead-routing-key": ["hot"], "x-dead-message": None},
+        {"x-dead-reason": "exhausted", "x-dead-dead-at": "0001-01-01T00:00:00"},
+        {"x-dead-reason": "exhausted", "x-dead-dead-at": "9999-12-31T23:59:59+00:00"},
+        {"x-death": "nonsense"},
+        {"x-death": [{"reason": 1, "routing-keys": [b"\xff"], "time": "late"}]},
+        {"x-dead-reason": "exhausted", "other": {"deep": [b"\xff", {"deeper": now()}]}},
+    ]
+    async with open_system(broker310, database_url) as system, indexing(system):
+        for number, headers in enumerate(nonsense):
+            body = JobMessage(job_id=f"job-{number}", job_type="noop", payload={}).encode()
+            await system.wire.send(
+                DEAD_EXCHANGE, "hot.noop", Envelope(body, f"job-{number}", headers=headers)
+            )
+        huge = b'{"job_id": "huge", "job_type": "noop", "payload": {}, "metadata": %s}'
+        body = huge % b'{"attempts": 99999999999999999999999}'
+        await system.wire.send(DEAD_EXCHANGE, "hot.noop", Envelope(body, "huge"))
+        await bury(system, "after")
+
+        await entry(system, "after")
+        for number in range(len(nonsense)):
+            assert (await entry(system, f"job-{number}")).state == "waiting"
+        await system.wait_until_ready(DEAD_LOG_QUEUE, 0)
+        assert len(await system.letters()) == len(nonsense) + 2
+
+
+async def test_letters_of_one_job_are_one_entry_with_two_copies(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url) as system, indexing(system):
+        await bury(system, "twice")
+        await bury(system, "twice")
+
+        async def both() -> bool:
+            return (await entry(system, "twice")).copies == 2
+
+        await eventually(both)
+
+
+async def bury(system: System, job_id: str) -> None:
+    """Give a job up, as a worker does."""
+    message = JobMessage(job_id=job_id, job_type="noop", payload={})
+    certificate = DeathCertificate(Reason.EXHAUSTED, "hot.noop", message="no use")
+    await system.wire.send(DEAD_EXCHANGE, "hot.noop", envelope_of(message, certificate.headers()))

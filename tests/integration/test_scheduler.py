@@ -1,0 +1,337 @@
+"""The scheduler: delayed jobs, the outbox, jobs of workers that fell silent, and the lease."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from broker.message import now
+from broker.node import LOOPBACK
+from services.ledger import ClaimRequest, NewJob, State, to_message
+from services.publishing import JobRequest, prepare
+from services.scheduler import Pace, Scheduler, Turn
+from tests.support.brokers import TestBroker
+from tests.support.chaos import CHAOS_MODULES, Effects
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.system import System, lanes_with, open_system
+from tests.support.tcp_proxy import TcpProxy
+from tests.support.worker_process import Processes
+
+QUICK = Pace(turn=0.05, lease=1.0, pending=0.3, silent=0.3)
+
+
+@asynccontextmanager
+async def scheduling(
+    system: System, pace: Pace = QUICK, **settings: Any
+) -> AsyncIterator[Scheduler]:
+    """A scheduler that runs, `settings` being its own."""
+    own = system.settings.model_copy(update=settings)
+    scheduler = Scheduler(own, system.registry, system.ledger, pace=pace)
+    task = asyncio.create_task(scheduler.run())
+    try:
+        yield scheduler
+    finally:
+        scheduler.stop()
+        await asyncio.wait_for(task, 20)
+
+
+@asynccontextmanager
+async def by_hand(system: System, pace: Pace = QUICK, **settings: Any) -> AsyncIterator[Scheduler]:
+    """A scheduler that takes its turns when the test says so."""
+    own = system.settings.model_copy(update=settings)
+    scheduler = Scheduler(own, system.registry, system.ledger, pace=pace)
+    yield scheduler
+    await scheduler.close()
+
+
+async def record(system: System, routing_key: str = "hot.noop", **options: Any) -> NewJob:
+    """A job that was recorded and not published."""
+    new = prepare(system.registry, JobRequest(routing_key, {}, **options))
+    await system.ledger.record(new)
+    return new
+
+
+# --- delayed jobs -----------------------------------------------------------------------------
+
+
+async def test_delayed_job_runs_at_its_time_and_not_before(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url) as system, scheduling(system):
+        await system.start_worker()
+        published_at = time.monotonic()
+        job_id = await system.publish("hot.noop", delay=0.8)
+        assert await system.state(job_id) == State.SCHEDULED
+
+        await system.wait_for_state(job_id, State.SUCCEEDED)
+        [start] = journal.starts_of(job_id)
+        assert 0.8 <= start.at - published_at < 3
+
+
+async def test_age_of_a_delayed_job_counts_from_its_time_on(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(ttl_seconds={"hot": 2})
+    async with open_system(broker310, sqlite_url, lanes=lanes) as system:
+        await system.start_worker()
+        long_ago = now() - timedelta(hours=1)
+        new = await record(system, delay=0.01)
+        old = new.message.with_metadata(created_at=long_ago, queued_at=long_ago)
+        late = NewJob(
+            old.model_copy(update={"job_id": "late"}), "hot", "llm", "hot.noop", run_at=1.0
+        )
+        await system.ledger.record(late)
+
+        async with scheduling(system):
+            await system.wait_for_state("late", State.SUCCEEDED)
+
+
+async def test_scheduled_job_that_finds_its_lane_full_waits_for_room(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(max_length={"backfill": 1})
+    async with (
+        open_system(broker310, sqlite_url, lanes=lanes) as system,
+        by_hand(system) as scheduler,
+    ):
+        first = await system.publish("backfill.noop")
+        second = await system.publish("backfill.noop", delay=0.01)
+        await asyncio.sleep(0.02)  # its time comes
+
+        assert await scheduler.turn() == Turn(refused=1)
+        assert await system.state(second) == State.SCHEDULED
+        await system.start_worker()
+        await system.wait_for_state(first, State.SUCCEEDED)
+        assert await scheduler.turn() == Turn(scheduled=1)
+        await system.wait_for_state(second, State.SUCCEEDED)
+
+
+async def test_scheduled_job_that_overflows_a_hot_lane_is_dead_and_not_tried_again(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(max_length={"hot": 1})
+    async with (
+        open_system(broker310, sqlite_url, lanes=lanes) as system,
+        by_hand(system) as scheduler,
+    ):
+        await system.publish("hot.noop")
+        second = await system.publish("hot.noop", delay=0.01)
+        await asyncio.sleep(0.02)  # its time comes
+
+        assert await scheduler.turn() == Turn(refused=1)
+        assert (await system.record(second)).reason == "overflowed"
+        assert await scheduler.turn() == Turn()
+        assert [letter.id for letter in await system.letters()] == [second]
+
+
+async def test_scheduler_waits_for_a_broker_that_is_away(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with (
+        open_system(broker310, sqlite_url) as system,
+        TcpProxy(LOOPBACK, broker310.node.amqp_port) as proxy,
+    ):
+        proxy.refuse()
+        through_proxy = SecretStr(proxy.url(broker310.amqp_url))
+        async with scheduling(system, amqp_url=through_proxy) as scheduler:
+            job_id = await system.publish("hot.noop", delay=0.01)
+            await asyncio.wait_for(scheduler.is_active.wait(), 10)
+            await system.start_worker()
+            await asyncio.sleep(4 * QUICK.turn)  # some turns that can't publish
+            assert await system.state(job_id) == State.SCHEDULED
+
+            await proxy.accept()
+            await system.wait_for_state(job_id, State.SUCCEEDED)
+
+
+# --- the outbox -------------------------------------------------------------------------------
+
+
+async def test_record_without_a_publish_is_published_once_it_is_old(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url) as system:
+        new = await record(system)
+        async with by_hand(system, Pace(pending=60)) as patient:
+            assert await patient.turn() == Turn()
+
+        async with scheduling(system):
+            await system.wait_for_state(new.message.job_id, State.QUEUED)
+            await system.start_worker()
+            await system.wait_for_state(new.message.job_id, State.SUCCEEDED)
+        assert journal.runs(new.message.job_id) == 1
+
+
+async def test_job_of_a_publisher_that_died_between_record_and_publish_runs(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    options = {"modules": CHAOS_MODULES, "data_dir": tmp_path}
+    async with (
+        open_system(broker310, sqlite_url, **options) as system,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        publisher = await processes.start("record", routing_key="hot.effect", job_id="orphan")
+        publisher.kill()
+        await publisher.ended()
+        assert await system.state("orphan") == State.PENDING
+
+        await system.start_worker()
+        async with scheduling(system):
+            await system.wait_for_state("orphan", State.SUCCEEDED)
+        assert Effects(tmp_path).ids("done") == ["orphan"]
+
+
+# --- jobs of workers that fell silent ---------------------------------------------------------
+
+
+async def lose(system: System, worker_id: str) -> str:
+    """A job that a worker claimed before it died, and that the broker has lost as well."""
+    new = await record(system)
+    await system.ledger.register_worker(
+        worker_id, kinds=["llm"], lanes=["hot"], host="here", pid=1, concurrency=1
+    )
+    claim = ClaimRequest(
+        message=new.message,
+        lane=new.lane,
+        worker=new.worker,
+        routing_key=new.routing_key,
+        worker_id=worker_id,
+        claim_id=f"{worker_id}/1",
+        now=time.time(),
+    )
+    await system.ledger.claim(claim)
+    return new.message.job_id
+
+
+async def test_job_that_broker_and_worker_have_lost_is_published_again_once(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url) as system, by_hand(system) as scheduler:
+        job_id = await lose(system, "silent")
+        turns: list[Turn] = []
+
+        async def lost() -> int:
+            turns.append(await scheduler.turn())
+            return turns[-1].lost
+
+        await eventually(lost)
+        assert [await scheduler.turn() for _ in range(3)] == [Turn()] * 3
+        await system.wait_until_ready("hot.llm", 1)
+
+        await system.start_worker()
+        record = await system.wait_for_state(job_id, State.SUCCEEDED)
+        assert record.crashes == 1
+        assert [line.outcome for line in record.timeline] == ["crashed"]
+        assert [await scheduler.turn() for _ in range(2)] == [Turn()] * 2
+
+
+async def test_lost_job_that_could_not_be_published_is_tried_in_the_next_turn(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with (
+        open_system(broker310, sqlite_url) as system,
+        TcpProxy(LOOPBACK, broker310.node.amqp_port) as proxy,
+    ):
+        proxy.refuse()
+        job_id = await lose(system, "silent")
+        await system.ledger.stopped("silent")
+        through_proxy = SecretStr(proxy.url(broker310.amqp_url))
+        async with by_hand(system, amqp_url=through_proxy) as scheduler:
+            assert await scheduler.turn() == Turn(refused=1)
+            assert await system.state(job_id) == State.RUNNING
+
+            await proxy.accept()
+            assert await scheduler.turn() == Turn(lost=1)
+            assert await scheduler.turn() == Turn()
+
+
+async def test_copy_of_a_job_that_runs_after_all_does_not_disturb_it(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        worker = await system.start_worker()
+        job_id = await system.publish("hot.gated")
+        await journal.started(job_id)
+        message = to_message(await system.record(job_id))
+        for _ in range(2):
+            await system.wire.publish(message, "hot.gated")
+        journal.release(job_id)
+        record = await system.wait_for_state(job_id, State.SUCCEEDED)
+        await eventually(lambda: worker.worker.counters.skipped == 2)
+        assert journal.runs(job_id) == 1
+        assert (record.crashes, record.timeline) == (0, ())
+
+
+async def test_jobs_of_a_worker_that_lives_are_left_alone(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with (
+        open_system(broker310, sqlite_url, takeover_after=0.4) as system,
+        by_hand(system, Pace(silent=1)) as scheduler,
+    ):
+        await system.start_worker()
+        job_id = await system.publish("hot.gated")
+        await journal.started(job_id)
+        await asyncio.sleep(1.2)  # longer than silence may last
+        assert await scheduler.turn() == Turn()
+        journal.release(job_id)
+
+
+# --- the lease --------------------------------------------------------------------------------
+
+
+async def test_second_scheduler_stands_by_and_takes_over_when_the_first_is_killed(
+    broker310: TestBroker, database_url: str, tmp_path: Path
+) -> None:
+    options = {"modules": CHAOS_MODULES, "data_dir": tmp_path}
+    async with (
+        open_system(broker310, database_url, **options) as system,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        first = await processes.start("scheduler", turn=0.05, lease=1.0)
+        await system.publish("hot.effect", delay=0.01, job_id="by-first")
+        await system.wait_for_state("by-first", State.QUEUED)
+        async with scheduling(system) as second:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(second.is_active.wait(), 2 * QUICK.lease)
+
+            first.kill()
+            killed_at = time.monotonic()
+            await asyncio.wait_for(second.is_active.wait(), 10)
+            assert time.monotonic() - killed_at < QUICK.lease + 1.5
+            await system.publish("hot.effect", delay=0.01, job_id="by-second")
+            await system.wait_for_state("by-second", State.QUEUED)
+
+
+async def test_scheduler_that_stops_hands_over_at_once(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    patient = Pace(turn=0.05, lease=60)
+    async with open_system(broker310, sqlite_url) as system:
+        async with scheduling(system, patient) as first:
+            await asyncio.wait_for(first.is_active.wait(), 10)
+            second = asyncio.create_task(wait_for_turn(system, patient))
+        await asyncio.wait_for(second, 5)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'Connection.close' was never awaited")
+async def test_scheduler_can_be_stopped_at_any_moment_of_its_start(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        for step in range(40):
+            async with scheduling(system) as scheduler:
+                await scheduler.is_active.wait()
+                await asyncio.sleep(step * 0.0005)
+
+
+async def wait_for_turn(system: System, pace: Pace) -> None:
+    async with scheduling(system, pace) as scheduler:
+        await scheduler.is_active.wait()

@@ -1,0 +1,313 @@
+"""Jobs that leave a trace of every run, and the one question that every chaos test ends with:
+is each accepted job accounted for?"""
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from broker.errors import PublishError
+from services.context import JobContext
+from services.ledger import LedgerUnavailable, State
+from services.outcomes import Done, Job, Next, Outcome, PermanentError
+from services.publishing import InvalidJob, JobRequest, Published
+from services.registry import job
+from tests.support.eventually import eventually
+from tests.support.system import Broker, System, open_system
+from tests.support.worker_process import Process, Processes
+
+CHAOS_MODULES = ("tests.support.chaos",)
+
+
+# --- effects --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A handler began (`started`), failed (`failed`), or came to its good end (`done`)."""
+
+    job_id: str
+    what: str
+    attempt: int
+    worker_id: str
+    at: float
+    """Seconds, on the monotonic clock, which all processes share."""
+
+
+class Effects:
+    """What handlers in all processes did, in a file that survives any of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "effects"
+
+    def note(self, ctx: JobContext, what: str) -> None:
+        line = f"{ctx.job_id} {what} {ctx.attempt} {ctx.worker_id} {time.monotonic()}\n"
+        # One small write with O_APPEND: lines of several processes do not mix.
+        file = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+    def all(self) -> list[Effect]:
+        if not self._file.exists():
+            return []
+        lines = (line.split() for line in self._file.read_text().splitlines())
+        return [
+            Effect(job_id, what, int(attempt), worker_id, float(at))
+            for job_id, what, attempt, worker_id, at in lines
+        ]
+
+    def ids(self, what: str) -> list[str]:
+        """The job of each such effect, in order; as often as it happened."""
+        return [effect.job_id for effect in self.all() if effect.what == what]
+
+    def under_way(self, worker_id: str) -> set[str]:
+        """Jobs that this worker has started and not ended."""
+        own = [effect for effect in self.all() if effect.worker_id == worker_id]
+        ended = {effect.job_id for effect in own if effect.what != "started"}
+        return {effect.job_id for effect in own} - ended
+
+    async def reach(self, what: str, count: int, timeout: float = 30.0) -> None:
+        """Wait until that many jobs have this effect."""
+        await eventually(lambda: len(set(self.ids(what))) >= count, timeout, f"{count} jobs {what}")
+
+
+class Work(BaseModel):
+    """What `effect` does."""
+
+    seconds: float = 0
+    until: str = ""
+    """The name of a file: it does not end before that is in the data directory."""
+    fail_attempts: int = 0
+    """So many first attempts fail."""
+    fail_redrives: int = 0
+    """Every attempt fails until it has been redriven so often."""
+    fail_on: str = ""
+    """It fails for good on the worker of this id."""
+    then: bool = False
+    """One job more is done next."""
+
+
+@job("effect", worker="llm", lanes=("hot", "backfill"), timeout=60)
+async def effect(payload: Work, ctx: JobContext) -> Outcome:
+    """Leaves its trace when it starts and when it is done."""
+    effects = Effects(ctx.settings.data_dir)
+    effects.note(ctx, "started")
+    await asyncio.sleep(payload.seconds)
+    if payload.until:
+        await eventually((ctx.settings.data_dir / payload.until).exists, timeout=60)
+    redrives = ctx.message.metadata.redrives
+    if ctx.attempt <= payload.fail_attempts or redrives < payload.fail_redrives:
+        effects.note(ctx, "failed")
+        raise RuntimeError("it fails, as it was told to")
+    if ctx.worker_id == payload.fail_on:
+        effects.note(ctx, "failed")
+        raise PermanentError("it fails here for good, as it was told to")
+    effects.note(ctx, "done")
+    return Next([Job("effect", {})]) if payload.then else Done()
+
+
+@job("poison", worker="llm", lanes=("hot", "backfill"), timeout=60)
+async def poison(payload: Work, ctx: JobContext) -> Outcome:
+    """Kills the worker that runs it."""
+    Effects(ctx.settings.data_dir).note(ctx, "started")
+    await asyncio.sleep(payload.seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return Done()
+
+
+# --- what the ledger says, and ever said ------------------------------------------------------
+
+_HISTORY = {
+    "sqlite": (
+        "CREATE TABLE history (job_id TEXT, old TEXT, new TEXT)",
+        """CREATE TRIGGER history AFTER UPDATE ON jobs WHEN OLD.state <> NEW.state
+        BEGIN INSERT INTO history VALUES (NEW.id, OLD.state, NEW.state); END""",
+    ),
+    "postgresql": (
+        "CREATE TABLE history (job_id TEXT, old TEXT, new TEXT)",
+        """CREATE FUNCTION keep_history() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN INSERT INTO history VALUES (NEW.id, OLD.state, NEW.state); RETURN NULL; END $$""",
+        """CREATE TRIGGER history AFTER UPDATE ON jobs FOR EACH ROW
+        WHEN (OLD.state <> NEW.state) EXECUTE FUNCTION keep_history()""",
+    ),
+}
+
+
+async def keep_history(database_url: str) -> None:
+    """Have the database itself write down every change of a job's state from now on."""
+    engine = create_async_engine(database_url)
+    async with engine.begin() as connection:
+        for statement in _HISTORY[connection.dialect.name]:
+            await connection.execute(text(statement))
+    await engine.dispose()
+
+
+async def history_of(database_url: str) -> list[tuple[str, str, str]]:
+    """Every change of state since then: job, old state, new state."""
+    engine = create_async_engine(database_url)
+    async with engine.connect() as connection:
+        rows = (await connection.execute(text("SELECT job_id, old, new FROM history"))).all()
+    await engine.dispose()
+    return [(row.job_id, row.old, row.new) for row in rows]
+
+
+async def assert_all_accounted_for(
+    system: System,
+    accepted: Collection[str],
+    *,
+    dead: Collection[str] = (),
+    timeout: float = 60.0,
+) -> None:
+    """Every accepted job ends: those of `dead` are dead, all others have succeeded.
+
+    Exactly once in the ledger (it never leaves `succeeded`, and enters it once), with at least
+    one trace of its handler, and with nothing of it left on the broker but, in `jobs.dead`, one
+    letter for each dead job. Needs `keep_history`.
+    """
+    assert len(set(accepted)) == len(accepted)
+    assert set(dead) <= set(accepted)
+    alive = set(accepted) - set(dead)
+    await system.wait_until_all(accepted, State.SUCCEEDED, State.DEAD, timeout=timeout)
+
+    states = await system.ledger.states(list(accepted))
+    found_dead = {job_id for job_id, state in states.items() if state is State.DEAD}
+    assert found_dead == set(dead), f"dead: {found_dead}, expected: {set(dead)}"
+    changes = await history_of(system.settings.ledger_url)
+    successes = Counter(job_id for job_id, _, new in changes if new == State.SUCCEEDED)
+    assert successes == Counter(alive), "not exactly one success for each"
+    assert not [change for change in changes if change[1] == State.SUCCEEDED], "success undone"
+    missing = alive - set(Effects(system.settings.data_dir).ids("done"))
+    assert not missing, f"succeeded without having run: {sorted(missing)[:10]}"
+
+    await _wait_until_lanes_are_empty(system)
+    assert Counter(letter.id for letter in await system.letters()) == Counter(dead)
+
+
+async def _wait_until_lanes_are_empty(system: System, timeout: float = 20.0) -> None:
+    left: dict[str, int] = {}
+
+    async def empty() -> bool:
+        queues = await system.broker.management.get("/queues/{vhost}")  # type: ignore[attr-defined]
+        left.clear()
+        for queue in queues:
+            if not queue["name"].startswith("jobs.dead") and queue.get("messages"):
+                left[queue["name"]] = queue["messages"]
+        return not left
+
+    try:
+        await eventually(empty, timeout)
+    except AssertionError:
+        raise AssertionError(f"left in the queues after {timeout:g} s: {left}") from None
+
+
+@asynccontextmanager
+async def open_chaos(
+    broker: Broker, database_url: str, directory: Path, **settings: Any
+) -> AsyncIterator[System]:
+    """A system with the jobs of this module, whose ledger keeps its history in itself."""
+    options = {"modules": CHAOS_MODULES, "data_dir": directory} | settings
+    async with open_system(broker, database_url, **options) as system:
+        await keep_history(database_url)
+        yield system
+
+
+# --- publishing -------------------------------------------------------------------------------
+
+
+async def publish_all(
+    system: System, requests: Sequence[JobRequest], *, batch: int = 100, timeout: float = 60.0
+) -> list[str]:
+    """Publish jobs as a careful program does: again, under the same id, what was not accepted.
+
+    Returns the ids of all of them: each was accepted in the end.
+    """
+    accepted: list[str] = []
+    async with asyncio.timeout(timeout):
+        for start in range(0, len(requests), batch):
+            left = list(requests[start : start + batch])
+            while left:
+                left = await _publish(system, left, accepted)
+                if left:
+                    await asyncio.sleep(0.1)
+    return accepted
+
+
+async def _publish(
+    system: System, requests: Sequence[JobRequest], accepted: list[str]
+) -> list[JobRequest]:
+    """Those that were not accepted."""
+    try:
+        outcomes = await system.jobs.publish_many(requests)
+    except LedgerUnavailable:
+        return list(requests)
+    left: list[JobRequest] = []
+    for request, outcome in zip(requests, outcomes, strict=True):
+        if isinstance(outcome, Published):
+            accepted.append(outcome.job_id)
+        elif isinstance(outcome, PublishError):
+            left.append(request)
+        else:
+            raise InvalidJob(str(outcome))
+    return left
+
+
+def requests_of(
+    count: int, routing_key: str = "backfill.effect", **payload: Any
+) -> list[JobRequest]:
+    """That many jobs, with ids of their own."""
+    prefix = os.urandom(4).hex()
+    return [
+        JobRequest(routing_key, payload, job_id=f"{prefix}-{number}") for number in range(count)
+    ]
+
+
+# --- a pool -----------------------------------------------------------------------------------
+
+
+class Pool:
+    """Keeps a number of workers alive, as a service manager does: who dies is started again."""
+
+    def __init__(self, processes: Processes, size: int, **options: Any) -> None:
+        self._processes = processes
+        self._size = size
+        self._options = options
+        self._tasks: list[asyncio.Task[None]] = []
+        self.deaths: list[int] = []
+        """Exit codes of the workers that have ended."""
+
+    async def __aenter__(self) -> "Pool":
+        started = [self._processes.start("worker", **self._options) for _ in range(self._size)]
+        first = await asyncio.gather(*started)
+        self._tasks = [asyncio.create_task(self._keep(process)) for process in first]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, process: Process) -> None:
+        while True:
+            self.deaths.append(await process.ended(timeout=600))
+            process = await self._processes.start("worker", **self._options)
+
+
+def write(directory: Path, name: str) -> None:
+    """Let the jobs go on that wait for this file."""
+    (directory / name).touch()
+
+
+def ids_of(requests: Iterable[JobRequest]) -> list[str]:
+    return [request.job_id for request in requests if request.job_id is not None]

@@ -1,0 +1,327 @@
+"""Job types that do what a test tells them, and say what they have done.
+
+A handler that runs in the test's own process writes into `journal`, so a test waits for a signal
+and not for time:
+
+    job_id = await system.publish("hot.gated")
+    await journal.started(job_id)       # its handler runs now, and waits
+    journal.release(job_id)             # it ends with Done
+
+All are of the workers `llm` (in the lanes hot and backfill) and `embed` (the same), but for
+`tidied`, which is of `link` in hot and maintenance.
+"""
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from broker.message import JobMessage
+from services.context import JobContext
+from services.outcomes import (
+    Discard,
+    Done,
+    Job,
+    Next,
+    Outcome,
+    PermanentError,
+    Retry,
+    RetryableError,
+    Snooze,
+)
+from services.registry import job
+
+SIGNAL_TIMEOUT = 20.0
+CPU_LIMIT = 2.0
+SLOW_LIMIT = 0.2
+MEMORY_LIMIT_MB = 768
+
+
+@dataclass(frozen=True)
+class Start:
+    """A handler has begun."""
+
+    job_id: str
+    job_type: str
+    lane: str
+    attempt: int
+    worker_id: str
+    at: float
+    """Seconds, on the monotonic clock."""
+    message: JobMessage = field(repr=False)
+
+
+class Signals:
+    """Lets tests wait for what is noted somewhere else in this process."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """Something was noted: everybody who waits looks again."""
+        self._changed.set()
+
+    async def until(self, true: Callable[[], bool], timeout: float = SIGNAL_TIMEOUT) -> None:
+        """Wait until `true()` is, asked after each change.
+
+        Raises AssertionError after `timeout` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while not true():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"it did not happen in {timeout:g} s; see {self!r}") from None
+
+
+class Journal(Signals):
+    """What the handlers in this process did, in order; and the gates that hold them."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def __repr__(self) -> str:
+        return f"<Journal: {self.starts}>"
+
+    def clear(self) -> None:
+        """Forget everything; before each test, as signals belong to its event loop."""
+        super().__init__()
+        self.starts: list[Start] = []
+        self.ends: list[str] = []
+        """Job ids of handlers that have ended, in whatever way."""
+        self.cancelled: list[str] = []
+        """Job ids of handlers that were cancelled while they ran."""
+        self._released: set[str] = set()
+        self._all_released = False
+
+    def note_start(self, ctx: JobContext) -> None:
+        message = ctx.message
+        start = Start(
+            ctx.job_id,
+            message.job_type,
+            ctx.lane,
+            ctx.attempt,
+            ctx.worker_id,
+            time.monotonic(),
+            message,
+        )
+        self.starts.append(start)
+        self.changed()
+
+    def note_end(self, job_id: str) -> None:
+        self.ends.append(job_id)
+        self.changed()
+
+    def release(self, *job_ids: str) -> None:
+        """Open the gates of these jobs, whether they wait there already or not."""
+        self._released |= set(job_ids)
+        self.changed()
+
+    def release_all(self) -> None:
+        """Open every gate, for good."""
+        self._all_released = True
+        self.changed()
+
+    async def gate(self, job_id: str) -> None:
+        """Wait until the job is released."""
+        await self.until(lambda: self._all_released or job_id in self._released, timeout=600)
+
+    def starts_of(self, job_id: str) -> list[Start]:
+        """Every time that a handler of this job began."""
+        return [start for start in self.starts if start.job_id == job_id]
+
+    def runs(self, job_id: str) -> int:
+        """How often a handler of this job began."""
+        return len(self.starts_of(job_id))
+
+    async def started(self, *job_ids: str, times: int = 1) -> None:
+        """Wait until a handler of each of these jobs has begun, that often."""
+        await self.until(lambda: all(self.runs(job_id) >= times for job_id in job_ids))
+
+
+journal = Journal()
+
+
+class Note(BaseModel):
+    """The payload of most of these: nothing is required."""
+
+    n: int = 0
+    text: str = ""
+
+
+class Script(BaseModel):
+    steps: list[str]
+    """What each run does, counted over all runs: `done`, `raise`, `permanent`, `retry`,
+    `retry:SECONDS`, `retryable:SECONDS`, `snooze:SECONDS`, `discard`, `nonsense`, `unjsonable`,
+    `huge error`, `cancelled`, `exit`. The last one is for all further runs."""
+
+
+class Spread(BaseModel):
+    """What is to be done next."""
+
+    count: int = 1
+    job_type: str = "received"
+    lane: str | None = None
+    payload: dict[str, Any] = {}
+
+
+class Crunch(BaseModel):
+    """What a process of its own does: `double`, `spin`, `allocate`, `limit`, `die`, `pid`,
+    `unpicklable`, or a step of a script."""
+
+    do: str = "double"
+    n: int = 0
+
+
+@job("noop", worker="llm", lanes=("hot", "backfill"), timeout=30)
+async def noop(payload: Note, ctx: JobContext) -> Outcome:
+    """Ends at once."""
+    journal.note_start(ctx)
+    journal.note_end(ctx.job_id)
+    return Done({"n": payload.n})
+
+
+@job("gated", worker="llm", lanes=("hot", "backfill"), timeout=60)
+async def gated(payload: Note, ctx: JobContext) -> Outcome:
+    """Runs until the test releases it."""
+    journal.note_start(ctx)
+    try:
+        await journal.gate(ctx.job_id)
+    except asyncio.CancelledError:
+        journal.cancelled.append(ctx.job_id)
+        raise
+    finally:
+        journal.note_end(ctx.job_id)
+    return Done({"n": payload.n})
+
+
+@job("stubborn", worker="llm", lanes=("hot",), timeout=60)
+async def stubborn(payload: Note, ctx: JobContext) -> Outcome:
+    """Does not let itself be cancelled until the test releases it."""
+    journal.note_start(ctx)
+    while True:
+        try:
+            await journal.gate(ctx.job_id)
+        except asyncio.CancelledError:
+            journal.cancelled.append(ctx.job_id)
+            journal.note_end(ctx.job_id)
+        else:
+            return Done()
+
+
+@job("scripted", worker="llm", lanes=("hot", "backfill"), timeout=30)
+async def scripted(payload: Script, ctx: JobContext) -> Outcome:
+    """Ends as its script says."""
+    journal.note_start(ctx)
+    run = min(journal.runs(ctx.job_id), len(payload.steps))
+    step, _, argument = payload.steps[run - 1].partition(":")
+    journal.note_end(ctx.job_id)
+    return end_as(step, float(argument) if argument else None)
+
+
+def end_as(step: str, seconds: float | None) -> Any:
+    match step:
+        case "done":
+            return Done({"step": "done"})
+        case "retry":
+            return Retry("asked to", after=seconds)
+        case "snooze":
+            return Snooze(seconds or 0)
+        case "discard":
+            return Discard("not wanted")
+        case "nonsense":
+            return 42
+        case "unjsonable":
+            return Done({"result": object()})
+        case "permanent":
+            raise PermanentError("no use")
+        case "retryable":
+            raise RetryableError("come back", after=seconds)
+        case "cancelled":
+            raise asyncio.CancelledError("of something that it had waited for")
+        case "exit":
+            sys.exit(1)
+        case "huge error":
+            raise RuntimeError("x" * 1_000_000)
+        case _:
+            raise RuntimeError("it failed")
+
+
+@job("slow", worker="llm", lanes=("hot",), timeout=SLOW_LIMIT, max_attempts=1)
+async def slow(payload: Note, ctx: JobContext) -> Outcome:
+    """Never ends by itself; its time limit is short."""
+    journal.note_start(ctx)
+    await asyncio.Event().wait()
+    return Done()
+
+
+@job("spread", worker="llm", lanes=("hot", "backfill"), timeout=30)
+async def spread(payload: Spread, ctx: JobContext) -> Outcome:
+    """Asks for jobs to be done next, `received` by the worker `embed` unless told."""
+    journal.note_start(ctx)
+    following = [
+        Job(payload.job_type, {"n": n, **payload.payload}, lane=payload.lane)
+        for n in range(payload.count)
+    ]
+    return Next(following, {"count": payload.count})
+
+
+@job("received", worker="embed", lanes=("hot", "backfill"), timeout=30)
+async def received(payload: Note, ctx: JobContext) -> Outcome:
+    """What `spread` asks for."""
+    journal.note_start(ctx)
+    return Done({"n": payload.n})
+
+
+@job("tidied", worker="link", lanes=("hot", "maintenance"), timeout=30)
+async def tidied(payload: Note, ctx: JobContext) -> Outcome:
+    """Of another worker, in another lower lane."""
+    journal.note_start(ctx)
+    return Done()
+
+
+@job(
+    "crunched",
+    worker="llm",
+    lanes=("hot", "backfill"),
+    timeout=CPU_LIMIT,
+    isolation="process",
+    memory_limit_mb=MEMORY_LIMIT_MB,
+)
+def crunched(payload: Crunch, ctx: JobContext) -> Any:
+    """Runs in a process of its own, with a memory limit."""
+    return crunch(payload)
+
+
+@job("unlimited", worker="llm", lanes=("hot",), timeout=CPU_LIMIT, isolation="process")
+def unlimited(payload: Crunch, ctx: JobContext) -> Any:
+    """The same without a memory limit."""
+    return crunch(payload)
+
+
+def crunch(payload: Crunch) -> Any:
+    match payload.do:
+        case "double":
+            return Done({"n": payload.n * 2})
+        case "pid":
+            return Done({"pid": os.getpid()})
+        case "spin":
+            while True:
+                pass
+        case "allocate":
+            return Done({"size": len(bytearray(4 * MEMORY_LIMIT_MB * 1024 * 1024))})
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "limit":
+            return Done({"limit": resource.getrlimit(resource.RLIMIT_AS)[0]})
+        case "unpicklable":
+            return Done({"result": lambda: None})
+    return end_as(payload.do, None)

@@ -1,0 +1,81 @@
+"""Lanes on a test's broker, jobs to publish to them, and a look at what arrived."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import aio_pika
+from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.exceptions import QueueEmpty
+from pydantic import SecretStr
+
+from broker.lanes import LANES, Lane, Route
+from broker.management import ManagementClient
+from broker.message import JobMessage
+from broker.publisher import Outgoing
+from broker.reconcile import apply
+from broker.settings import BrokerSettings, Profile
+from broker.topology import build
+from tests.support.eventually import eventually
+
+ROUTES = tuple(
+    Route(lane, "crawl", worker)
+    for lane, worker in (("hot", "ingest"), ("maintenance", "link"), ("backfill", "ingest"))
+)
+HOT, MAINTENANCE, BACKFILL = "hot.crawl", "maintenance.crawl", "backfill.crawl"
+HOT_QUEUE, MAINTENANCE_QUEUE, BACKFILL_QUEUE = (route.queue for route in ROUTES)
+SHORT = 3
+MOST_OVERSHOOT = 50
+"""Messages that a full quorum queue may take before it refuses."""
+
+
+def short_lanes() -> tuple[Lane, ...]:
+    """Lanes that are soon full."""
+    return tuple(replace(lane, max_length=SHORT) for lane in LANES)
+
+
+async def declare(
+    profile: Profile, management_url: str, vhost: str, lanes: Sequence[Lane] = LANES
+) -> None:
+    """Everything that the system needs on a broker."""
+    async with ManagementClient(management_url, vhost) as client:
+        (await apply(client, build(profile, ROUTES, lanes=lanes))).require_success()
+
+
+def settings_of(url: str, profile: Profile = "classic", **options: Any) -> BrokerSettings:
+    return BrokerSettings(amqp_url=SecretStr(url), profile=profile, **options)
+
+
+def job(job_id: str | None = None, **payload: Any) -> JobMessage:
+    named = {} if job_id is None else {"job_id": job_id}
+    return JobMessage(job_type="crawl", priority=3, payload=payload, **named)
+
+
+def jobs(count: int, routing_key: str) -> list[Outgoing]:
+    return [Outgoing(job(), routing_key) for _ in range(count)]
+
+
+async def take(url: str, queue_name: str, count: int) -> list[AbstractIncomingMessage]:
+    """So many messages of a queue, acknowledged, as soon as they are there."""
+    taken: list[AbstractIncomingMessage] = []
+
+    async def all_taken() -> bool:
+        with suppress(QueueEmpty):
+            while len(taken) < count:
+                taken.append(await queue.get(no_ack=True))
+        return len(taken) == count
+
+    async with await aio_pika.connect(url) as connection:
+        channel = await connection.channel()
+        queue = await channel.get_queue(queue_name, ensure=False)
+        await eventually(all_taken, what=f"{count} messages in {queue_name}")
+    return taken
+
+
+async def depth(url: str, queue_name: str) -> int:
+    """Messages that wait in a queue now, as the queue itself counts them."""
+    async with await aio_pika.connect(url) as connection:
+        channel = await connection.channel()
+        declared = await channel.declare_queue(queue_name, passive=True)
+        return declared.declaration_result.message_count or 0

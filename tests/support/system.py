@@ -1,0 +1,346 @@
+"""A whole small system for one test: topology, ledger, publisher, and workers in this process.
+
+async with open_system(broker310, sqlite_url) as system:
+    await system.start_worker("llm")
+    job_id = await system.publish("hot.noop", {"n": 1})
+    assert (await system.wait_for_state(job_id, State.SUCCEEDED)).result == {"n": 1}
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+
+from broker.dead_queue import Letter, scanning
+from broker.lanes import LANES, Lane
+from broker.management import ManagementClient
+from broker.message import JobMessage, Metadata
+from broker.publisher import Publisher
+from broker.reconcile import apply
+from broker.topology import build
+from services.ledger import JobRecord, Ledger, State, upgrade
+from services.publishing import JobPublisher, JobRequest
+from services.registry import Registry
+from services.settings import Settings
+from services.worker import Worker, share_of
+from tests.support.brokers import Profile
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+
+JOB_MODULES = ("tests.support.jobs",)
+RETRY_DELAYS = (0.2, 0.4, 0.8)
+STOP_TIMEOUT = 20.0
+
+
+class Broker(Protocol):
+    """A virtual host on a broker; the fixture `broker` and its likes are one."""
+
+    @property
+    def profile(self) -> Profile: ...
+    @property
+    def vhost(self) -> str: ...
+    @property
+    def amqp_url(self) -> str: ...
+    @property
+    def management_url(self) -> str: ...
+
+
+def lanes_with(
+    *, max_length: Mapping[str, int] | None = None, ttl_seconds: Mapping[str, int] | None = None
+) -> tuple[Lane, ...]:
+    """The lanes, some of them smaller or shorter-lived: `lanes_with(max_length={"hot": 3})`.
+
+    They have queues only for the workers of the test's job types: others take time to make.
+    """
+    lengths, ttls = max_length or {}, ttl_seconds or {}
+    return tuple(
+        replace(
+            lane,
+            workers=(),
+            max_length=lengths.get(lane.name, lane.max_length),
+            ttl_seconds=ttls.get(lane.name, lane.ttl_seconds),
+        )
+        for lane in LANES
+    )
+
+
+@dataclass
+class RunningWorker:
+    """A worker in this process, and the task that runs it."""
+
+    worker: Worker
+    task: asyncio.Task[None]
+
+    @property
+    def worker_id(self) -> str:
+        return self.worker.worker_id
+
+    async def stop(self) -> None:
+        """As SIGTERM would: drain and end. Raises what the worker raised."""
+        self.worker.stop()
+        await asyncio.wait_for(self.task, STOP_TIMEOUT)
+
+    async def consuming(self, *queues: str) -> None:
+        """Wait until it consumes these queues, or all that it has."""
+        await eventually(
+            lambda: self.task.done() or self._consumes(queues), what=f"consuming {queues or 'all'}"
+        )
+        if self.task.done():
+            self.task.result()
+            raise AssertionError("the worker has ended")
+
+    def _consumes(self, queues: Sequence[str]) -> bool:
+        states = self.worker.queue_states
+        return all(states[name] == "consuming" for name in queues or states)
+
+
+class System:
+    """What a test needs of the system; made by `open_system`."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        lanes: tuple[Lane, ...],
+    ) -> None:
+        self.broker = broker
+        self.settings = settings
+        self.registry = registry
+        self.ledger = ledger
+        self.lanes = lanes
+        self.wire = Publisher(settings, name="test")
+        """Publishes to the broker alone: the ledger does not know of it."""
+        self.jobs = JobPublisher(registry, ledger, self.wire)
+        self.workers: list[RunningWorker] = []
+
+    # --- workers ----------------------------------------------------------------------------
+
+    async def start_worker(
+        self,
+        *kinds: str,
+        slots: int = 4,
+        reserve: int | None = None,
+        lanes: Sequence[str] | None = None,
+        ledger: Ledger | None = None,
+        wait: bool = True,
+        **settings: Any,
+    ) -> RunningWorker:
+        """Start a worker (`llm` unless told) and wait until it consumes.
+
+        `lanes` are those that it works; `settings` change the system's for this worker alone,
+        as in `amqp_url=SecretStr(proxy.url(broker.amqp_url))` or `shutdown_grace=0.1`.
+        """
+        shares = [
+            share_of(self.registry, kind, lanes=lanes, slots=slots, reserve=reserve)
+            for kind in kinds or ("llm",)
+        ]
+        worker = Worker(
+            self.settings.model_copy(update=settings),
+            self.registry,
+            ledger or self.ledger,
+            shares,
+            lanes=self.lanes,
+        )
+        running = RunningWorker(worker, asyncio.create_task(worker.run()))
+        self.workers.append(running)
+        if wait:
+            await running.consuming()
+        return running
+
+    async def stop_workers(self) -> None:
+        """Stop all that still run, the way `RunningWorker.stop` does."""
+        for running in self.workers:
+            running.worker.stop()
+        await asyncio.wait_for(
+            asyncio.gather(*(running.task for running in self.workers)), STOP_TIMEOUT
+        )
+
+    # --- publishing -------------------------------------------------------------------------
+
+    async def publish(
+        self, routing_key: str, payload: Mapping[str, Any] | None = None, **options: Any
+    ) -> str:
+        """Record and publish a job as users do (`options` as in JobRequest); its id."""
+        published = await self.jobs.publish(JobRequest(routing_key, payload or {}, **options))
+        return published.job_id
+
+    async def publish_foreign(
+        self, routing_key: str, payload: Mapping[str, Any] | None = None, **fields: Any
+    ) -> JobMessage:
+        """Publish a job as a program does that knows nothing of the ledger.
+
+        `job_id` and `priority` are the message's, all other fields its metadata's.
+        """
+        own = {name: fields.pop(name) for name in ("job_id", "priority") if name in fields}
+        message = JobMessage(
+            job_type=routing_key.partition(".")[2],
+            payload=dict(payload or {}),
+            metadata=Metadata(**fields),
+            **own,
+        )
+        await self.wire.publish(message, routing_key)
+        return message
+
+    async def publish_raw(self, routing_key: str, body: bytes, **properties: Any) -> None:
+        """Publish any bytes to `jobs.topic`, confirmed."""
+        async with self.channel() as channel:
+            exchange = await channel.get_exchange("jobs.topic", ensure=False)
+            message = aio_pika.Message(body, delivery_mode=2, **properties)
+            await exchange.publish(message, routing_key)
+
+    # --- looking ----------------------------------------------------------------------------
+
+    async def state(self, job_id: str) -> State | None:
+        """The job's state in the ledger; None when it has no record."""
+        return (await self.ledger.states([job_id])).get(job_id)
+
+    async def record(self, job_id: str) -> JobRecord:
+        """The job's record, which must be there."""
+        record = await self.ledger.get(job_id)
+        assert record is not None, f"the ledger has no job {job_id}"
+        return record
+
+    async def wait_for_state(self, job_id: str, *states: State, timeout: float = 15.0) -> JobRecord:
+        """The job's record as soon as it is in one of these states."""
+
+        async def reached() -> bool:
+            return await self.state(job_id) in states
+
+        try:
+            await eventually(reached, timeout)
+        except AssertionError:
+            record = await self.ledger.get(job_id)
+            raise AssertionError(f"not {states} after {timeout:g} s: {record}") from None
+        return await self.record(job_id)
+
+    async def wait_until_all(
+        self, job_ids: Iterable[str], *states: State, timeout: float = 30.0
+    ) -> None:
+        """Return when each of the jobs is in one of these states."""
+        wanted = list(job_ids)
+        left: list[str] = []
+
+        async def reached() -> bool:
+            known = await self.ledger.states(wanted)
+            left[:] = [
+                f"{job_id}: {known.get(job_id)}"
+                for job_id in wanted
+                if known.get(job_id) not in states
+            ]
+            return not left
+
+        try:
+            await eventually(reached, timeout)
+        except AssertionError:
+            raise AssertionError(
+                f"{len(left)} of {len(wanted)} are not {states} after {timeout:g} s: {left[:10]}"
+            ) from None
+
+    async def letters(self) -> list[Letter]:
+        """What waits in `jobs.dead` now, oldest first; it stays there."""
+        async with scanning(self.settings.require_amqp_url()) as scan:
+            return [letter async for letter in scan.letters()]
+
+    async def wait_for_letter(self, letter_id: str, timeout: float = 15.0) -> Letter:
+        """The letter of that id (a job's, or `raw-…`) as soon as it waits in `jobs.dead`."""
+
+        async def found() -> Letter | None:
+            return next((each for each in await self.letters() if each.id == letter_id), None)
+
+        letter: Letter = await eventually(found, timeout, f"a dead letter of {letter_id}")
+        return letter
+
+    async def ready(self, queue: str) -> int:
+        """Messages in a queue that no consumer holds, as of now."""
+        async with self.channel() as channel:
+            declared = await channel.declare_queue(queue, passive=True)
+            return declared.declaration_result.message_count or 0
+
+    async def wait_until_ready(self, queue: str, count: int, timeout: float = 10.0) -> None:
+        """Return when that many messages are in the queue that no consumer holds."""
+        async with self.channel() as channel:
+
+            async def reached() -> bool:
+                declared = await channel.declare_queue(queue, passive=True)
+                return declared.declaration_result.message_count == count
+
+            await eventually(reached, timeout, f"{count} messages ready in {queue}")
+
+    async def take(self, queue: str, timeout: float = 10.0) -> AbstractIncomingMessage:
+        """The next message of a queue, acknowledged, as soon as there is one."""
+        async with self.channel() as channel:
+            found = await channel.get_queue(queue, ensure=False)
+            message: AbstractIncomingMessage = await eventually(
+                lambda: found.get(fail=False), timeout, f"a message in {queue}"
+            )
+            await message.ack()
+            return message
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[AbstractChannel]:
+        """A channel with confirms on a connection of its own; always straight to the broker."""
+        async with await aio_pika.connect(self.broker.amqp_url) as connection:
+            yield await connection.channel(publisher_confirms=True)
+
+
+async def declare(
+    broker: Broker,
+    registry: Registry,
+    *,
+    lanes: tuple[Lane, ...] = LANES,
+    retry_delays: Sequence[float] = RETRY_DELAYS,
+) -> None:
+    """Make everything on the broker that the job types of the registry need."""
+    topology = build(broker.profile, registry.routes, lanes=lanes, retry_delays=retry_delays)
+    async with ManagementClient(broker.management_url, broker.vhost) as client:
+        (await apply(client, topology)).require_success()
+
+
+@asynccontextmanager
+async def open_system(
+    broker: Broker,
+    database_url: str,
+    *,
+    modules: Sequence[str] = JOB_MODULES,
+    lanes: tuple[Lane, ...] | None = None,
+    retry_delays: Sequence[float] = RETRY_DELAYS,
+    **settings: Any,
+) -> AsyncIterator[System]:
+    """Topology on the broker, tables in the database, an empty journal; stops its workers.
+
+    `lanes` are those of `lanes_with()` unless given. `retry_delays` in seconds, small enough to
+    be waited for. `settings` are any of the system's.
+    For a node of your own: `open_system(TestBroker("3.10", "classic", "/", node), sqlite_url)`.
+    """
+    journal.clear()
+    lanes = lanes or lanes_with()
+    registry = Registry.load(modules)
+    own = Settings(
+        amqp_url=broker.amqp_url,
+        management_url=broker.management_url,
+        profile=broker.profile,
+        database_url=database_url,
+        retry_delays=tuple(retry_delays),
+        modules=tuple(modules),
+        **{"shutdown_grace": 5.0, **settings},
+    )
+    await declare(broker, registry, lanes=lanes, retry_delays=retry_delays)
+    await upgrade(database_url)
+    async with await Ledger.open(database_url) as ledger:
+        system = System(broker, own, registry, ledger, lanes)
+        try:
+            yield system
+        finally:
+            journal.release_all()
+            try:
+                await system.stop_workers()
+            finally:
+                for running in system.workers:
+                    running.task.cancel()
+                await system.wire.close()

@@ -1,0 +1,228 @@
+"""A part of the system in a process of its own, which a test can kill, stop or pause.
+
+    async with Processes(system.settings, tmp_path) as processes:
+        worker = await processes.start("worker", slots=4)
+        worker.kill()
+        await worker.ended()
+
+The process takes its settings from the environment, says `ready` on stdout once it does its
+work, and is killed when the process that has started it ends.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from asyncio.subprocess import Process as Subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import SecretStr
+
+from services.ledger import Ledger, database
+from services.logs import configure
+from services.publishing import JobRequest, prepare
+from services.redrive import Change, LetterFilter, Redriver
+from services.registry import Registry
+from services.scheduler import Pace, Scheduler
+from services.settings import Settings
+from services.worker import Worker, share_of
+from tests.support.eventually import eventually
+
+READY_TIMEOUT = 20.0
+END_TIMEOUT = 20.0
+ROOT = Path(__file__).parents[2]
+_KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+class Process:
+    """One of them, seen from the test."""
+
+    def __init__(self, process: Subprocess, log: Path, said: str) -> None:
+        self._process = process
+        self.log = log
+        self.pid = process.pid
+        self.said = said
+        """What it said after `ready`: a worker's id, a scheduler's holder."""
+
+    @property
+    def worker_id(self) -> str:
+        return self.said
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
+    def kill(self) -> None:
+        """As the OOM killer does: nothing of its own runs any more."""
+        self._signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """As an orderly stop does."""
+        self._signal(signal.SIGTERM)
+
+    def pause(self) -> None:
+        """It keeps its connections and says nothing, until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    async def ended(self, timeout: float = END_TIMEOUT) -> int:
+        """Its exit code, or the negative number of the signal that ended it."""
+        try:
+            return await asyncio.wait_for(self._process.wait(), timeout)
+        except TimeoutError:
+            raise AssertionError(f"still running after {timeout:g} s:\n{self.tail()}") from None
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.is_running:
+            os.kill(self.pid, number)
+
+
+class Processes:
+    """Starts processes with these settings; kills those that are left at the end."""
+
+    def __init__(self, settings: Settings, directory: Path) -> None:
+        self._settings = settings
+        self._directory = directory
+        self.all: list[Process] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for process in self.all:
+            process.kill()
+        await asyncio.gather(*(process.ended() for process in self.all))
+
+    async def start(
+        self, role: str, *, settings: Mapping[str, Any] | None = None, **options: Any
+    ) -> Process:
+        """Start one and wait until it says that it is ready.
+
+        `role` is a function of this module, `options` are what it takes; `settings` change those
+        of the system for this process alone.
+        """
+        log = self._directory / f"{role}-{len(self.all)}.log"
+        with log.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", __name__, role, json.dumps(options)),
+                cwd=ROOT,
+                env=environment_of(self._settings.model_copy(update=dict(settings or {}))),
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=errors,
+            )
+        started = Process(process, log, "")
+        self.all.append(started)
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), READY_TIMEOUT)
+        ready, _, started.said = line.decode().strip().partition(" ")
+        assert ready == "ready", f"{role} did not start:\n{started.tail()}"
+        return started
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """The environment variables that stand for these settings."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("JOBS_")}
+    own = {
+        f"JOBS_{name.upper()}": _as_text(getattr(settings, name))
+        for name in settings.model_fields_set
+    }
+    return others | own
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+# --- what runs in the process ---------------------------------------------------------------
+
+
+async def worker(
+    settings: Settings,
+    registry: Registry,
+    ledger: Ledger,
+    *,
+    kind: str = "llm",
+    slots: int = 4,
+    reserve: int | None = None,
+) -> None:
+    """Work until SIGTERM."""
+    running = Worker(
+        settings, registry, ledger, [share_of(registry, kind, slots=slots, reserve=reserve)]
+    )
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.stop)
+    task = asyncio.create_task(running.run())
+    await eventually(
+        lambda: task.done() or set(running.queue_states.values()) == {"consuming"}, READY_TIMEOUT
+    )
+    _say_ready(running.worker_id)
+    await task
+
+
+async def scheduler(settings: Settings, registry: Registry, ledger: Ledger, **pace: float) -> None:
+    """Schedule, or stand by, until SIGTERM."""
+    running = Scheduler(settings, registry, ledger, pace=Pace(**pace))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.stop)
+    _say_ready(running.holder)
+    await running.run()
+
+
+async def redrive(settings: Settings, registry: Registry, ledger: Ledger) -> None:
+    """Redrive everything in `jobs.dead`, once."""
+    _say_ready("")
+    await Redriver(settings, registry, ledger).redrive(LetterFilter(), Change())
+
+
+async def record(
+    settings: Settings, registry: Registry, ledger: Ledger, *, routing_key: str, job_id: str
+) -> None:
+    """Record a job as a publisher does, and never get to publish it."""
+    await ledger.record(prepare(registry, JobRequest(routing_key, {}, job_id=job_id)))
+    _say_ready(job_id)
+    await asyncio.Event().wait()
+
+
+def _say_ready(what: str) -> None:
+    print("ready", what, flush=True)
+
+
+async def _run(role: str, options: Mapping[str, Any]) -> None:
+    own = dict(options)
+    database.BUSY_TIMEOUT = own.pop("busy_timeout", database.BUSY_TIMEOUT)
+    settings = Settings()
+    configure(settings.log_level, "json")
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        await _ROLES[role](settings, Registry.load(settings.modules), ledger, **own)
+
+
+_ROLES: Mapping[str, Any] = {
+    "worker": worker,
+    "scheduler": scheduler,
+    "redrive": redrive,
+    "record": record,
+}
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(_KILL_WITH_PARENT, signal.SIGKILL)
+    asyncio.run(_run(sys.argv[1], json.loads(sys.argv[2])))

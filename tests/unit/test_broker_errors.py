@@ -1,0 +1,454 @@
+"""Every way in which a publish can fail ends in an error of ours."""
+
+import asyncio
+import inspect
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from socket import SHUT_WR, create_server, socket
+
+import aiormq.exceptions
+import pika.exceptions
+import pytest
+from pamqp import commands as spec
+from pamqp import frame as pamqp_frame
+from pamqp.base import Frame
+from pydantic import SecretStr
+
+from broker.blocking import BlockingPublisher
+from broker.connection import CHANNEL_ERRORS, CONNECT_TIMEOUT, connect
+from broker.errors import (
+    Blocked,
+    BrokerAway,
+    BrokerError,
+    LaneFull,
+    MalformedMessage,
+    PublishError,
+    Refused,
+    Unroutable,
+)
+from broker.message import JobMessage
+from broker.publisher import Outage, Outgoing, Publisher, lane_full, letter_to_park
+from broker.settings import BrokerSettings
+from broker.wire import Unconfirmed
+
+KEY = ("job-1", "jobs.topic", "hot.crawl")
+
+
+# --- peers that are no broker, or not the one that is wanted ------------------------------------
+
+Peer = Callable[[socket], None]
+
+
+def closes(peer: socket) -> None:
+    peer.close()
+
+
+def ends_its_side(peer: socket) -> None:
+    peer.shutdown(SHUT_WR)
+    peer.recv(1_000)
+
+
+def speaks_http(peer: socket) -> None:
+    peer.recv(8)
+    peer.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+def speaks_amqp_1(peer: socket) -> None:
+    peer.recv(8)
+    peer.sendall(b"AMQP\x00\x01\x00\x00")
+
+
+def says_nothing(peer: socket) -> None:
+    peer.recv(8)
+    peer.recv(1)  # until the other side gives up
+
+
+def closes_after_the_credentials(peer: socket) -> None:
+    greet(peer)
+
+
+def refuses_the_credentials(peer: socket) -> None:
+    greet(peer)
+    send(peer, spec.Connection.Close(403, "ACCESS_REFUSED - Login was refused", 0, 0))
+    peer.recv(1_000)
+
+
+def refuses_the_vhost(peer: socket) -> None:
+    greet(peer)
+    send(peer, spec.Connection.Tune(channel_max=2047, frame_max=131_072, heartbeat=60))
+    peer.recv(1_000)  # tune-ok and open
+    send(peer, spec.Connection.Close(530, "NOT_ALLOWED - vhost nope not found", 0, 0))
+    peer.recv(1_000)
+
+
+def greet(peer: socket) -> None:
+    peer.recv(8)
+    send(peer, spec.Connection.Start(0, 9, {"capabilities": {}}, "PLAIN", "en_US"))
+    peer.recv(4_000)
+
+
+def send(peer: socket, method: Frame) -> None:
+    peer.sendall(pamqp_frame.marshal(method, 0))
+
+
+@contextmanager
+def listening(behave: Peer) -> Iterator[str]:
+    """The address of a server that treats every connection so."""
+    server = create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                peer, _ = server.accept()
+            except OSError:
+                return  # the test is over
+            with suppress(OSError), peer:
+                behave(peer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"amqp://user:secret@127.0.0.1:{server.getsockname()[1]}/"
+    server.shutdown(2)
+    server.close()
+    thread.join()
+
+
+PEERS = [
+    closes,
+    ends_its_side,
+    speaks_http,
+    speaks_amqp_1,
+    says_nothing,
+    closes_after_the_credentials,
+    refuses_the_credentials,
+    refuses_the_vhost,
+]
+peers = pytest.mark.parametrize("peer", PEERS, ids=[peer.__name__ for peer in PEERS])
+ADDRESSES = {
+    "nobody listens": "amqp://user:secret@127.0.0.1:1/",
+    "no such host": "amqp://user:secret@no-such-host.invalid/",
+    "TLS, and nobody listens": "amqps://user:secret@127.0.0.1:1/",
+}
+addresses = pytest.mark.parametrize("url", ADDRESSES.values(), ids=ADDRESSES.keys())
+
+
+def settings_of(url: str) -> BrokerSettings:
+    return BrokerSettings(amqp_url=SecretStr(url))
+
+
+def job() -> JobMessage:
+    return JobMessage(job_type="crawl", payload={})
+
+
+def assert_away(error: BrokerAway) -> None:
+    """Nothing was sent, and the text is fit to be shown."""
+    assert not error.maybe_accepted
+    assert "secret" not in str(error)
+    assert "\n" not in str(error)
+    assert len(str(error)) > len("can't connect to the broker at : ")
+
+
+@peers
+async def test_whatever_the_peer_does_the_publisher_says_that_the_broker_is_away(
+    peer: Peer,
+) -> None:
+    with listening(peer) as url:
+        async with Publisher(settings_of(url)) as publisher:
+            with pytest.raises(BrokerAway) as away:
+                async with asyncio.timeout(CONNECT_TIMEOUT + 0.5):
+                    await publisher.publish(job(), "hot.crawl")
+    assert_away(away.value)
+
+
+@peers
+def test_whatever_the_peer_does_the_blocking_publisher_says_so_too(peer: Peer) -> None:
+    with (
+        listening(peer) as url,
+        BlockingPublisher(settings_of(url)) as publisher,
+        pytest.raises(BrokerAway) as away,
+    ):
+        publisher.publish(job(), "hot.crawl")
+    assert_away(away.value)
+
+
+@addresses
+async def test_an_address_without_a_broker_is_named(url: str) -> None:
+    with pytest.raises(BrokerAway, match=r"can't connect to the broker at (127|no-such)") as away:
+        await connect(url, "test")
+    assert_away(away.value)
+    with (
+        BlockingPublisher(settings_of(url)) as publisher,
+        pytest.raises(BrokerAway, match=r"can't connect to the broker at (127|no-such)") as away,
+    ):
+        publisher.publish(job(), "hot.crawl")
+    assert_away(away.value)
+
+
+def test_a_publisher_without_an_address_says_what_to_set() -> None:
+    with pytest.raises(ValueError, match="JOBS_AMQP_URL"):
+        BlockingPublisher(BrokerSettings(amqp_url=None))
+    with pytest.raises(ValueError, match="JOBS_AMQP_URL"):
+        Publisher(BrokerSettings(amqp_url=None))
+
+
+async def test_many_publishes_wait_for_one_attempt_to_connect() -> None:
+    """The silent broker costs all of them one time-out, not one each in turn."""
+    with listening(says_nothing) as url:
+        async with Publisher(settings_of(url)) as publisher, asyncio.timeout(CONNECT_TIMEOUT + 1):
+            publishes = (publisher.publish(job(), "hot.crawl") for _ in range(20))
+            results = await asyncio.gather(*publishes, return_exceptions=True)
+    assert [type(result) for result in results] == [BrokerAway] * 20
+
+
+async def test_a_batch_looks_for_the_broker_once() -> None:
+    attempts = 0
+
+    def counts(peer: socket) -> None:
+        nonlocal attempts
+        attempts += 1
+
+    batch = [Outgoing(job(), "hot.crawl") for _ in range(1_000)]
+    with listening(counts) as url:
+        async with Publisher(settings_of(url)) as publisher:
+            results = await publisher.publish_many(batch)
+        assert {type(result) for result in results} == {BrokerAway}
+        assert attempts == 1
+        with BlockingPublisher(settings_of(url)) as blocking:
+            results = blocking.publish_many(batch)
+        assert {type(result) for result in results} == {BrokerAway}
+        assert attempts == 2
+
+
+async def test_a_stream_finds_the_broker_that_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr("broker.publisher.time.monotonic", lambda: clock)
+    outage = Outage()
+    away = BrokerAway("away", maybe_accepted=False)
+
+    outage.note(away)
+    assert outage.error is away
+    outage.note(outage.error)
+    clock = 0.99
+    assert outage.error is away
+    clock = 1.0
+    assert outage.error is None
+    outage.note(Unroutable("x", "y"))
+    assert outage.error is None
+
+
+# --- what aiormq and pika raise -----------------------------------------------------------------
+
+
+def exceptions_of(module: object, base: type[Exception]) -> list[type[Exception]]:
+    return [
+        each for _, each in inspect.getmembers(module, inspect.isclass) if issubclass(each, base)
+    ]
+
+
+AIORMQ_FAILURES = [
+    each
+    for each in exceptions_of(aiormq.exceptions, aiormq.exceptions.AMQPError)
+    if not issubclass(each, aiormq.exceptions.DeliveryError)  # about one message
+]
+
+
+@pytest.mark.parametrize("error", AIORMQ_FAILURES, ids=lambda error: error.__name__)
+async def test_every_error_of_aiormq_while_connecting_becomes_ours(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise error("first", "second")
+
+    monkeypatch.setattr("aio_pika.connect", fails)
+    async with Publisher(settings_of("amqp://localhost/")) as publisher:
+        with pytest.raises(BrokerAway):
+            await publisher.publish(job(), "hot.crawl")
+
+
+CHANNEL_FAILURES: list[BaseException] = [
+    aiormq.exceptions.ChannelInvalidStateError("closed"),
+    aiormq.exceptions.ChannelNotFoundEntity("gone"),
+    aiormq.exceptions.ConnectionClosed(320, "CONNECTION_FORCED"),
+    aiormq.exceptions.AMQPConnectionError("lost"),
+    ConnectionResetError(104, "reset"),
+    ssl.SSLError(1, "broken"),
+    TimeoutError(),
+]
+
+
+@pytest.mark.parametrize("failure", CHANNEL_FAILURES, ids=lambda error: type(error).__name__)
+async def test_every_error_of_aiormq_while_opening_a_channel_becomes_ours(
+    failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(failure, CHANNEL_ERRORS)
+
+    class Connection:
+        async def ready(self) -> None: ...
+
+    async def connection_now(_: object) -> Connection:
+        return Connection()
+
+    async def fails(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("broker.connection.Link.connection_now", connection_now)
+    monkeypatch.setattr("broker.publisher.open_channel", fails)
+    async with Publisher(settings_of("amqp://localhost/")) as publisher:
+        with pytest.raises(BrokerAway, match="channel") as away:
+            await publisher.publish(job(), "hot.crawl")
+    assert not away.value.maybe_accepted
+
+
+PIKA_FAILURES = exceptions_of(pika.exceptions, pika.exceptions.AMQPConnectionError)
+
+
+@pytest.mark.parametrize("error", PIKA_FAILURES, ids=lambda error: error.__name__)
+def test_every_error_of_pika_while_connecting_becomes_ours(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = ConnectionRefusedError(111, "Connection refused")
+    failure = error(320, "why") if issubclass(error, pika.exceptions.ConnectionClosed) else None
+
+    class Connection:
+        is_open = is_closing = False
+
+        def __init__(self, *_: object, on_open_error_callback: Callable[..., None], **__: object):
+            on_open_error_callback(self, failure or error(cause))
+
+        def add_on_connection_blocked_callback(self, callback: object) -> None: ...
+
+        def add_on_connection_unblocked_callback(self, callback: object) -> None: ...
+
+    monkeypatch.setattr("pika.SelectConnection", Connection)
+    with (
+        BlockingPublisher(settings_of("amqp://localhost/")) as publisher,
+        pytest.raises(BrokerAway, match=r"localhost:5672/: (why|.*Connection refused)$") as away,
+    ):
+        publisher.publish(job(), "hot.crawl")
+    assert not away.value.maybe_accepted
+
+
+# --- what the broker's answers mean -------------------------------------------------------------
+
+
+@pytest.fixture
+def three() -> Unconfirmed[int]:
+    """Three publishes under way, with the tags 1, 2, 3."""
+    waiting: Unconfirmed[int] = Unconfirmed()
+    for number in (1, 2, 3):
+        waiting.sent(number, f"job-{number}", "jobs.topic", "hot.crawl")
+    return waiting
+
+
+def outcomes(
+    ended: list[tuple[int, PublishError | None]],
+) -> list[tuple[int, type[PublishError] | None]]:
+    return [(waiter, type(error) if error else None) for waiter, error in ended]
+
+
+def test_an_ack_ends_its_own_publish(three: Unconfirmed[int]) -> None:
+    assert outcomes(three.confirmed(2, multiple=False, accepted=True)) == [(2, None)]
+    assert len(three) == 2
+
+
+def test_an_ack_of_many_ends_all_up_to_its_tag(three: Unconfirmed[int]) -> None:
+    assert outcomes(three.confirmed(2, multiple=True, accepted=True)) == [(1, None), (2, None)]
+    assert outcomes(three.confirmed(3, multiple=True, accepted=True)) == [(3, None)]
+
+
+def test_a_nack_is_a_refusal(three: Unconfirmed[int]) -> None:
+    assert outcomes(three.confirmed(1, multiple=False, accepted=False)) == [(1, Refused)]
+    ended = three.confirmed(3, multiple=True, accepted=False)
+    assert outcomes(ended) == [(2, Refused), (3, Refused)]
+
+
+def test_an_answer_that_nobody_waits_for_is_left_alone(three: Unconfirmed[int]) -> None:
+    assert three.confirmed(9, multiple=False, accepted=True) == []
+    three.confirmed(3, multiple=True, accepted=True)
+    assert three.confirmed(3, multiple=True, accepted=True) == []
+
+
+def test_what_came_back_is_unroutable_although_it_is_confirmed(three: Unconfirmed[int]) -> None:
+    three.returned("job-2", "jobs.topic", "hot.crawl")
+    ended = three.confirmed(3, multiple=True, accepted=True)
+    assert outcomes(ended) == [(1, None), (2, Unroutable), (3, None)]
+
+
+def test_one_job_sent_twice_and_returned_twice_is_unroutable_twice() -> None:
+    waiting: Unconfirmed[int] = Unconfirmed()
+    for number in (1, 2, 3):
+        waiting.sent(number, *KEY)
+    waiting.returned(*KEY)
+    waiting.returned(*KEY)
+    ended = waiting.confirmed(2, multiple=True, accepted=True)
+    assert outcomes(ended) == [(1, Unroutable), (2, Unroutable)]
+    assert outcomes(waiting.confirmed(3, multiple=False, accepted=True)) == [(3, None)]
+
+
+def test_a_lost_connection_leaves_open_what_was_accepted(three: Unconfirmed[int]) -> None:
+    ended = three.lost("CONNECTION_FORCED - node is going down")
+    assert outcomes(ended) == [(1, BrokerAway), (2, BrokerAway), (3, BrokerAway)]
+    assert all(isinstance(error, BrokerAway) and error.maybe_accepted for _, error in ended)
+    assert str(ended[0][1]).endswith("CONNECTION_FORCED - node is going down")
+    assert three.lost("again") == []
+
+
+def test_an_exchange_that_is_missing_is_unroutable_and_says_what_to_do() -> None:
+    waiting: Unconfirmed[int] = Unconfirmed()
+    waiting.sent(1, *KEY)
+    waiting.sent(2, "job-2", "jobs.retry.5s", "hot.llm")
+    ended = waiting.lost("NOT_FOUND - no exchange 'jobs.topic' in vhost '/'")
+    assert outcomes(ended) == [(1, Unroutable), (2, BrokerAway)]
+    assert "jobctl topology apply" in str(ended[0][1])
+
+
+@pytest.mark.parametrize(
+    ("routing_key", "dead_lettered", "parked_on_quorum"),
+    [
+        ("hot.crawl", True, True),
+        ("vlm_ocr.crawl", False, False),
+        ("maintenance.crawl", False, False),
+        ("backfill.crawl", False, False),
+        ("no_such_lane.crawl", False, False),
+    ],
+)
+def test_only_the_hot_lane_keeps_what_it_refuses(
+    routing_key: str, dead_lettered: bool, parked_on_quorum: bool
+) -> None:
+    refused = Outgoing(job(), routing_key)
+    assert lane_full(routing_key).dead_lettered is dead_lettered
+    assert (letter_to_park(refused, "quorum") is not None) is parked_on_quorum
+    assert letter_to_park(refused, "classic") is None  # there the broker does it
+
+
+# --- the errors themselves ----------------------------------------------------------------------
+
+
+def test_a_caller_can_catch_all_that_went_wrong_with_a_publish() -> None:
+    for error in (Refused, LaneFull, Unroutable, Blocked, BrokerAway):
+        assert issubclass(error, PublishError)
+    assert issubclass(PublishError, BrokerError)
+    assert issubclass(MalformedMessage, BrokerError)
+    assert not issubclass(MalformedMessage, PublishError)
+
+
+def test_a_full_lane_says_what_became_of_the_job() -> None:
+    assert "it waits in jobs.dead" in str(LaneFull("hot.crawl", dead_lettered=True))
+    assert "publish it later" in str(LaneFull("backfill.crawl", dead_lettered=False))
+
+
+async def results_of(publisher: Publisher) -> AsyncIterator[type]:
+    async for result in publisher.publish_stream(_jobs()):
+        yield type(result)
+
+
+async def _jobs() -> AsyncIterator[Outgoing]:
+    for _ in range(3):
+        yield Outgoing(job(), "hot.crawl")
+
+
+async def test_a_stream_yields_its_errors() -> None:
+    async with Publisher(settings_of("amqp://127.0.0.1:1/")) as publisher:
+        assert [each async for each in results_of(publisher)] == [BrokerAway] * 3

@@ -1,0 +1,36 @@
+"""Durations as a user writes and reads them."""
+
+import pytest
+
+from cli.durations import age, duration, parse_duration
+from cli.errors import WrongUsage
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10s", 10), ("5m", 300), ("1h30m", 5400), ("2d", 172800), ("0.5s", 0.5), ("250ms", 0.25),
+     ("7", 7), (" 3 ".strip(), 3), ("1H", 3600)],
+)  # fmt: skip
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "s", "10x", "-5s", "5 m", "1e3s", "ten", "inf", "nan"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(WrongUsage, match="is not a duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.44, "0.4s"), (59, "59s"), (90, "90s"), (3600, "1h"), (5400, "90m"),
+     (7200, "2h"), (86400, "1d"), (172800, "2d")],
+)  # fmt: skip
+def test_durations_are_shown_short(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_ages_look_back_and_ahead() -> None:
+    assert age(None) == ""
+    assert age(100, now=160) == "60s"
+    assert age(160, now=100) == "in 60s"

@@ -1,0 +1,147 @@
+"""Death certificates: written as headers, and read whoever has written them."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.dead import (
+    MESSAGE_LIMIT,
+    TRACEBACK_LIMIT,
+    DeathCertificate,
+    Reason,
+    letter_id,
+    read,
+)
+
+DIED_AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+text = st.text(max_size=40)
+
+
+def x_death(*deaths: tuple[str, str, str]) -> dict[str, Any]:
+    """Headers as the broker writes them: (queue, reason, routing key), the latest first."""
+    return {
+        "x-death": [
+            {
+                "queue": queue,
+                "reason": reason,
+                "routing-keys": [key],
+                "exchange": "jobs.topic",
+                "count": 1,
+                "time": DIED_AT,
+            }
+            for queue, reason, key in deaths
+        ]
+    }
+
+
+@given(
+    st.builds(
+        DeathCertificate,
+        reason=st.sampled_from(Reason),
+        routing_key=text,
+        queue=text,
+        error_type=text,
+        message=text,
+        traceback=text,
+        attempts=st.integers(0, 1000),
+        worker=text,
+    )
+)
+@settings(deadline=None)
+def test_a_certificate_survives_as_headers(certificate: DeathCertificate) -> None:
+    headers = certificate.headers()
+    assert headers["x-dead-reason"] == certificate.reason.value
+    assert read(headers, "jobs.elsewhere") == certificate
+
+
+def test_long_texts_are_cut_so_that_headers_fit_into_a_frame() -> None:
+    certificate = DeathCertificate(
+        Reason.EXHAUSTED,
+        "hot.crawl",
+        message="m" * 3_000 + "the end",
+        traceback="the start" + "t" * 20_000 + "the error",
+    )
+    headers = certificate.headers()
+    assert headers["x-dead-message"] == "m" * MESSAGE_LIMIT
+    assert len(headers["x-dead-traceback"]) == TRACEBACK_LIMIT
+    assert headers["x-dead-traceback"].endswith("the error")
+
+
+@pytest.mark.parametrize(
+    ("broker_says", "reason"),
+    [
+        ("expired", Reason.EXPIRED),
+        ("maxlen", Reason.OVERFLOWED),
+        ("delivery_limit", Reason.EXHAUSTED),
+        ("rejected", Reason.EXHAUSTED),
+    ],
+)
+def test_a_death_by_the_broker_is_read_from_its_header(broker_says: str, reason: Reason) -> None:
+    headers = x_death(("hot.llm", broker_says, "hot.summarize_content"))
+    certificate = read(headers, "hot.summarize_content")
+    assert certificate == DeathCertificate(
+        reason,
+        "hot.summarize_content",
+        queue="hot.llm",
+        error_type="Broker",
+        message=f"dead-lettered by the broker: {broker_says}",
+        dead_at=DIED_AT.isoformat(),
+    )
+
+
+def test_the_latest_death_counts() -> None:
+    headers = x_death(("hot.llm", "maxlen", "hot.llm"), ("jobs.retry.5s", "expired", "hot.llm"))
+    assert read(headers, "hot.llm").reason is Reason.OVERFLOWED
+    assert read(headers, "hot.llm").queue == "hot.llm"
+
+
+def test_a_retried_job_that_died_in_its_lane_can_go_back_under_its_own_key() -> None:
+    """A retry returns under its queue's name, which nothing is bound to."""
+    headers = x_death(("hot.llm", "expired", "hot.llm"), ("jobs.retry.5s", "expired", "hot.llm"))
+    assert read(headers, "hot.llm", "summarize_content").routing_key == "hot.summarize_content"
+    assert read(headers, "hot.llm").routing_key == "hot.llm"
+
+
+def test_the_type_in_the_body_does_not_replace_the_key_that_was_published_to() -> None:
+    headers = x_death(("hot.llm", "expired", "hot.summarize_content"))
+    assert read(headers, "x", "another_type").routing_key == "hot.summarize_content"
+    assert read({}, "hot.no_such_type", "another_type").routing_key == "hot.no_such_type"
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-death": []}, {"x-death": None}, {"x-death": ["?"]}])
+def test_a_letter_without_a_history_found_no_queue(headers: dict[str, Any]) -> None:
+    certificate = read(headers, "hot.no_such_type")
+    assert certificate.reason is Reason.UNROUTABLE
+    assert certificate.routing_key == "hot.no_such_type"
+
+
+def test_a_certificate_wins_over_the_brokers_history() -> None:
+    mine = DeathCertificate(Reason.PERMANENT, "hot.crawl", error_type="InvalidPayload")
+    assert read(x_death(("hot.llm", "expired", "hot.llm")) | mine.headers(), "x") == mine
+
+
+def test_a_certificate_of_another_program_can_be_read() -> None:
+    certificate = read(
+        {
+            "x-dead-reason": b"no such reason",
+            "x-dead-message": b"caf\xe9",
+            "x-dead-attempts": "three",
+            "x-dead-worker": 7,
+        },
+        "hot.crawl",
+    )
+    assert certificate.reason is Reason.EXHAUSTED
+    assert certificate.routing_key == "hot.crawl"
+    assert certificate.message == "caf\N{REPLACEMENT CHARACTER}"
+    assert certificate.attempts == 0
+    assert certificate.worker == "7"
+
+
+def test_a_letter_is_known_by_its_job_or_by_its_bytes() -> None:
+    assert letter_id("job-1", b"whatever") == "job-1"
+    assert letter_id(None, b"not a job") == letter_id(None, b"not a job")
+    assert letter_id(None, b"not a job") != letter_id(None, b"another")
+    assert letter_id(None, b"not a job").startswith("raw-")

@@ -1,0 +1,197 @@
+"""Making a job out of a request: what is checked before anything is sent."""
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from broker.message import JobMessage, Metadata
+from services.outcomes import Job
+from services.publishing import (
+    MAX_DELAY,
+    InvalidJob,
+    JobRequest,
+    children_of,
+    job_id_of,
+    prepare,
+)
+from services.registry import InvalidPayload, Registry, UnknownJobType
+from tests.support.system import JOB_MODULES
+
+REGISTRY = Registry.load(JOB_MODULES)
+PARENT = JobMessage(
+    job_id="parent",
+    job_type="spread",
+    priority=7,
+    payload={},
+    metadata=Metadata(source="arxiv", traceparent="00-1-2-01"),
+)
+
+
+def made(routing_key: str = "hot.noop", payload: Any = None, **options: Any):
+    return prepare(REGISTRY, JobRequest(routing_key, {} if payload is None else payload, **options))
+
+
+def test_a_job_gets_its_lanes_priority_and_its_types_attempts() -> None:
+    for key, priority in (("hot.noop", 10), ("backfill.noop", 1)):
+        job = made(key, {"n": 3})
+        assert (job.lane, job.worker, job.routing_key) == (key.partition(".")[0], "llm", key)
+        assert (job.message.priority, job.message.payload) == (priority, {"n": 3})
+        assert job.message.metadata.max_attempts == 3
+    assert made("hot.slow").message.metadata.max_attempts == 1
+
+
+def test_what_a_request_says_is_kept() -> None:
+    expires_at = datetime.now(UTC) + timedelta(hours=1)
+    message = made(
+        priority=0,
+        max_attempts=9,
+        source="github",
+        expires_at=expires_at,
+        job_id="mine",
+        reply_to="amq.rabbitmq.reply-to",
+        traceparent="00-1-2-01",
+    ).message
+    assert (message.job_id, message.priority) == ("mine", 0)
+    metadata = message.metadata
+    assert (metadata.max_attempts, metadata.source) == (9, "github")
+    assert (metadata.expires_at, metadata.reply_to) == (expires_at, "amq.rabbitmq.reply-to")
+    assert metadata.traceparent == "00-1-2-01"
+
+
+def test_a_delayed_job_is_due_later_and_its_age_counts_from_then() -> None:
+    job = made(delay=60)
+    assert job.run_at is not None
+    metadata = job.message.metadata
+    assert metadata.queued_at == metadata.created_at + timedelta(seconds=60)
+    assert job.run_at == pytest.approx(metadata.queued_at.timestamp())
+    assert made().run_at is None
+
+
+def test_one_idempotency_key_of_one_type_is_one_job() -> None:
+    ids = {made(idempotency_key="a").message.job_id for _ in range(3)}
+    assert len(ids) == 1
+    ids.add(made(idempotency_key="b").message.job_id)
+    ids.add(made("hot.gated", idempotency_key="a").message.job_id)
+    assert len(ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("noop", "<lane>.<job_type>"),
+        ("", "<lane>.<job_type>"),
+        ("hot.", "<lane>.<job_type>"),
+        ("hot.no.op", "<lane>.<job_type>"),
+        ("tepid.noop", "no lane 'tepid'"),
+        ("maintenance.noop", "hot.noop or backfill.noop"),
+    ],
+)
+def test_a_routing_key_that_leads_nowhere_is_refused_with_what_to_use(key: str, text: str) -> None:
+    with pytest.raises(InvalidJob) as refused:
+        made(key)
+    assert text in str(refused.value)
+
+
+def test_an_unknown_type_is_refused() -> None:
+    with pytest.raises(UnknownJobType, match="nothing"):
+        made("hot.nothing")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"priority": -1},
+        {"priority": 11},
+        {"priority": 5.5},
+        {"max_attempts": 0},
+        {"max_attempts": 1001},
+        {"delay": -1},
+        {"delay": math.nan},
+        {"delay": math.inf},
+        {"delay": MAX_DELAY + 1},
+        {"job_id": ""},
+        {"job_id": "a b"},
+        {"job_id": "x" * 129},
+        {"expires_at": datetime(2026, 1, 1)},  # noqa: DTZ001 - that is what is wrong with it
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidJob):
+        made(**options)
+
+
+@pytest.mark.parametrize(
+    ("key", "payload"),
+    [
+        ("hot.noop", {"n": "three"}),
+        ("hot.scripted", {}),
+        ("hot.noop", {"extra": object()}),
+        ("hot.noop", {"extra": "\ud800"}),
+        ("hot.noop", {"text": "x" * (1024 * 1024)}),
+    ],
+)
+def test_a_payload_that_no_worker_could_read_is_refused(key: str, payload: dict[str, Any]) -> None:
+    with pytest.raises(InvalidPayload):
+        made(key, payload)
+
+
+def test_the_largest_job_that_is_accepted_can_be_read_by_a_worker() -> None:
+    body = made("hot.noop", {"text": "x" * (1024 * 1024 - 1000)}).message.encode()
+    assert JobMessage.decode(body).payload["text"]
+
+
+def test_next_jobs_have_the_same_ids_each_time() -> None:
+    jobs = [Job("received", {"n": 1}), Job("received", {"n": 2}), Job("noop", {})]
+    first, again = (
+        [child.message.job_id for child in children_of(REGISTRY, PARENT, "hot", jobs)]
+        for _ in range(2)
+    )
+    assert first == again
+    assert len(set(first)) == 3
+    assert first[0] == job_id_of("parent", "received", 0)
+
+
+def test_next_jobs_carry_on_what_the_first_one_began() -> None:
+    (child,) = children_of(REGISTRY, PARENT, "hot", [Job("received", {"n": 1})])
+    metadata = child.message.metadata
+    assert (metadata.parent_id, metadata.pipeline) == ("parent", "parent")
+    assert (metadata.source, metadata.traceparent) == ("arxiv", "00-1-2-01")
+    assert child.message.priority == 7
+    (grandchild,) = children_of(REGISTRY, child.message, "hot", [Job("noop", {}, priority=2)])
+    assert (grandchild.message.metadata.parent_id, grandchild.message.metadata.pipeline) == (
+        child.message.job_id,
+        "parent",
+    )
+    assert grandchild.message.priority == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "parent_lane", "lane"),
+    [
+        (Job("received", {}), "backfill", "backfill"),
+        (Job("received", {}), "maintenance", "hot"),
+        (Job("tidied", {}), "backfill", "hot"),
+        (Job("tidied", {}, lane="maintenance"), "hot", "maintenance"),
+    ],
+)
+def test_next_jobs_stay_in_the_lane_where_they_can(job: Job, parent_lane: str, lane: str) -> None:
+    (child,) = children_of(REGISTRY, PARENT, parent_lane, [job])
+    assert (child.lane, child.routing_key) == (lane, f"{lane}.{job.job_type}")
+
+
+@pytest.mark.parametrize(
+    ("job", "error"),
+    [
+        (Job("nothing", {}), UnknownJobType),
+        (Job("received", {"n": "three"}), InvalidPayload),
+        (Job("received", {"text": "x" * (1024 * 1024)}), InvalidPayload),
+        (Job("received", None), InvalidPayload),  # type: ignore[arg-type]
+        (Job("received", {}, lane="vlm_ocr"), InvalidJob),
+        (Job("received", {}, priority=11), InvalidJob),
+    ],
+)
+def test_next_jobs_are_checked_like_any_other(job: Job, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        children_of(REGISTRY, PARENT, "hot", [job])

@@ -1,0 +1,133 @@
+"""What holds for every retry decision, whatever a handler returns or raises."""
+
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.outcomes import Discard, Done, Job, Next, Retry, Snooze
+from services.retry import (
+    MAX_DELAY,
+    Delayed,
+    Died,
+    Failure,
+    Policy,
+    Succeeded,
+    decide,
+    parse_retry_after,
+)
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+seconds = st.one_of(
+    st.none(), st.floats(), st.integers(), st.sampled_from([0, 5, 5.001, 300, 10**400])
+)
+anything = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.binary(),
+    st.lists(st.integers()),
+    st.dictionaries(st.text(), st.integers()),
+    st.just(Done),
+    st.just(object()),
+)
+failures = st.builds(
+    Failure,
+    error_type=st.text(),
+    message=st.text(),
+    permanent=st.booleans(),
+    crashed=st.booleans(),
+    after=seconds,
+)
+outcomes = st.one_of(
+    st.builds(Done, anything),
+    st.builds(Next, st.one_of(st.lists(st.builds(Job, st.text(), st.just({}))), anything)),
+    st.builds(Retry, st.text(), seconds),
+    st.builds(Retry, anything, anything),
+    st.builds(Snooze, seconds),
+    st.builds(Snooze, anything, anything),
+    st.builds(Discard, anything),
+)
+levels = st.lists(st.floats(0.001, 1000), min_size=1, max_size=8, unique=True).map(sorted)
+policies = levels.map(Policy.over)
+counts = st.integers(0, 2000)
+limits = st.integers(1, 1000)
+
+
+@given(st.one_of(outcomes, failures, anything), counts, limits, policies)
+def test_anything_at_all_leads_to_a_decision(ended, attempts, max_attempts, policy) -> None:
+    decision = decide(ended, attempts=attempts, max_attempts=max_attempts, policy=policy, now=NOW)
+    assert isinstance(decision, Succeeded | Delayed | Died)
+    if not isinstance(decision, Succeeded):
+        assert isinstance(decision.failure.message, str)
+
+
+@given(st.one_of(outcomes, failures, anything), counts, limits, policies)
+def test_no_job_is_tried_more_often_than_it_may_be(ended, attempts, max_attempts, policy) -> None:
+    decision = decide(ended, attempts=attempts, max_attempts=max_attempts, policy=policy, now=NOW)
+    if isinstance(decision, Delayed):
+        assert decision.counts == (not isinstance(ended, Snooze))
+        assert decision.attempts == attempts + decision.counts
+        assert not decision.counts or decision.attempts < max_attempts
+    elif isinstance(decision, Died):
+        assert decision.attempts == attempts + 1
+
+
+@given(st.one_of(st.builds(Retry, st.just(""), seconds), st.builds(Snooze, seconds)), policies)
+def test_a_delay_is_as_long_as_was_asked_for_or_the_job_waits_on(ended, policy) -> None:
+    decision = decide(ended, attempts=0, max_attempts=3, policy=policy, now=NOW)
+    assert isinstance(decision, Delayed)
+    assert decision.level in policy.levels
+    asked = ended.after if ended.after is not None and ended.after == ended.after else 0
+    asked = min(max(asked, 0), MAX_DELAY)
+    if decision.counts:
+        asked = max(asked, policy.backoff(1))
+    if decision.level >= asked:
+        assert decision.not_before is None
+        assert not [level for level in policy.levels if asked <= level < decision.level]
+    else:
+        assert decision.level == policy.levels[-1]
+        assert decision.not_before == NOW + timedelta(seconds=asked)
+
+
+@given(policies, st.integers(1, 10_000))
+def test_backoff_never_shrinks_and_stays_within_the_levels(policy, attempt) -> None:
+    assert policy.levels[0] <= policy.backoff(attempt) <= policy.backoff(attempt + 1)
+    assert policy.backoff(attempt) <= policy.levels[-1]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("120", 120),
+        (" 7 ", 7),
+        ("0", 0),
+        ("999999999999999999999", MAX_DELAY),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", MAX_DELAY),
+        ("", None),
+        ("soon", None),
+        ("-5", None),
+        ("1.5", None),
+        ("٣", None),
+        ("Fri, 31 Dec 99999999999999999999 23:59:59 GMT", None),
+    ],
+)
+def test_retry_after_is_read_as_seconds_or_as_a_date(value: str, expected: float | None) -> None:
+    assert parse_retry_after(value) == expected
+
+
+def test_a_date_is_counted_from_now() -> None:
+    in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+    assert 57 <= (parse_retry_after(in_a_minute) or 0) <= 60
+
+
+@given(st.one_of(st.text(), st.from_regex(r"\w{3}, \d+ \w{3} \d+ \d+:\d+:\d+ ?[-+\w]*")))
+def test_whatever_a_server_sends_as_retry_after_is_a_delay_or_nothing(value: str) -> None:
+    delay = parse_retry_after(value)
+    assert delay is None or 0 <= delay <= MAX_DELAY

@@ -1,0 +1,148 @@
+"""What broker/wire.py writes by hand, read again by pamqp."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pamqp import body as pamqp_body
+from pamqp import commands, frame, header
+
+from broker.dead import MESSAGE_LIMIT, TRACEBACK_LIMIT, DeathCertificate, Reason
+from broker.message import JobMessage, Metadata
+from broker.publisher import envelope_of
+from broker.wire import Envelope, encode_publish
+
+FRAME_MAX = 131_072
+SMALLEST_FRAME_MAX = 4_096
+LAST_SECOND = 2**32 - 1  # pamqp takes what is greater for milliseconds
+
+short = st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(
+    lambda text: len(text.encode()) <= 255
+)
+header_values: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | short
+    | st.integers(0, LAST_SECOND).map(lambda second: datetime.fromtimestamp(second, UTC)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(short, inner, max_size=3),
+    max_leaves=6,
+)
+envelopes = st.builds(
+    Envelope,
+    body=st.binary(max_size=300) | st.integers(3_900, 13_000).map(lambda size: b"\xce" * size),
+    message_id=short,
+    type=short,
+    priority=st.integers(0, 255),
+    timestamp=st.integers(0, LAST_SECOND),
+    headers=st.none() | st.dictionaries(short, header_values, max_size=3),
+    content_type=short,
+)
+
+
+def frames_of(data: bytes) -> list[tuple[int, Any]]:
+    """(channel, frame) for each frame; fails when a byte is left over."""
+    frames = []
+    while data:
+        size, channel, content = frame.unmarshal(data)
+        frames.append((channel, content))
+        data = data[size:]
+    return frames
+
+
+@given(st.integers(1, 65_535), short, short, envelopes, st.booleans())
+@settings(deadline=None)
+def test_a_publish_is_read_as_it_was_written(
+    channel: int, exchange: str, routing_key: str, envelope: Envelope, mandatory: bool
+) -> None:
+    data = encode_publish(
+        channel, exchange, routing_key, envelope, SMALLEST_FRAME_MAX, mandatory=mandatory
+    )
+
+    (number, method), (_, content), *rest = frames_of(data)
+    assert isinstance(method, commands.Basic.Publish)
+    assert isinstance(content, header.ContentHeader)
+    assert (number, method.exchange, method.routing_key) == (channel, exchange, routing_key)
+    assert method.mandatory is mandatory
+    assert not method.immediate
+    properties = content.properties
+    assert properties.delivery_mode == 2
+    assert properties.content_type == envelope.content_type
+    assert properties.message_id == envelope.message_id
+    assert properties.message_type == envelope.type
+    assert properties.priority == envelope.priority
+    assert properties.timestamp == datetime.fromtimestamp(envelope.timestamp, UTC)
+    assert (properties.headers or None) == (envelope.headers or None)
+    assert content.body_size == len(envelope.body)
+    assert {each for each, _ in rest} <= {channel}
+    assert b"".join(piece.value for _, piece in rest) == envelope.body
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_a_body_is_cut_exactly_at_the_largest_frame(over: int) -> None:
+    room = FRAME_MAX - 8
+    data = encode_publish(1, "x", "y", Envelope(b"b" * (2 * room + over), "id"), FRAME_MAX)
+    pieces = [piece for _, piece in frames_of(data) if isinstance(piece, pamqp_body.ContentBody)]
+    sizes = [len(piece.value) for piece in pieces]
+    assert sizes == {-1: [room, room - 1], 0: [room, room], 1: [room, room, 1]}[over]
+
+
+def test_an_empty_body_has_no_body_frame() -> None:
+    assert len(frames_of(encode_publish(1, "x", "y", Envelope(b"", "id"), FRAME_MAX))) == 2
+
+
+@pytest.mark.parametrize("field", ["exchange", "routing_key", "message_id", "type"])
+def test_a_name_of_more_than_255_bytes_is_refused(field: str) -> None:
+    def encode(text: str) -> bytes:
+        names = {"exchange": "x", "routing_key": "y", "message_id": "id", "type": "t", field: text}
+        envelope = Envelope(b"", names["message_id"], type=names["type"])
+        return encode_publish(1, names["exchange"], names["routing_key"], envelope, FRAME_MAX)
+
+    assert encode("é" * 127 + "e")
+    with pytest.raises(ValueError, match="at most 255 bytes here, this has 256: é"):
+        encode("é" * 128)
+
+
+def test_headers_that_do_not_fit_into_a_frame_are_refused() -> None:
+    envelope = Envelope(b"", "id", headers={"x": "t" * SMALLEST_FRAME_MAX})
+    with pytest.raises(ValueError, match="more than one frame can carry"):
+        encode_publish(1, "x", "y", envelope, SMALLEST_FRAME_MAX)
+
+
+def test_the_longest_death_certificate_fits_into_a_frame() -> None:
+    worst = "\N{PILE OF POO}"  # four bytes
+    certificate = DeathCertificate(
+        Reason.EXHAUSTED,
+        "hot." + "k" * 200,
+        message=worst * MESSAGE_LIMIT,
+        traceback=worst * TRACEBACK_LIMIT,
+    )
+    envelope = Envelope(b"", "id", headers=certificate.headers())
+    assert encode_publish(1, "jobs.dlx", certificate.routing_key, envelope, FRAME_MAX)
+
+
+def test_properties_repeat_what_routing_and_tools_need() -> None:
+    message = JobMessage(
+        job_id="job-1",
+        job_type="crawl",
+        priority=7,
+        payload={"url": "https://example.org"},
+        metadata=Metadata(created_at=datetime(2026, 1, 2, 3, 4, 5, 600_000, UTC)),
+    )
+    envelope = envelope_of(message, {"x-note": "kept"})
+    assert (envelope.message_id, envelope.type, envelope.priority) == ("job-1", "crawl", 7)
+    assert envelope.timestamp == int(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp())
+    assert envelope.headers == {"x-note": "kept"}
+    assert json.loads(envelope.body)["payload"] == {"url": "https://example.org"}
+
+
+def test_a_job_from_before_1970_can_be_sent() -> None:
+    """AMQP counts seconds without a sign, and a foreign publisher may write any time."""
+    message = JobMessage(
+        job_type="crawl", payload={}, metadata=Metadata(created_at=datetime(1900, 1, 1, tzinfo=UTC))
+    )
+    assert encode_publish(1, "x", "y", envelope_of(message), FRAME_MAX)
