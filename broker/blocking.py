@@ -57,7 +57,8 @@ CLOSE_TIMEOUT = 1.0
 """Seconds to wait for the broker's answer when a connection is closed."""
 _NO_ANSWER = f"no answer within {CONNECT_TIMEOUT:g} s"
 CATCH_UP = 0.005
-"""Seconds after which a publish first reads what has come in, and sends what has not left."""
+"""Seconds after which a publish first reads what has come in, and then leaves at once. Publishes
+that follow each other faster leave in groups."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +144,7 @@ class BlockingPublisher:
             return error
 
     def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> _Sent:
+        rested = self._session is None or self._session.rested
         session = self._open()
         began = time.monotonic()
         while session.unconfirmed >= self._window and session.is_open:
@@ -152,7 +154,10 @@ class BlockingPublisher:
                 raise no_room(self._timeout)
             # Down to half the window, so that publishes leave in groups and not one by one.
             session.drive(lambda: session.unconfirmed <= self._window // 2, PATIENCE)
-        return session.publish(exchange, routing_key, envelope)
+        sent = session.publish(exchange, routing_key, envelope)
+        if rested:  # the iterable may take as long for the next job
+            session.catch_up()
+        return sent
 
     def _result(self, job: Outgoing, sent: _Sent | PublishError) -> Result:
         if isinstance(sent, PublishError):
@@ -188,7 +193,8 @@ class BlockingPublisher:
     def _open(self) -> _Session:
         session = self._session
         if session is not None:
-            session.catch_up()
+            if session.rested:
+                session.catch_up()
             if not session.is_open:
                 self.close()
                 session = None
@@ -287,11 +293,15 @@ class _Session:
             self._turn()
         self._loop.remove_timeout(timer)
 
+    @property
+    def rested(self) -> bool:
+        """Whether nothing was sent or received for a while."""
+        return time.monotonic() - self._driven_at >= CATCH_UP
+
     def catch_up(self) -> None:
-        """Take notice of what has happened since the last call (a loss, an alarm)."""
-        if time.monotonic() - self._driven_at >= CATCH_UP:
-            self._loop.call_later(0, _wake)
-            self._turn()
+        """Send what has not left, and take notice of what has happened (a loss, an alarm)."""
+        self._loop.call_later(0, _wake)
+        self._turn()
 
     def close(self) -> None:
         """Close the connection; what waits for a confirm fails with BrokerAway."""

@@ -36,6 +36,8 @@ ANSWER = 1.0
 """Seconds at most for which lower lanes wait to hear whether a more urgent queue has something."""
 ASK_AGAIN = 0.005
 """Seconds until the next question, where the answer was yes and nothing has come."""
+DEFECT_PAUSE = 1.0
+"""Seconds that a delivery is kept whose handler failed unexpectedly, before it is returned."""
 PATIENCE = 1.0
 """Seconds that a fetched delivery may wait for a slot before it is returned."""
 
@@ -316,8 +318,10 @@ class LaneConsumer:
         try:
             await self._handle(delivery)
         except Exception:
-            # A defect of the handler must cost neither a slot nor the delivery.
+            # A defect of the handler must cost neither the slot for good nor the delivery; the
+            # pause keeps it from going round and round as fast as the broker can send.
             self._log.exception("the handler failed", queue=delivery.queue)
+            await self._unless_stopped(asyncio.sleep(DEFECT_PAUSE))
             delivery.requeue()
         finally:
             if queue.held >= queue.prefetch:

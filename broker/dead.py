@@ -76,19 +76,13 @@ def read(
     job: a job that the broker took from its lane after a retry died under its queue's name.
     """
     if _PREFIX + "reason" in headers:
-        values = {
-            name: _text(headers[key])
-            for name in DeathCertificate.__dataclass_fields__
-            if (key := _PREFIX + name.replace("_", "-")) in headers
-        }
-        attempts = headers.get(_PREFIX + "attempts")
-        known: dict[str, Any] = {
-            "routing_key": routing_key,
-            **values,
-            "reason": _reason(values["reason"]),
-            "attempts": attempts if isinstance(attempts, int) else 0,
-        }
-        return DeathCertificate(**known)
+        values: dict[str, Any] = {"routing_key": routing_key}
+        for name in DeathCertificate.__dataclass_fields__:
+            value = headers.get(_PREFIX + name.replace("_", "-"))
+            # Anybody may publish here: what is of another type does not count.
+            if isinstance(value, int if name == "attempts" else str):
+                values[name] = value
+        return DeathCertificate(**{**values, "reason": _reason(values.get("reason"))})
     deaths = headers.get("x-death")
     if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], Mapping):
         return DeathCertificate(Reason.UNROUTABLE, routing_key, message="no queue took this key")

@@ -184,6 +184,8 @@ class Publisher:
 
     async def close(self) -> None:
         """Close the connection. Publishes that still wait for their confirm fail."""
+        if self._opening is not None:  # else it would connect behind our back
+            await asyncio.gather(self._opening, return_exceptions=True)
         await self._link.close()
 
     async def publish(self, message: JobMessage, routing_key: str) -> Accepted:

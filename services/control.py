@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from structlog.typing import FilteringBoundLogger
 
-from broker.connection import CHANNEL_ERRORS, LAST_BACKOFF, Link
+from broker.connection import CHANNEL_ERRORS, FIRST_BACKOFF, LAST_BACKOFF, Link
 from broker.errors import Unroutable
 from broker.incoming import Incoming
 from broker.lanes import CONTROL_EXCHANGE
@@ -40,6 +40,7 @@ class ControlListener:
 
     async def run(self) -> None:
         """Listen until cancelled, again after each loss of the connection."""
+        backoff = FIRST_BACKOFF
         while True:
             try:
                 channel = await open_channel(await self._link.connection(), confirms=False)
@@ -47,10 +48,12 @@ class ControlListener:
                 queue = declared.queue or ""
                 await channel.queue_bind(queue, CONTROL_EXCHANGE)
                 await channel.consume(queue, f"control.{queue}", partial(self._received, channel))
+                backoff = FIRST_BACKOFF
                 await asyncio.shield(channel.closed)
             except CHANNEL_ERRORS as error:
                 self._log.warning("can't listen for commands", error=str(error))
-            await asyncio.sleep(LAST_BACKOFF)
+            await asyncio.sleep(backoff)
+            backoff = min(backoff * 2, LAST_BACKOFF)
 
     def _received(self, channel: PipelinedChannel, message: Incoming) -> None:
         channel.ack(message.delivery_tag)

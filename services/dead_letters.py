@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime
 
 import structlog
@@ -14,11 +15,13 @@ from broker.lanes import DEAD_LOG_QUEUE, split_routing_key
 from broker.message import now
 from broker.settings import BrokerSettings
 from broker.wire import open_channel
-from services.ledger import DeadLetterRecord, Ledger, LedgerUnavailable
+from services.ledger import DeadLetterRecord, Ledger, LedgerError, RowRejected
 from services.registry import Registry, UnknownJobType
 
 BATCH = 200
 """Letters written to the ledger in one go."""
+
+_log = structlog.get_logger("dead letter index")
 
 
 def record_of(letter: Letter, registry: Registry) -> DeadLetterRecord:
@@ -71,13 +74,24 @@ async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Regi
 
 
 async def _index(batch: list[Letter], ledger: Ledger, registry: Registry) -> int:
-    if batch:
-        await ledger.index_dead([record_of(letter, registry) for letter in batch])
-        for letter in batch:
-            letter.delivery.ack()
+    await _write(batch, ledger, registry)
+    for letter in batch:
+        letter.delivery.ack()
     indexed = len(batch)
     batch.clear()
     return indexed
+
+
+async def _write(letters: Sequence[Letter], ledger: Ledger, registry: Registry) -> None:
+    try:
+        await ledger.index_dead([record_of(letter, registry) for letter in letters])
+    except RowRejected as error:
+        if len(letters) == 1:
+            # It stays in jobs.dead; here it would only hold up the others.
+            _log.error("not to be indexed", letter=letters[0].id, error=str(error))
+            return
+        for letter in letters:
+            await _write([letter], ledger, registry)
 
 
 class DeadLetterIndexer:
@@ -86,8 +100,7 @@ class DeadLetterIndexer:
     def __init__(self, settings: BrokerSettings, ledger: Ledger, registry: Registry) -> None:
         self._ledger = ledger
         self._registry = registry
-        self._log = structlog.get_logger("dead letter index")
-        self._link = Link(settings.require_amqp_url(), "dead letter index", self._log)
+        self._link = Link(settings.require_amqp_url(), "dead letter index", _log)
         self._arrived: asyncio.Queue[Delivery] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -98,8 +111,8 @@ class DeadLetterIndexer:
                 try:
                     await self._follow()
                     backoff = FIRST_BACKOFF
-                except (*CHANNEL_ERRORS, LedgerUnavailable) as error:
-                    self._log.warning("can't index", error=str(error), next_try_in=backoff)
+                except (*CHANNEL_ERRORS, LedgerError) as error:
+                    _log.warning("can't index", error=str(error), next_try_in=backoff)
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF)
         finally:
@@ -133,7 +146,7 @@ class DeadLetterIndexer:
 def _seconds(iso: str) -> float:
     try:
         return datetime.fromisoformat(iso).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return now().timestamp()
 
 

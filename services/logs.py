@@ -19,9 +19,18 @@ def configure(level: str = "info", form: str = "auto") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if as_json:
-        shared += [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        # Without local variables: they may be private, and make a line of many kilobytes.
+        frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        shared += [
+            structlog.processors.ExceptionRenderer(frames),
+            structlog.processors.JSONRenderer(),
+        ]
     else:
-        shared.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+        shared.append(
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        )
     structlog.configure(
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(threshold),

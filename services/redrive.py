@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from broker.dead_queue import Letter, Scan, scanning
 from broker.errors import LaneFull, PublishError
-from broker.lanes import LANES, lane_named, lane_of, split_routing_key
+from broker.lanes import LANES, Lane, lane_named, lane_of, queue_name, split_routing_key
 from broker.message import JobMessage, describe, now
 from broker.publisher import Accepted, Outgoing, Publisher
 from broker.settings import BrokerSettings
@@ -185,10 +185,12 @@ class Redriver:
         ledger: Ledger,
         *,
         on_progress: Callable[[Tally, int], None] = lambda tally, total: None,
+        lanes: tuple[Lane, ...] = LANES,
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
+        self._lanes = lanes
         self._on_progress = on_progress
         """Called with the tally so far and the number of letters to scan."""
 
@@ -217,7 +219,7 @@ class Redriver:
                     for letter, copy in copies:
                         tally.note(f"{letter.id}: would go to {copy.routing_key}")
                 else:
-                    await self._send(publisher, copies, tally)
+                    await self._send(publisher, await self._fitting(copies, scan, tally), tally)
                 self._on_progress(tally, scan.total)
                 if tally.refused:
                     break  # a full lane stays full: the rest would be refused one by one
@@ -285,6 +287,27 @@ class Redriver:
             copies.append((letter, Outgoing(message, routing_key)))
         return copies
 
+    async def _fitting(
+        self, copies: list[tuple[Letter, Outgoing]], scan: Scan, tally: Tally
+    ) -> list[tuple[Letter, Outgoing]]:
+        """Those for which there is room. A full hot lane would make a new dead letter of a copy:
+        the old one would lose its place, and what is known of its death."""
+        room: dict[str, int] = {}
+        fitting: list[tuple[Letter, Outgoing]] = []
+        for letter, copy in copies:
+            lane = lane_named(lane_of(copy.routing_key), self._lanes)
+            queue = queue_name(lane.name, self._registry.get(copy.message.job_type).worker)
+            if queue not in room:
+                room[queue] = lane.max_length - await scan.depth(queue)
+            if room[queue] > 0:
+                room[queue] -= 1
+                fitting.append((letter, copy))
+            else:
+                tally.refused += 1
+                full = LaneFull(copy.routing_key, dead_lettered=False)
+                tally.note(f"{letter.id}: {_refusal(full)}")
+        return fitting
+
     async def _send(
         self, publisher: Publisher, copies: list[tuple[Letter, Outgoing]], tally: Tally
     ) -> None:
@@ -303,7 +326,10 @@ class Redriver:
         await asyncio.gather(
             *(self._ledger.mark_redriven(letter.id, redrives, at) for letter, redrives in sent)
         )
-        await self._mark([letter for letter, _ in sent], DeadLetterState.REDRIVEN)
+        states = await self._ledger.states([letter.id for letter, _ in sent])
+        # A job that is dead again already has a new letter, which waits.
+        gone = [letter for letter, _ in sent if states.get(letter.id) is not State.DEAD]
+        await self._mark(gone, DeadLetterState.REDRIVEN)
         for letter, _ in sent:
             letter.delivery.ack()
         tally.done += len(sent)

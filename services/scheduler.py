@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from broker.connection import end_tasks
 from broker.errors import LaneFull
 from broker.message import now
 from broker.publisher import Accepted, Outgoing, Publisher
@@ -75,6 +76,9 @@ class Scheduler:
         try:
             while not self._stopping.is_set():
                 if await self._hold_lease():
+                    if indexing is not None and indexing.done():
+                        self._log.error("index of dead letters ended", error=repr(indexing))
+                        indexing = None
                     if indexing is None:
                         indexing = asyncio.create_task(self._indexer.run())
                     try:
@@ -82,19 +86,23 @@ class Scheduler:
                     except LedgerError as error:
                         self._log.warning("ledger away", error=str(error))
                 elif indexing is not None:
-                    await _end(indexing)
+                    await end_tasks(indexing)
                     indexing = None
                 await self._pause()
         finally:
             if indexing is not None:
-                await _end(indexing)
-            await self._publisher.close()
+                await end_tasks(indexing)
+            await self.close()
             if self.is_active.is_set():
                 await self._release()
 
     def stop(self) -> None:
         """End after the current turn; safe in a signal handler."""
         self._stopping.set()
+
+    async def close(self) -> None:
+        """Close the connection to the broker; `run` does so at its end."""
+        await self._publisher.close()
 
     async def turn(self) -> Turn:
         """Publish everything that is due now. Raises LedgerUnavailable."""
@@ -178,8 +186,3 @@ class Scheduler:
             await asyncio.wait_for(self._stopping.wait(), self._pace.turn)
         except TimeoutError:
             return
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

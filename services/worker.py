@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from broker.connection import Link
+from broker.connection import Link, end_tasks
 from broker.consumer import LaneConsumer
 from broker.lanes import LANES, Lane, queue_name
 from broker.publisher import Publisher
@@ -159,6 +159,7 @@ class Worker:
         Raises LedgerError when the ledger can't be used at the start.
         """
         await self._register()
+        self._publisher.connect_soon()  # the first events, too, are to be heard
         background = [
             asyncio.create_task(self._beat(), name="beat"),
             asyncio.create_task(self._watch_ledger(), name="watch ledger"),
@@ -175,13 +176,11 @@ class Worker:
                 consumer.stop()
             await self._drain()
             await asyncio.wait(consuming, timeout=LAST_WORDS)
-            for task in (stopping, *consuming, *background):
-                task.cancel()
-            ends = await asyncio.gather(*consuming, *background, return_exceptions=True)
+            await end_tasks(stopping, *consuming, *background)
             await self._close()
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
+        for task in (*consuming, *background):
+            if not task.cancelled():
+                task.result()
 
     def stop(self) -> None:
         """Take no more jobs; `run` returns when those that run have ended or their grace is

@@ -71,16 +71,17 @@ class Record:
         return self._columns.get("idempotency_key")
 
     def apply(self, rows: Rows) -> Recorded:
+        key = self.idempotency_key
+        # The key first: an id that is made from the key is known whatever the payload is.
+        holder = None if key is None else rows.keys.get(key)
+        if key is not None and holder is not None:
+            if holder.fingerprint != self._columns["fingerprint"]:
+                raise IdempotencyConflict(key, holder.job_id)
+            return Existing(holder.job_id, rows.jobs[holder.job_id].state)
         known = rows.jobs.get(self.job_id)
         if known is not None:
             return Existing(known.id, known.state)
-        key = self.idempotency_key
         if key is not None:
-            holder = rows.keys.get(key)
-            if holder is not None:
-                if holder.fingerprint != self._columns["fingerprint"]:
-                    raise IdempotencyConflict(key, holder.job_id)
-                return Existing(holder.job_id, rows.jobs[holder.job_id].state)
             rows.keys[key] = KeyHolder(self.job_id, self._columns["fingerprint"])
         rows.jobs[self.job_id] = new_row(self._columns)
         return Created(self.job_id)
@@ -257,6 +258,9 @@ class Bury:
         if row.state is State.RUNNING:
             outcome = AttemptOutcome.DEAD
             rows.end_attempt(row, outcome, letter.dead_at, error_type, error_message)
+            # The worker that buried it comes later, if at all, and finds nothing left to record.
+            if letter.redrives == row.redrives:
+                row.attempts = max(row.attempts, letter.attempts)
         row.end(State.DEAD, letter.dead_at, clean(letter.reason), error_type, error_message)
         return True
 

@@ -22,9 +22,9 @@ def test_sigterm_gives_jobs_back_and_uses_up_no_attempt(jobctl: CommandLine) -> 
 
 
 def test_sigterm_lets_a_job_finish_within_the_grace(jobctl: CommandLine) -> None:
-    jobctl.environment["JOBS_SHUTDOWN_GRACE"] = "20"
+    jobctl.environment["JOBS_SHUTDOWN_GRACE"] = "40"
     with jobctl.worker() as process:
-        job_id = jobctl.publish(seconds=2)
+        job_id = jobctl.publish(seconds=8)
         jobctl.until_state(job_id, "running")
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
@@ -34,7 +34,7 @@ def test_sigterm_lets_a_job_finish_within_the_grace(jobctl: CommandLine) -> None
 def test_a_second_signal_ends_it_at_once_and_the_job_is_taken_over(jobctl: CommandLine) -> None:
     jobctl.environment["JOBS_SHUTDOWN_GRACE"] = "60"
     with jobctl.worker() as process:
-        job_id = jobctl.publish(seconds=3)
+        job_id = jobctl.publish(seconds=8)
         jobctl.until_state(job_id, "running")
         process.send_signal(signal.SIGINT)
         while "stopping" not in jobctl.log_of("worker"):

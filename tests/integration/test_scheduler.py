@@ -172,7 +172,7 @@ async def test_record_without_a_publish_is_published_once_it_is_old(
 async def test_job_of_a_publisher_that_died_between_record_and_publish_runs(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    options = {"modules": CHAOS_MODULES, "data_dir": tmp_path}
+    options: dict[str, Any] = {"modules": CHAOS_MODULES, "data_dir": tmp_path}
     async with (
         open_system(broker310, sqlite_url, **options) as system,
         Processes(system.settings, tmp_path) as processes,
@@ -290,7 +290,7 @@ async def test_jobs_of_a_worker_that_lives_are_left_alone(
 async def test_second_scheduler_stands_by_and_takes_over_when_the_first_is_killed(
     broker310: TestBroker, database_url: str, tmp_path: Path
 ) -> None:
-    options = {"modules": CHAOS_MODULES, "data_dir": tmp_path}
+    options: dict[str, Any] = {"modules": CHAOS_MODULES, "data_dir": tmp_path}
     async with (
         open_system(broker310, database_url, **options) as system,
         Processes(system.settings, tmp_path) as processes,

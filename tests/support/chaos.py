@@ -199,7 +199,7 @@ async def _wait_until_lanes_are_empty(system: System, timeout: float = 20.0) -> 
     left: dict[str, int] = {}
 
     async def empty() -> bool:
-        queues = await system.broker.management.get("/queues/{vhost}")  # type: ignore[attr-defined]
+        queues = await system.broker.management.get("/queues/{vhost}")
         left.clear()
         for queue in queues:
             if not queue["name"].startswith("jobs.dead") and queue.get("messages"):
@@ -217,7 +217,7 @@ async def open_chaos(
     broker: Broker, database_url: str, directory: Path, **settings: Any
 ) -> AsyncIterator[System]:
     """A system with the jobs of this module, whose ledger keeps its history in itself."""
-    options = {"modules": CHAOS_MODULES, "data_dir": directory} | settings
+    options: dict[str, Any] = {"modules": CHAOS_MODULES, "data_dir": directory} | settings
     async with open_system(broker, database_url, **options) as system:
         await keep_history(database_url)
         yield system
@@ -264,12 +264,13 @@ async def _publish(
 
 
 def requests_of(
-    count: int, routing_key: str = "backfill.effect", **payload: Any
+    count: int, routing_key: str = "backfill.effect", *, max_attempts: int = 3, **payload: Any
 ) -> list[JobRequest]:
     """That many jobs, with ids of their own."""
     prefix = os.urandom(4).hex()
     return [
-        JobRequest(routing_key, payload, job_id=f"{prefix}-{number}") for number in range(count)
+        JobRequest(routing_key, payload, job_id=f"{prefix}-{number}", max_attempts=max_attempts)
+        for number in range(count)
     ]
 
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
@@ -27,7 +27,7 @@ from services.publishing import JobPublisher, JobRequest
 from services.registry import Registry
 from services.settings import Settings
 from services.worker import Worker, share_of
-from tests.support.brokers import Profile
+from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 
@@ -36,17 +36,7 @@ RETRY_DELAYS = (0.2, 0.4, 0.8)
 STOP_TIMEOUT = 20.0
 
 
-class Broker(Protocol):
-    """A virtual host on a broker; the fixture `broker` and its likes are one."""
-
-    @property
-    def profile(self) -> Profile: ...
-    @property
-    def vhost(self) -> str: ...
-    @property
-    def amqp_url(self) -> str: ...
-    @property
-    def management_url(self) -> str: ...
+Broker = TestBroker
 
 
 def lanes_with(

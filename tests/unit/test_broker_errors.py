@@ -261,9 +261,9 @@ async def test_every_error_of_aiormq_while_connecting_becomes_ours(
     async def fails(*_: object, **__: object) -> None:
         raise error("first", "second")
 
-    monkeypatch.setattr("aio_pika.connect", fails)
+    monkeypatch.setattr("aio_pika.Connection.connect", fails)
     async with Publisher(settings_of("amqp://localhost/")) as publisher:
-        with pytest.raises(BrokerAway):
+        with pytest.raises(BrokerAway, match="first"):
             await publisher.publish(job(), "hot.crawl")
 
 

@@ -123,21 +123,26 @@ def test_a_certificate_wins_over_the_brokers_history() -> None:
     assert read(x_death(("hot.llm", "expired", "hot.llm")) | mine.headers(), "x") == mine
 
 
-def test_a_certificate_of_another_program_can_be_read() -> None:
+def test_a_certificate_of_another_program_counts_as_far_as_it_can_be_read() -> None:
     certificate = read(
         {
-            "x-dead-reason": b"no such reason",
+            "x-dead-reason": "no such reason",
             "x-dead-message": b"caf\xe9",
+            "x-dead-error-type": "ValueError",
             "x-dead-attempts": "three",
             "x-dead-worker": 7,
+            "x-dead-traceback": None,
         },
         "hot.crawl",
     )
-    assert certificate.reason is Reason.EXHAUSTED
-    assert certificate.routing_key == "hot.crawl"
-    assert certificate.message == "caf\N{REPLACEMENT CHARACTER}"
-    assert certificate.attempts == 0
-    assert certificate.worker == "7"
+    assert certificate == DeathCertificate(
+        Reason.EXHAUSTED, "hot.crawl", error_type="ValueError", dead_at=certificate.dead_at
+    )
+
+
+@pytest.mark.parametrize("reason", [b"expired", 7, None])
+def test_a_reason_that_is_no_text_is_none_of_ours(reason: object) -> None:
+    assert read({"x-dead-reason": reason}, "hot.crawl").reason is Reason.EXHAUSTED
 
 
 def test_a_letter_is_known_by_its_job_or_by_its_bytes() -> None:

@@ -1,0 +1,63 @@
+"""A redrive that is killed half-way: every letter is still there, or its job runs, once."""
+
+import random
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from broker.node import LOOPBACK
+from services.ledger import State
+from services.redrive import Change, LetterFilter, Redriver
+from tests.support.brokers import TestBroker
+from tests.support.chaos import assert_all_accounted_for, open_chaos, publish_all, requests_of
+from tests.support.tcp_proxy import TcpProxy
+from tests.support.worker_process import Process, Processes
+
+pytestmark = pytest.mark.chaos
+
+LETTERS = 300
+ROUNDS = 5
+BYTES_PER_LETTER = 300
+"""What a redrive sends for each, at least."""
+
+
+async def test_redrive_killed_at_any_point_loses_no_letter(
+    broker: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    dice = random.Random(broker.version + broker.profile)
+    async with (
+        open_chaos(broker, sqlite_url, tmp_path) as system,
+        TcpProxy(LOOPBACK, broker.node.amqp_port) as proxy,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        await system.start_worker(slots=8)
+        accepted = await publish_all(system, requests_of(LETTERS, max_attempts=1, fail_redrives=1))
+        await system.wait_until_all(accepted, State.DEAD)
+
+        through_proxy = {"amqp_url": SecretStr(proxy.url(broker.amqp_url))}
+        killed = 0
+        for _ in range(ROUNDS):
+            left = len(await system.letters())
+            proxy.pause()
+            process = await processes.start("redrive", settings=through_proxy)
+            point = dice.randint(500, 500 + left * BYTES_PER_LETTER)
+            proxy.cut_when(partial(killed_at, process, point), forward=dice.random() < 0.5)
+            proxy.resume()
+            killed += await process.ended() == -signal.SIGKILL
+        assert killed >= 2
+
+        await Redriver(system.settings, system.registry, system.ledger).redrive(
+            LetterFilter(), Change()
+        )
+        await assert_all_accounted_for(system, accepted)
+
+
+def killed_at(process: Process, point: int, seen: bytes) -> bool:
+    """Kill the process once it has sent so many bytes."""
+    if len(seen) < point:
+        return False
+    process.kill()
+    return True

@@ -1,0 +1,159 @@
+"""Calling jobs off: before they start, while they run, while they wait for a retry."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.lanes import CONTROL_EXCHANGE
+from broker.wire import Envelope
+from services.control import send_cancel
+from services.ledger import AttemptOutcome, Cancelled, Running, State
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.system import System, open_system
+
+
+@pytest.fixture
+async def system(broker310: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
+    async with open_system(broker310, sqlite_url) as opened:
+        yield opened
+
+
+async def listening(system: System, workers: int = 1) -> None:
+    """Wait until that many workers hear commands."""
+
+    async def bound() -> bool:
+        path = f"/exchanges/{{vhost}}/{CONTROL_EXCHANGE}/bindings/source"
+        return len(await system.broker.management.get(path)) >= workers
+
+    await eventually(bound, what="a worker that listens")
+
+
+async def test_a_job_that_was_cancelled_before_it_started_is_never_run(
+    broker: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker, database_url) as system:
+        job_id = await system.publish("hot.noop")
+        assert await system.ledger.cancel(job_id, time.time()) == Cancelled()
+        worker = await system.start_worker("llm")
+        await eventually(lambda: worker.worker.counters.skipped == 1)
+        await system.stop_workers()
+        assert await system.ready("hot.llm") == 0
+        assert await system.state(job_id) is State.CANCELLED
+        assert journal.starts == []
+
+
+async def test_a_running_job_is_stopped_and_never_run_again(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        worker = await system.start_worker("llm")
+        await system.start_worker("llm")
+        await listening(system, workers=2)
+        job_id, other = [await system.publish("hot.gated") for _ in range(2)]
+        await journal.started(job_id, other)
+        assert isinstance(await system.ledger.cancel(job_id, time.time()), Running)
+        await send_cancel(system.wire, job_id)
+        record = await system.wait_for_state(job_id, State.CANCELLED)
+        assert [line.outcome for line in record.timeline] == [AttemptOutcome.CANCELLED]
+        assert journal.cancelled == [job_id]
+        journal.release(other)
+        await system.wait_for_state(other, State.SUCCEEDED)
+        await system.stop_workers()
+        assert await system.ready("hot.llm") == 0
+        assert journal.runs(job_id) == 1
+        assert worker.worker.running == 0
+        assert await system.letters() == []
+
+
+async def test_a_job_in_a_process_of_its_own_is_killed(system: System) -> None:
+    worker = await system.start_worker("llm", slots=1)
+    await listening(system)
+    job_id = await system.publish("hot.crunched", {"do": "spin"})
+    await system.wait_for_state(job_id, State.RUNNING)
+    await send_cancel(system.wire, job_id)
+    await system.wait_for_state(job_id, State.CANCELLED)
+    after = await system.publish("hot.crunched", {"n": 4})
+    assert (await system.wait_for_state(after, State.SUCCEEDED)).result == {"n": 8}
+    assert worker.worker.counters.cancelled == 1
+
+
+async def test_a_job_that_waits_for_its_retry_is_not_run_again(system: System) -> None:
+    worker = await system.start_worker("llm")
+    job_id = await system.publish("hot.scripted", {"steps": ["retry:0.5", "done"]})
+    await system.wait_for_state(job_id, State.RETRYING)
+    assert await system.ledger.cancel(job_id, time.time()) == Cancelled()
+    await eventually(lambda: worker.worker.counters.skipped == 1)
+    assert await system.state(job_id) is State.CANCELLED
+    assert journal.runs(job_id) == 1
+
+
+async def test_a_handler_that_will_not_be_stopped_ends_as_it_ends(system: System) -> None:
+    await system.start_worker("llm")
+    await listening(system)
+    job_id = await system.publish("hot.stubborn")
+    await journal.started(job_id)
+    await send_cancel(system.wire, job_id)
+    await journal.until(lambda: journal.cancelled == [job_id])
+    journal.release(job_id)
+    await system.wait_for_state(job_id, State.SUCCEEDED)
+
+
+async def test_commands_that_make_no_sense_are_heard_and_forgotten(system: System) -> None:
+    await system.start_worker("llm")
+    await listening(system)
+    job_id = await system.publish("hot.gated")
+    await journal.started(job_id)
+    nonsense = [
+        b"",
+        b"\xff",
+        b"[]",
+        b"3",
+        b'{"command": "cancel"}',
+        json.dumps({"command": "dance", "job_id": job_id}).encode(),
+        json.dumps({"command": "cancel", "job_id": "another"}).encode(),
+    ]
+    for number, body in enumerate(nonsense):
+        await system.wire.send(CONTROL_EXCHANGE, "", Envelope(body, f"nonsense-{number}"))
+    await send_cancel(system.wire, job_id)
+    await system.wait_for_state(job_id, State.CANCELLED)
+
+
+async def test_commands_are_acknowledged(system: System) -> None:
+    """A queue whose messages are never acknowledged grows, and on 3.10 loses its channel."""
+    await system.start_worker("llm")
+    await listening(system)
+    for number in range(5):
+        await send_cancel(system.wire, f"nobody-{number}")
+
+    async def is_empty() -> bool:
+        queues = await system.broker.management.get("/queues/{vhost}")
+        own = [queue for queue in queues if queue["name"].startswith("amq.gen")]
+        return [queue.get("messages") for queue in own] == [0] and bool(
+            own[0].get("message_stats", {}).get("ack") == 5
+        )
+
+    await eventually(is_empty)
+
+
+async def test_a_cancel_that_nobody_hears_is_no_error(system: System) -> None:
+    await send_cancel(system.wire, "nobody")
+
+
+async def test_a_worker_hears_commands_again_after_its_connection_was_closed(
+    system: System,
+) -> None:
+    worker = await system.start_worker("llm")
+    job_id = await system.publish("hot.gated")
+    await journal.started(job_id)
+    management = system.broker.management
+    await eventually(management.close_connections)
+    await eventually(lambda: "consuming" not in worker.worker.queue_states.values())
+    await worker.consuming()
+    await listening(system)
+    await send_cancel(system.wire, job_id)
+    await system.wait_for_state(job_id, State.CANCELLED)
+    assert journal.runs(job_id) == 1

@@ -1,0 +1,399 @@
+"""Jobs into their lanes: recorded, confirmed, refused; next stages, confirmed before the ack."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from broker.dead import Reason
+from broker.errors import BrokerAway, LaneFull
+from broker.message import JobMessage
+from broker.publisher import Publisher
+from services.ledger import AttemptOutcome, IdempotencyConflict, LedgerUnavailable, State
+from services.ledger.tables import jobs as jobs_table
+from services.publishing import (
+    InvalidJob,
+    JobPublisher,
+    JobRequest,
+    Published,
+    job_id_of,
+    prepare,
+)
+from services.registry import InvalidPayload
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.system import System, lanes_with, open_system
+from tests.support.tcp_proxy import TcpProxy
+
+# A full quorum queue may take a few more before it refuses.
+MOST_OVERSHOOT = 50
+
+
+@pytest.fixture
+async def system(broker310: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
+    async with open_system(broker310, sqlite_url) as opened:
+        yield opened
+
+
+async def fill(system: System, routing_key: str) -> list[str]:
+    """Publish until the lane refuses; the ids of what it took."""
+    taken: list[str] = []
+    for _ in range(MOST_OVERSHOOT):
+        try:
+            taken.append((await system.publish_foreign(routing_key)).job_id)
+        except LaneFull:
+            return taken
+    raise AssertionError("the lane never refused")
+
+
+# --- into the lane ------------------------------------------------------------------------------
+
+
+async def test_a_published_job_is_recorded_and_waits_in_its_queue(
+    broker: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker, database_url) as system:
+        request = JobRequest("backfill.noop", {"n": 3}, priority=7, source="test")
+        published = await system.jobs.publish(request)
+        assert published == Published(published.job_id, "backfill.noop", State.QUEUED)
+        record = await system.record(published.job_id)
+        assert (record.state, record.payload, record.priority) == (State.QUEUED, {"n": 3}, 7)
+        waiting = await system.take("backfill.llm")
+        message = JobMessage.decode(waiting.body)
+        assert (message.job_id, message.payload) == (published.job_id, {"n": 3})
+        assert (waiting.message_id, waiting.type) == (published.job_id, "noop")
+        assert (waiting.priority, waiting.content_type) == (7, "application/json")
+        assert waiting.delivery_mode == 2
+
+
+async def test_a_batch_is_answered_job_by_job_in_its_order(system: System) -> None:
+    requests = [JobRequest("hot.noop", {"n": n}) for n in range(300)]
+    outcomes = await system.jobs.publish_many(requests)
+    ids = [outcome.job_id for outcome in outcomes if isinstance(outcome, Published)]
+    assert len(set(ids)) == 300
+    records = [await system.record(ids[n]) for n in (0, 150, 299)]
+    assert [record.payload["n"] for record in records] == [0, 150, 299]
+    assert set((await system.ledger.states(ids)).values()) == {State.QUEUED}
+    assert await system.ready("hot.llm") == 300
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (JobRequest("hot.noop", {"n": "three"}), InvalidPayload),
+        (JobRequest("maintenance.noop", {}), InvalidJob),
+        (JobRequest("hot.noop", {}, job_id="not an id"), InvalidJob),
+    ],
+)
+async def test_one_invalid_job_in_a_batch_leaves_nothing_of_it(
+    system: System, request_: JobRequest, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await system.jobs.publish_many([JobRequest("hot.noop", {}, job_id="fine"), request_])
+    assert await system.state("fine") is None
+    assert await system.ready("hot.llm") == 0
+
+
+async def test_an_idempotency_key_names_one_job_for_ever(system: System) -> None:
+    first = await system.jobs.publish(JobRequest("hot.noop", {"n": 1}, idempotency_key="k"))
+    again = await system.jobs.publish(JobRequest("hot.noop", {"n": 1}, idempotency_key="k"))
+    assert again == Published(first.job_id, "hot.noop", State.QUEUED, duplicate=True)
+    await system.start_worker("llm")
+    await system.wait_for_state(first.job_id, State.SUCCEEDED)
+    late = await system.jobs.publish(JobRequest("hot.noop", {"n": 1}, idempotency_key="k"))
+    assert (late.job_id, late.state, late.duplicate) == (first.job_id, State.SUCCEEDED, True)
+    with pytest.raises(IdempotencyConflict):
+        await system.publish("hot.noop", {"n": 2}, idempotency_key="k")
+    assert journal.runs(first.job_id) == 1
+
+
+async def test_a_key_that_another_job_has_does_not_let_this_one_run_unrecorded(
+    system: System,
+) -> None:
+    """The other was recorded by a process that died before it could publish it."""
+    other = JobRequest("hot.noop", {"n": 1}, idempotency_key="k", job_id="first")
+    await system.ledger.record(prepare(system.registry, other))
+    mine = JobRequest("hot.noop", {"n": 1}, idempotency_key="k", job_id="second")
+    published = await system.jobs.publish(mine)
+    assert (published.job_id, published.duplicate) == ("first", True)
+    assert await system.ready("hot.llm") == 0
+
+
+async def test_what_an_earlier_try_has_only_recorded_is_published_by_the_next(
+    system: System,
+) -> None:
+    request = JobRequest("hot.noop", {}, idempotency_key="k")
+    await system.ledger.record(prepare(system.registry, request))
+    published = await system.jobs.publish(request)
+    assert (published.state, published.duplicate) == (State.QUEUED, False)
+    assert await system.ready("hot.llm") == 1
+
+
+async def test_a_delayed_job_is_recorded_and_not_sent(system: System) -> None:
+    published = await system.jobs.publish(JobRequest("hot.noop", {}, delay=60))
+    assert published.state is State.SCHEDULED
+    record = await system.record(published.job_id)
+    assert record.state is State.SCHEDULED
+    assert record.run_at == pytest.approx(record.created_at + 60, abs=1)
+    assert await system.ready("hot.llm") == 0
+
+
+# --- refused ------------------------------------------------------------------------------------
+
+
+async def test_a_full_lane_refuses_and_nothing_of_the_job_is_left(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(max_length={"backfill": 3})
+    async with open_system(broker, sqlite_url, lanes=lanes) as system:
+        taken = await fill(system, "backfill.noop")
+        with pytest.raises(LaneFull) as refused:
+            await system.publish("backfill.noop", job_id="late")
+        assert not refused.value.dead_lettered
+        assert await system.state("late") is None
+        assert await system.ready("backfill.llm") == len(taken)
+        assert await system.letters() == []
+        await system.start_worker("llm")
+        await system.wait_until_all(taken, State.SUCCEEDED)
+        await system.publish("backfill.noop", job_id="late")  # there is room now
+        await system.wait_for_state("late", State.SUCCEEDED)
+
+
+async def test_what_a_full_hot_lane_refuses_is_dead_and_its_publisher_is_told(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(max_length={"hot": 3})
+    async with open_system(broker, sqlite_url, lanes=lanes) as system:
+        await fill(system, "hot.noop")
+        with pytest.raises(LaneFull) as refused:
+            await system.publish("hot.noop", job_id="late")
+        assert refused.value.dead_lettered
+        record = await system.record("late")
+        assert (record.state, record.reason) == (State.DEAD, "overflowed")
+        letter = await system.wait_for_letter("late")
+        assert letter.certificate.reason is Reason.OVERFLOWED
+        assert letter.certificate.routing_key == "hot.noop"
+
+
+async def test_a_publisher_whose_broker_is_away_leaves_nothing_half_done(system: System) -> None:
+    async with jobs_by_proxy(system) as (jobs, proxy):
+        proxy.refuse()
+        with pytest.raises(BrokerAway) as away:
+            await jobs.publish(JobRequest("hot.noop", {}, job_id="lost"))
+        assert not away.value.maybe_accepted
+        assert await system.state("lost") is None
+        await proxy.accept()
+        published = await jobs.publish(JobRequest("hot.noop", {}, job_id="lost"))
+        assert published.state is State.QUEUED
+
+
+async def test_a_job_that_may_have_been_accepted_stays_for_the_scheduler(system: System) -> None:
+    async with jobs_by_proxy(system) as (jobs, proxy):
+        await jobs.publish(JobRequest("hot.noop", {}))
+        proxy.cut_when(lambda seen: b"unsure" in seen, forward=True)
+        with pytest.raises(BrokerAway) as away:
+            await jobs.publish(JobRequest("hot.noop", {}, job_id="unsure"))
+        assert away.value.maybe_accepted
+        assert await system.state("unsure") is State.PENDING
+
+
+@asynccontextmanager
+async def jobs_by_proxy(system: System) -> AsyncIterator[tuple[JobPublisher, TcpProxy]]:
+    """A publisher of jobs, and the proxy on its way to the broker."""
+    async with TcpProxy("127.0.0.1", system.broker.node.amqp_port) as proxy:
+        url = SecretStr(proxy.url(system.broker.amqp_url))
+        async with Publisher(system.settings.model_copy(update={"amqp_url": url})) as publisher:
+            yield JobPublisher(system.registry, system.ledger, publisher), proxy
+
+
+async def test_nothing_is_sent_while_the_ledger_is_away(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(jobs: object) -> None:
+        raise LedgerUnavailable("away")
+
+    monkeypatch.setattr(system.ledger, "record_many", away)
+    with pytest.raises(LedgerUnavailable):
+        await system.publish("hot.noop")
+    assert await system.ready("hot.llm") == 0
+
+
+# --- next stages --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def held_publisher(
+    broker310: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[TcpProxy]:
+    """The proxy through which workers publish, and do nothing else."""
+    async with TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy:
+        url = SecretStr(proxy.url(broker310.amqp_url))
+
+        def by_proxy(settings: Any, **options: Any) -> Publisher:
+            return Publisher(settings.model_copy(update={"amqp_url": url}), **options)
+
+        monkeypatch.setattr("services.worker.Publisher", by_proxy)
+        yield proxy
+
+
+async def held_in(system: System, queue: str) -> int:
+    """Messages that consumers of the queue have not acknowledged."""
+    found = await system.broker.management.queue(queue)
+    return found.get("messages_unacknowledged", 0)
+
+
+def nothing_held_in(system: System, queue: str) -> Callable[[], Any]:
+    async def is_empty() -> bool:
+        return await held_in(system, queue) == 0
+
+    return is_empty
+
+
+async def test_next_stage_is_confirmed_before_ack(system: System, held_publisher: TcpProxy) -> None:
+    worker = await system.start_worker("llm")
+    await eventually(lambda: held_publisher.connections == 1)
+    held_publisher.pause("to_client")  # what is published arrives, and its confirm does not
+    parent = await system.publish("hot.spread", {"count": 2})
+    await system.wait_until_ready("hot.embed", 2)
+    await eventually(lambda: held_in(system, "hot.llm"), what="an unacknowledged parent")
+    assert await system.state(parent) is State.RUNNING
+    assert worker.worker.running == 1
+    held_publisher.resume()
+    await system.wait_for_state(parent, State.SUCCEEDED)
+    await eventually(nothing_held_in(system, "hot.llm"), what="the ack")
+    assert await system.ready("hot.embed") == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "queue", "state"),
+    [("raise", "jobs.retry.200ms", State.RETRYING), ("permanent", "jobs.dead", State.DEAD)],
+)
+async def test_a_retry_and_a_dead_letter_are_confirmed_before_ack(
+    system: System, held_publisher: TcpProxy, step: str, queue: str, state: State
+) -> None:
+    await system.start_worker("llm")
+    await eventually(lambda: held_publisher.connections == 1)
+    held_publisher.pause("to_server")
+    job_id = await system.publish("hot.scripted", {"steps": [step, "done"]})
+    await journal.started(job_id)
+    await eventually(lambda: held_in(system, "hot.llm"), what="an unacknowledged job")
+    assert await system.state(job_id) is State.RUNNING
+    assert await system.ready(queue) == 0
+    held_publisher.resume()
+    await system.wait_for_state(job_id, state, State.SUCCEEDED)
+    await eventually(nothing_held_in(system, "hot.llm"), what="the ack")
+
+
+async def test_next_jobs_have_ids_lanes_and_parents_that_tell_where_they_came_from(
+    broker: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker, database_url) as system:
+        await system.start_worker("llm", "embed")
+        parent = await system.publish("backfill.spread", {"count": 3}, source="arxiv", priority=4)
+        children = [job_id_of(parent, "received", n) for n in range(3)]
+        await system.wait_until_all(children, State.SUCCEEDED)
+        assert (await system.record(parent)).result == {"count": 3}
+        for n, child in enumerate(children):
+            record = await system.record(child)
+            assert (record.lane, record.worker, record.payload["n"]) == ("backfill", "embed", n)
+            assert (record.parent_id, record.pipeline) == (parent, parent)
+            assert (record.source, record.priority) == ("arxiv", 4)
+            assert journal.runs(child) == 1
+
+
+async def test_a_repeated_stage_publishes_the_same_jobs_and_they_run_once(system: System) -> None:
+    """The worker was lost after it had published what follows, and before it could say so."""
+    await system.start_worker("llm", "embed")
+    message = await system.publish_foreign("hot.spread", {"count": 3}, job_id="parent")
+    await system.wait_for_state(message.job_id, State.SUCCEEDED)
+    children = [job_id_of("parent", "received", n) for n in range(3)]
+    await system.wait_until_all(children, State.SUCCEEDED)
+    await system.ledger._database.write(
+        lambda connection: connection.execute(
+            jobs_table.delete().where(jobs_table.c.id == "parent")
+        )
+    )
+    await system.publish_foreign("hot.spread", {"count": 3}, job_id="parent")
+    await journal.started("parent", times=2)
+    await system.wait_for_state("parent", State.SUCCEEDED)
+    await system.stop_workers()
+    assert [journal.runs(child) for child in children] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"job_type": "nobody_knows"},
+        {"lane": "vlm_ocr"},
+        {"payload": {"n": "three"}},
+        {"job_type": "scripted"},
+    ],
+)
+async def test_a_next_job_that_can_not_be_published_is_a_defect_of_the_handler(
+    system: System, payload: dict[str, Any]
+) -> None:
+    await system.start_worker("llm")
+    parent = await system.publish("hot.spread", payload)
+    record = await system.wait_for_state(parent, State.DEAD)
+    assert (record.reason, record.error_type) == ("permanent", "InvalidOutcome")
+    assert (await system.wait_for_letter(parent)).certificate.attempts == 1
+    fine = await system.publish("hot.noop")
+    await system.wait_for_state(fine, State.SUCCEEDED)
+
+
+async def test_a_job_whose_next_lane_is_full_waits_without_using_up_an_attempt(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(max_length={"backfill": 3})
+    async with open_system(broker, sqlite_url, lanes=lanes) as system:
+        filling = await fill(system, "backfill.received")
+        await system.start_worker("llm")
+        parent = await system.publish("hot.spread", {"lane": "backfill"})
+        await journal.started(parent, times=3)
+        record = await system.record(parent)
+        assert (record.attempts, record.result) == (0, None)
+        assert {line.outcome for line in record.timeline} == {AttemptOutcome.SNOOZE}
+        assert {line.error_type for line in record.timeline} == {"LaneFull"}
+        await system.start_worker("embed")
+        record = await system.wait_for_state(parent, State.SUCCEEDED)
+        assert record.attempts == 0
+        child = job_id_of(parent, "received", 0)
+        await system.wait_until_all([child, *filling], State.SUCCEEDED)
+        assert journal.runs(child) == 1
+
+
+async def test_a_next_job_that_a_full_hot_lane_refuses_is_dead_and_its_parent_is_done(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(max_length={"hot": 3})
+    async with open_system(broker, sqlite_url, lanes=lanes) as system:
+        await fill(system, "hot.received")
+        await system.start_worker("llm")
+        parent = await system.publish("hot.spread")
+        await system.wait_for_state(parent, State.SUCCEEDED)
+        child = job_id_of(parent, "received", 0)
+        record = await system.record(child)
+        assert (record.state, record.reason) == (State.DEAD, "overflowed")
+        letter = await system.wait_for_letter(child)
+        assert letter.certificate.reason is Reason.OVERFLOWED
+        assert letter.message is not None
+        assert letter.message.metadata.parent_id == parent
+
+
+async def test_part_of_the_next_jobs_accepted_and_part_refused_ends_well(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(max_length={"backfill": 3})
+    async with open_system(broker310, sqlite_url, lanes=lanes) as system:
+        await system.start_worker("llm")
+        parent = await system.publish("hot.spread", {"count": 5, "lane": "backfill"})
+        await journal.started(parent, times=2)
+        children = [job_id_of(parent, "received", n) for n in range(5)]
+        states = await system.ledger.states(children)
+        assert list(states.values()).count(State.QUEUED) == 3
+        await system.start_worker("embed")
+        await system.wait_until_all([parent, *children], State.SUCCEEDED)
+        assert [journal.runs(child) for child in children] == [1] * 5

@@ -1,0 +1,39 @@
+"""Which broker `jobctl demo` and `jobctl up` take."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from broker import node
+from cli import brokers
+from cli.errors import CommandFailed
+from services.settings import Settings
+
+
+async def _nobody() -> bool:
+    return False
+
+
+def test_the_one_that_is_set_is_taken(tmp_path: Path) -> None:
+    settings = Settings(amqp_url=SecretStr("amqp://u:secret@example.org:5673/x"))
+    with brokers.any_broker(settings, tmp_path, lambda text: None) as found:
+        assert found.amqp_url == "amqp://u:secret@example.org:5673/x"
+        assert not found.is_private
+        assert "secret" not in found.what + repr(found)
+
+
+def test_with_nothing_at_hand_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokers, "_on_localhost", _nobody)
+    monkeypatch.setattr(node, "find_installed", lambda root=None: None)
+    monkeypatch.setattr(brokers, "_can_install", lambda: False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    settings = Settings(amqp_url=None)
+    with (
+        pytest.raises(CommandFailed, match="apt-get install rabbitmq-server"),
+        brokers.any_broker(settings, tmp_path, lambda text: None),
+    ):
+        pass

@@ -1,0 +1,226 @@
+"""Which letters a redrive takes, and what it makes of them; without a broker."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dead import DeathCertificate, Reason
+from broker.dead_queue import Letter
+from broker.delivery import Delivery
+from broker.message import JobMessage, Metadata
+from broker.wire import PipelinedChannel
+from services.redrive import Change, InvalidRedrive, LetterFilter, changed, parse_assignment
+from services.registry import Registry
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+REGISTRY = Registry.load(["tests.support.jobs"])
+
+
+def letter(
+    *,
+    routing_key: str = "hot.noop",
+    reason: Reason = Reason.EXHAUSTED,
+    error_type: str = "RuntimeError",
+    dead_at: str = "2026-03-01T11:00:00+00:00",
+    body: bytes | None = None,
+    payload: dict[str, Any] | None = None,
+    **metadata: Any,
+) -> Letter:
+    """A letter of the job `job-1` that died an hour before NOW."""
+    if body is None:
+        message = JobMessage(
+            job_id="job-1",
+            job_type=routing_key.partition(".")[2] or "noop",
+            payload=payload or {},
+            metadata=Metadata(**metadata),
+        )
+        body = message.encode()
+    certificate = DeathCertificate(reason, routing_key, error_type=error_type, dead_at=dead_at)
+    delivery = Delivery(
+        body=body,
+        queue="jobs.dead",
+        exchange="jobs.dlx",
+        routing_key=routing_key,
+        redelivered=False,
+        priority=0,
+        message_id="job-1",
+        headers=certificate.headers(),
+        received_at=0,
+        _tag=1,
+        _channel=cast("PipelinedChannel", None),
+    )
+    return Letter.of(delivery)
+
+
+# --- filters ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("which", "matches"),
+    [
+        (LetterFilter(), True),
+        (LetterFilter(ids=frozenset({"job-1", "job-2"})), True),
+        (LetterFilter(ids=frozenset({"job-2"})), False),
+        (LetterFilter(job_type="noop"), True),
+        (LetterFilter(job_type="noo"), False),
+        (LetterFilter(lane="hot"), True),
+        (LetterFilter(lane="backfill"), False),
+        (LetterFilter(reason="exhausted"), True),
+        (LetterFilter(reason="permanent"), False),
+        (LetterFilter(error_type="RuntimeError"), True),
+        (LetterFilter(error_type="Error"), False),
+        (LetterFilter(older_than=3600), True),
+        (LetterFilter(older_than=3601), False),
+        (LetterFilter(younger_than=3600), True),
+        (LetterFilter(younger_than=3599), False),
+        (LetterFilter(older_than=3000, younger_than=4000), True),
+        (LetterFilter(lane="hot", reason="permanent"), False),
+    ],
+)
+def test_filter_takes_what_fits_every_field(which: LetterFilter, matches: bool) -> None:
+    assert which.matches(letter(), NOW) is matches
+
+
+@pytest.mark.parametrize("dead_at", ["", "yesterday", "2026-03-01T11:00:00"])
+def test_letter_without_a_readable_time_has_no_age(dead_at: str) -> None:
+    undated = letter(dead_at=dead_at)
+    assert not LetterFilter(older_than=0).matches(undated, NOW)
+    assert not LetterFilter(younger_than=10**9).matches(undated, NOW)
+    assert LetterFilter(lane="hot").matches(undated, NOW)
+
+
+def test_malformed_letter_is_found_by_everything_but_its_type() -> None:
+    raw = letter(body=b"\xff", reason=Reason.MALFORMED)
+    assert raw.id.startswith("raw-")
+    assert LetterFilter(ids=frozenset({raw.id}), lane="hot", reason="malformed").matches(raw, NOW)
+    assert not LetterFilter(job_type="noop").matches(raw, NOW)
+
+
+def test_only_a_filter_without_any_field_is_empty() -> None:
+    assert LetterFilter().is_empty
+    assert not LetterFilter(older_than=0).is_empty
+    assert not LetterFilter(ids=frozenset({"a"})).is_empty
+
+
+# --- assignments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("payload.n=5", "payload.n", 5),
+        ("payload.text=five", "payload.text", "five"),
+        ('payload.text="5"', "payload.text", "5"),
+        ("payload.text=", "payload.text", ""),
+        ("payload.text=a=b", "payload.text", "a=b"),
+        ("payload.options.deep=[1, null]", "payload.options.deep", [1, None]),
+        ("payload.flag=true", "payload.flag", True),
+        ("priority=3", "priority", 3),
+        ("metadata.max_attempts=5", "metadata.max_attempts", 5),
+        ("metadata.expires_at=null", "metadata.expires_at", None),
+    ],
+)
+def test_assignment_is_a_path_and_json_or_else_text(text: str, path: str, value: Any) -> None:
+    assert parse_assignment(text) == (path, value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["payload.n", "payload=5", "job_id=x", "metadata.redrives=0", "metadata.attempts=0", "=5", ""],
+)
+def test_assignment_to_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRedrive, match="PATH=VALUE"):
+        parse_assignment(text)
+
+
+# --- copies -----------------------------------------------------------------------------------
+
+
+def test_copy_starts_a_new_generation() -> None:
+    dead = letter(attempts=3, redrives=4, not_before=NOW, queued_at=NOW, payload={"n": 1})
+    message, routing_key = changed(dead, Change(), REGISTRY)
+    assert routing_key == "hot.noop"
+    assert message.generation == (5, 0)
+    assert message.metadata.not_before is None
+    assert message.metadata.queued_at is not None
+    assert message.metadata.queued_at > NOW
+    assert dead.message is not None
+    assert message.generation > dead.message.generation
+    assert (message.job_id, message.payload) == ("job-1", {"n": 1})
+
+
+def test_expiry_that_has_passed_is_lifted_and_one_to_come_is_kept() -> None:
+    past, future = (datetime.now(UTC) + timedelta(hours=hours) for hours in (-1, 1))
+    message, _ = changed(letter(expires_at=past), Change(), REGISTRY)
+    assert message.metadata.expires_at is None
+    message, _ = changed(letter(expires_at=future), Change(), REGISTRY)
+    assert message.metadata.expires_at == future
+
+
+def test_values_are_set_where_the_path_says() -> None:
+    values = {"payload.n": 9, "payload.new.deep": [1], "priority": 2}
+    message, _ = changed(letter(payload={"n": 1, "text": "kept"}), Change(values=values), REGISTRY)
+    assert message.payload == {"n": 9, "text": "kept", "new": {"deep": [1]}}
+    assert message.priority == 2
+
+
+def test_another_key_names_lane_and_type() -> None:
+    message, routing_key = changed(letter(), Change(to="backfill.gated"), REGISTRY)
+    assert (routing_key, message.job_type) == ("backfill.gated", "gated")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (Change(values={"payload.n": "many"}), "payload of noop: n"),
+        (Change(values={"payload.n.deeper": 1}), "n is not an object"),
+        (Change(values={"priority": 11}), "priority"),
+        (Change(values={"metadata.max_attempts": 0}), "metadata.max_attempts"),
+        (Change(values={"metadata.expires_at": "soon"}), "metadata.expires_at"),
+        (Change(to="hot.ghost"), "no job type 'ghost'"),
+        (Change(to="nowhere.noop"), "no lane 'nowhere'"),
+        (Change(to="maintenance.noop"), "noop is not worked in lane maintenance"),
+        (Change(to="noop"), "<lane>.<job_type>"),
+    ],
+)
+def test_change_that_makes_no_valid_job_is_refused(change: Change, complaint: str) -> None:
+    with pytest.raises(InvalidRedrive) as refusal:
+        changed(letter(payload={"n": 1}), change, REGISTRY)
+    assert complaint in str(refusal.value)
+
+
+def test_refusal_does_not_show_the_payload() -> None:
+    with pytest.raises(InvalidRedrive) as refusal:
+        changed(letter(payload={"n": "secret"}), Change(), REGISTRY)
+    assert "secret" not in str(refusal.value)
+
+
+def test_malformed_letter_can_not_be_copied() -> None:
+    with pytest.raises(InvalidRedrive, match="no job message"):
+        changed(letter(body=b"{}"), Change(), REGISTRY)
+
+
+@given(
+    payload=st.dictionaries(
+        st.text(max_size=5),
+        st.recursive(
+            st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner),
+            max_leaves=5,
+        ),
+        max_size=4,
+    ).map(
+        lambda payload: {key: value for key, value in payload.items() if key not in ("n", "text")}
+    )
+)
+def test_copy_keeps_whatever_it_does_not_know(payload: dict[str, Any]) -> None:
+    body = {"job_id": "j", "job_type": "noop", "payload": payload, "extra": payload}
+    body["metadata"] = {"own": payload}
+    message, _ = changed(letter(body=json.dumps(body).encode()), Change(), REGISTRY)
+    sent = json.loads(message.encode())
+    assert (sent["payload"], sent["extra"]) == (payload, payload)
+    assert sent["metadata"]["own"] == payload
