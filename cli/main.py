@@ -14,12 +14,14 @@ from typing import NoReturn
 import typer
 
 from cli import (
+    api,
     cancel,
     db,
     dead,
     demo,
     doctor,
     jobs,
+    keys,
     lanes,
     publish,
     redrive,
@@ -52,6 +54,7 @@ app.command(rich_help_panel=START)(doctor.doctor)
 app.command(rich_help_panel=WORK)(publish.publish)
 app.command(rich_help_panel=WORK)(worker.worker)
 app.command(rich_help_panel=WORK)(scheduler.scheduler)
+app.command(rich_help_panel=WORK)(api.api)
 app.command(rich_help_panel=LOOK)(lanes.lanes)
 app.command(rich_help_panel=LOOK)(workers.workers)
 
@@ -62,6 +65,7 @@ dead.app.command()(redrive.purge)
 app.add_typer(dead.app, name="dead", rich_help_panel=REPAIR)
 app.add_typer(topology.app, name="topology", rich_help_panel=REPAIR)
 app.add_typer(db.app, name="db", rich_help_panel=REPAIR)
+app.add_typer(keys.app, name="keys", rich_help_panel=REPAIR)
 
 
 def main() -> NoReturn:
@@ -99,7 +103,7 @@ def _wrong_usage(error: typer.TyperException) -> int:
     message = getattr(error, "format_message", error.__str__)()
     if not message.strip():
         return USAGE  # a group without a command: its help has been printed instead
-    hint = f"; see `{context.command_path} --help`" if context is not None else ""
+    hint = f" (see `{context.command_path} --help`)" if context is not None else ""
     return _failed(one_line(message).rstrip(".") + hint, USAGE)
 
 

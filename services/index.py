@@ -1,4 +1,5 @@
-"""The vector index: one LanceDB table `chunks`, in a directory or an object store.
+"""The index of chunks, by vector and by word: one LanceDB table `chunks`, in a directory or an
+object store.
 
 Several processes write it at once. LanceDB commits optimistically, with two gaps that this
 module closes: two upserts of the same new id would both insert it (so `id` is declared the
@@ -9,30 +10,27 @@ primary key, by which they conflict), and two creations of the table would overw
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from services.embed.chunks import Chunk
+from services.index_commits import FIRST_WAIT, retried
+from services.index_words import add_word_index, has_word_index, words_query
 from services.outcomes import PermanentError, RetryableError
 from services.storage import Storage
 
 TABLE = "chunks"
 
-COMMIT_TRIES = 8
-"""Times that a write which lost against another one is tried, some seconds in all."""
-_FIRST_WAIT = 0.05
 _CREATION_TIMEOUT = 30.0
 """Seconds after which a creation's marker belongs to a process that died."""
 _MARKER = f"{TABLE}.creating"
 _EMBEDDER = b"embedder"
-_CONFLICT_WORDS = ("conflict", "concurrent", "incompatible transaction", "too many")
-
-Answer = TypeVar("Answer")
+_CHUNK_COLUMNS = ("id", "document_id", "index", "page", "text", "title")
 
 
 class IndexMismatch(PermanentError):
@@ -47,6 +45,16 @@ class Match:
     title: str
     similarity: float
     """Cosine, from -1 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class WordMatch:
+    """A chunk that has words of a query."""
+
+    chunk: Chunk
+    title: str
+    relevance: float
+    """BM25: above 0, without an upper limit, and only to be compared within one answer."""
 
 
 class ChunkIndex:
@@ -90,15 +98,15 @@ class ChunkIndex:
         """
         if chunks:
             rows = self._rows(title, chunks, vectors)
-            await _retried(lambda: self._upsert(rows))
+            await retried(lambda: self._upsert(rows))
         orphans = f"document_id = {_quoted(document_id)} AND index >= {len(chunks)}"
         # A delete that finds nothing is a commit nevertheless, which others may collide with.
         if await self._table.count_rows(orphans):
-            await _retried(lambda: self._table.delete(orphans))
+            await retried(lambda: self._table.delete(orphans))
 
     async def delete_document(self, document_id: str) -> None:
         """Remove a document's chunks; it does not matter whether there are any."""
-        await _retried(lambda: self._table.delete(f"document_id = {_quoted(document_id)}"))
+        await retried(lambda: self._table.delete(f"document_id = {_quoted(document_id)}"))
 
     async def count(self, document_id: str | None = None) -> int:
         """Chunks of a document, or of all."""
@@ -109,8 +117,7 @@ class ChunkIndex:
         """Each document's vectors, in the order of its chunks; documents without any are absent."""
         if not document_ids:
             return {}
-        ids = ", ".join(_quoted(document_id) for document_id in document_ids)
-        query = self._table.query().where(f"document_id IN ({ids})")
+        query = self._table.query().where(_one_of(document_ids))
         rows = await query.select(["document_id", "index", "vector"]).to_list()
         found: dict[str, list[list[float]]] = {}
         for row in sorted(rows, key=lambda row: row["index"]):
@@ -118,30 +125,51 @@ class ChunkIndex:
         return found
 
     async def nearest(
-        self, vector: Sequence[float], limit: int, *, excluding: str | None = None
+        self,
+        vector: Sequence[float],
+        limit: int,
+        *,
+        excluding: str | None = None,
+        within: Collection[str] | None = None,
     ) -> list[Match]:
-        """The chunks nearest to a vector, best first; `excluding` leaves one document out.
+        """The chunks nearest to a vector, best first; `excluding` leaves one document out,
+        `within` leaves out all but these.
 
         Nothing is near to a vector of zeros.
         """
-        if not any(vector):
+        if not any(vector) or (within is not None and not within):
             return []
         query = self._table.query().nearest_to(list(vector)).distance_type("cosine").limit(limit)
+        conditions = [_one_of(within)] if within is not None else []
         if excluding is not None:
-            query = query.where(f"document_id != {_quoted(excluding)}")
-        columns = ["id", "document_id", "index", "page", "text", "title", "_distance"]
-        rows = await query.select(columns).to_list()
+            conditions.append(f"document_id != {_quoted(excluding)}")
+        if conditions:
+            query = query.where(" AND ".join(conditions))
+        rows = await query.select([*_CHUNK_COLUMNS, "_distance"]).to_list()
         matches = [
-            Match(
-                chunk=Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"]),
-                title=row["title"],
-                similarity=1 - row["_distance"],
-            )
+            Match(_chunk(row), row["title"], similarity=1 - row["_distance"])
             for row in rows
             if row["_distance"] is not None
         ]
         # Equal distances come in any order; callers and tests want one.
         return sorted(matches, key=lambda match: (-match.similarity, match.chunk.id))
+
+    async def with_words(
+        self, text: str, limit: int, *, within: Collection[str] | None = None
+    ) -> list[WordMatch]:
+        """The chunks that have words of the text, the most relevant first; `within` leaves out
+        all documents but these. A table from before there was an index of words gets one."""
+        query = words_query(text)
+        if query is None or (within is not None and not within):
+            return []
+        if not await has_word_index(self._table):
+            await retried(lambda: add_word_index(self._table))
+        found = self._table.query().nearest_to_text(query, columns=["text"]).limit(limit)
+        if within is not None:
+            found = found.where(_one_of(within))
+        rows = await found.select([*_CHUNK_COLUMNS, "_score"]).to_list()
+        matches = [WordMatch(_chunk(row), row["title"], relevance=row["_score"]) for row in rows]
+        return sorted(matches, key=lambda match: (-match.relevance, match.chunk.id))
 
     async def optimize(self) -> None:
         """Merge small files, drop versions older than a day, index the columns that writes and
@@ -152,8 +180,8 @@ class ChunkIndex:
             indices = await self._table.list_indices()
             indexed = {column for index in indices for column in index.columns}
             for column in sorted({"id", "document_id"} - indexed):
-                await _retried(partial(self._table.create_index, column, config=BTree()))
-        await _retried(lambda: self._table.optimize(cleanup_older_than=timedelta(days=1)))
+                await retried(partial(self._table.create_index, column, config=BTree()))
+        await retried(lambda: self._table.optimize(cleanup_older_than=timedelta(days=1)))
 
     async def _upsert(self, rows: Any) -> None:
         merge = self._table.merge_insert("id").when_matched_update_all()
@@ -199,10 +227,11 @@ async def _create_table(connection: Any, url: str, embedder: str, dimensions: in
                 if table is None:
                     schema = _columns(dimensions).with_metadata({_EMBEDDER: embedder.encode()})
                     table = await connection.create_table(TABLE, schema=schema)
+                    await add_word_index(table)
                 return table
             finally:
                 await beside.delete_async(_MARKER)
-        await asyncio.sleep(_FIRST_WAIT)
+        await asyncio.sleep(FIRST_WAIT)
         table = await _open_table(connection)
         if table is not None:
             return table
@@ -250,35 +279,12 @@ def _check(schema: Any, embedder: str, dimensions: int) -> None:
         )
 
 
-async def _retried(write: Callable[[], Awaitable[Answer]]) -> Answer:
-    """The write, again while other writers win. LanceDB's conflicts have no type of their own."""
-    from tenacity import (
-        AsyncRetrying,
-        RetryError,
-        retry_if_exception,
-        stop_after_attempt,
-        wait_random_exponential,
-    )
-
-    tries = AsyncRetrying(
-        retry=retry_if_exception(_is_conflict),
-        stop=stop_after_attempt(COMMIT_TRIES),
-        wait=wait_random_exponential(multiplier=_FIRST_WAIT, max=2),
-    )
-
-    async def attempt() -> Answer:
-        return await write()  # tenacity awaits nothing but coroutine functions
-
-    try:
-        return await tries(attempt)
-    except RetryError as error:
-        last = error.last_attempt.exception()
-        raise RetryableError(f"other writers won {COMMIT_TRIES} times: {last}"[:500]) from last
+def _chunk(row: Mapping[str, Any]) -> Chunk:
+    return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
 
 
-def _is_conflict(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(word in text for word in _CONFLICT_WORDS)
+def _one_of(document_ids: Collection[str]) -> str:
+    return f"document_id IN ({', '.join(map(_quoted, sorted(set(document_ids))))})"
 
 
 def _quoted(text: str) -> str:

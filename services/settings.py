@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,20 @@ class Settings(BrokerSettings):
         default=None,
         description="Where files are kept: file:///…, s3://… or az://…; the data directory where "
         "unset.",
+    )
+    storage_quota: int | None = Field(
+        default=None,
+        ge=0,
+        description="Bytes that the file storage may hold before the API refuses uploads; no "
+        "limit where unset.",
+    )
+    max_document_bytes: int = Field(
+        default=100 * 1024 * 1024, ge=1, description="Largest file that is taken in, in bytes."
+    )
+    ingest_paths: Annotated[tuple[Path, ...] | None, NoDecode] = Field(
+        default=None,
+        description="Directories below which `path` of ingest_document may lie, separated as in "
+        "PATH; anywhere where unset, nowhere where empty.",
     )
     index_url: str | None = Field(
         default=None,
@@ -78,6 +93,43 @@ class Settings(BrokerSettings):
         gt=0,
         description="Seconds without a sign of life after which a job is taken from its worker.",
     )
+    api_host: str = Field(
+        default="127.0.0.1",
+        description="Address that the HTTP API listens on; beyond loopback it needs a key.",
+    )
+    api_port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP API.")
+    api_keys: SecretStr | None = Field(
+        default=None,
+        description="Keys of the HTTP API beside those of `jobctl keys`, comma-separated: KEY, or "
+        "KEY:read+publish for some scopes only.",
+    )
+    api_rate_limit: float = Field(
+        default=500, gt=0, description="Requests a second that one key, or one address, may make."
+    )
+    api_rate_burst: int = Field(
+        default=1000, ge=1, description="Requests that it may make at once."
+    )
+    api_max_body: int = Field(
+        default=2 * 1024 * 1024, ge=1024, description="Bytes of a request without a file."
+    )
+    api_body_timeout: float = Field(
+        default=30, gt=0, description="Seconds in which a request without a file must be sent."
+    )
+    api_idle_timeout: float = Field(
+        default=10, gt=0, description="Seconds without a byte after which a sender is given up."
+    )
+    api_max_streams: int = Field(
+        default=200, ge=1, description="Clients that one API process sends events to."
+    )
+    api_heartbeat: float = Field(
+        default=15, gt=0, description="Seconds between signs of life in a stream of events."
+    )
+    pressure_slow_at: float = Field(
+        default=0.5, gt=0, le=1, description="Part of a queue's limit from which it is slow."
+    )
+    pressure_full_at: float = Field(
+        default=1.0, gt=0, le=1, description="Part of a queue's limit from which it is full."
+    )
     log_format: str = Field(
         default="auto",
         pattern="^(auto|json|console)$",
@@ -92,6 +144,13 @@ class Settings(BrokerSettings):
     def _split_modules(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("ingest_paths", mode="before")
+    @classmethod
+    def _split_paths(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(Path(part) for part in value.split(os.pathsep) if part)
         return value
 
     @property

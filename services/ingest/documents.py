@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -73,10 +73,17 @@ async def read_upload(storage: Storage, key: str, *, max_bytes: int = MAX_DOCUME
         raise DocumentTooLarge(f"the file has {error}") from error
 
 
-def read_path(path: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """A file on this machine. Raises PermanentError, DocumentTooLarge."""
-    file = Path(path)
+def read_path(
+    path: str, *, max_bytes: int = MAX_DOCUMENT_BYTES, below: Sequence[Path] | None = None
+) -> bytes:
+    """A file on this machine; with `below`, only of these directories, whatever links say.
+
+    Raises PermanentError, DocumentTooLarge.
+    """
     try:
+        file = Path(path).resolve()
+        if below is not None and not any(file.is_relative_to(each.resolve()) for each in below):
+            raise PermanentError(f"{path!r} is outside of the directories of JOBS_INGEST_PATHS")
         if not file.is_file():  # a pipe or a device would never end
             raise PermanentError(f"there is no file {path!r} on this worker's machine")
         with file.open("rb") as stream:

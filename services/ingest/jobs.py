@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.context import JobContext
 from services.ingest.documents import identify, keep, read_path, read_upload
-from services.outcomes import Done, Job, Next, Outcome, RetryableError
+from services.outcomes import Done, Job, Next, Outcome, PermanentError, RetryableError
 from services.registry import job
 from services.stages import (
     EXTRACT,
@@ -17,12 +18,13 @@ from services.stages import (
     INGEST,
     NEEDS_OCR,
     DocumentFiles,
+    DocumentId,
     DocumentJob,
     at_stage,
     document_id_of,
     note,
 )
-from services.storage import content_hash, stage_key
+from services.storage import NotStored, Storage, content_hash, result_key, stage_key
 
 
 class IngestDocument(BaseModel):
@@ -58,9 +60,15 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
     files = DocumentFiles.of(ctx, "unknown")
     name = payload.filename or (payload.path or "").replace("\\", "/").rpartition("/")[2] or None
     if payload.key is not None:
-        data = await read_upload(files.storage, payload.key)
+        limit = ctx.settings.max_document_bytes
+        data = await read_upload(files.storage, payload.key, max_bytes=limit)
     else:
-        data = await asyncio.to_thread(read_path, payload.path or "")
+        data = await asyncio.to_thread(
+            read_path,
+            payload.path or "",
+            max_bytes=ctx.settings.max_document_bytes,
+            below=ctx.settings.ingest_paths,
+        )
     identity = await asyncio.to_thread(identify, data, name)
     document_id = document_id_of(identity.sha256)
     duplicate = False
@@ -125,6 +133,26 @@ def _extract_next(document_id: str, *, force: bool, duplicate: bool) -> Next:
     )
 
 
+class ExtractText(BaseModel):
+    """Payload of `extract_text`: the stage of a document, or `key` of an upload whose text alone
+    is wanted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    document_id: DocumentId | None = None
+    force: bool = False
+    """As in DocumentJob."""
+    key: str | None = Field(default=None, min_length=1, max_length=900)
+    title: str | None = Field(default=None, max_length=1000)
+    filename: str | None = Field(default=None, max_length=1000)
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ExtractText:
+        if (self.document_id is None) == (self.key is None):
+            raise ValueError("give either document_id or key")
+        return self
+
+
 @job(
     "extract_text",
     worker="ingest",
@@ -133,10 +161,16 @@ def _extract_next(document_id: str, *, force: bool, duplicate: bool) -> Next:
     isolation="process",
     memory_limit_mb=2048,
 )
-def extract_text(payload: DocumentJob, ctx: JobContext) -> Outcome:
-    """The text of a document, page by page. A document of images alone waits for OCR."""
+def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
+    """The text of a document, page by page. A document of images alone waits for OCR.
+
+    Of an upload alone, the text is the job's result in storage, and nothing follows.
+    """
     from services.ingest.extraction import extract
 
+    if payload.document_id is None:
+        return _extract_alone(payload, ctx)
+    following_payload = {"document_id": payload.document_id, "force": payload.force}
     files = DocumentFiles.of(ctx, payload.document_id)
     original = files.output_of(INGEST)
     about = original.result
@@ -157,7 +191,23 @@ def extract_text(payload: DocumentJob, ctx: JobContext) -> Outcome:
         "reused": output.reused,
     }
     following = "await_ocr" if needs_ocr else "summarize_content"
-    return Next([Job(following, payload.model_dump())], result)
+    return Next([Job(following, following_payload)], result)
+
+
+def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
+    from services.ingest.extraction import extract
+
+    storage = Storage(ctx.settings.files_url)
+    try:
+        data = storage.get(payload.key or "")
+    except NotStored as error:
+        raise PermanentError(f"the upload {payload.key!r} is gone: send it again") from error
+    identity = identify(data, payload.filename)
+    text = extract(data, identity.media_type, title=payload.title, filename=payload.filename)
+    key = result_key(ctx.job_id)
+    storage.put(key, json.dumps({"job_id": ctx.job_id, **text}, ensure_ascii=False).encode())
+    kept = ("title", "page_count", "word_count", "needs_ocr")
+    return Done({name: text[name] for name in kept} | {"result": key})
 
 
 @job("await_ocr", worker="ingest", lanes=("hot", "backfill"), timeout=60)

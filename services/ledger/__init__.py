@@ -1,5 +1,6 @@
 """The ledger: the SQL record of every job, worker, dead letter and document."""
 
+from services.ledger.api_keys import ApiKeyRecord
 from services.ledger.codec import to_message
 from services.ledger.dead_letters import DeadLetterState
 from services.ledger.errors import (
@@ -47,6 +48,7 @@ from services.ledger.upgrade import upgrade
 
 __all__ = [
     "AlreadyFinished",
+    "ApiKeyRecord",
     "AttemptOutcome",
     "AttemptRecord",
     "CancelResult",

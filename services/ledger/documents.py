@@ -12,8 +12,9 @@ from sqlalchemy import Connection, Row, delete, insert, or_, select, update
 
 from services.ledger.base import LedgerBase
 from services.ledger.dialect import insert_into
+from services.ledger.paging import fetch_page
 from services.ledger.requests import Edge
-from services.ledger.results import Document, EdgeRecord
+from services.ledger.results import Document, EdgeRecord, Page
 from services.ledger.tables import documents, edges
 
 
@@ -76,6 +77,33 @@ class Documents(LedgerBase):
             return None if row is None else _document(row)
 
         return await self._database.read(work)
+
+    async def list_documents(
+        self,
+        *,
+        state: str | None = None,
+        source: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[Document]:
+        """Documents, newest first; those in that state, from that source. Raises ValueError for
+        a limit outside 1 to 1,000 or a cursor that is not from a page before."""
+        query = select(documents)
+        if state is not None:
+            query = query.where(documents.c.state == state)
+        if source is not None:
+            query = query.where(documents.c.source == source)
+        return await self._database.read(
+            lambda connection: fetch_page(
+                connection,
+                query,
+                documents.c.created_at,
+                documents.c.id,
+                _document,
+                limit,
+                cursor,
+            )
+        )
 
     async def set_stage(
         self, document_id: str, stage: str, state: str, *, completed: bool = False
@@ -145,5 +173,6 @@ class Documents(LedgerBase):
 
 
 def _document(row: Row[Any]) -> Document:
-    fields = dict(row._mapping)
+    columns = row._mapping
+    fields = {column.name: columns[column.name] for column in documents.c}
     return Document(**{**fields, "completed_stages": tuple(json.loads(fields["completed_stages"]))})

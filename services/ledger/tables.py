@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -172,3 +172,15 @@ edges = Table(
     Column("updated_at", Double, nullable=False),
 )
 Index("ix_edges_target", edges.c.target_id)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("key_hash", Text, nullable=False, unique=True),
+    Column("scopes", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("last_used_at", Double),
+    Column("revoked_at", Double),
+)

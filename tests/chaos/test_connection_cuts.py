@@ -13,6 +13,7 @@ from broker.publisher import Publisher
 from services.publishing import JobPublisher, job_id_of
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
+    BOTH_QUEUE_TYPES,
     Effects,
     assert_all_accounted_for,
     open_chaos,
@@ -28,6 +29,7 @@ ACK = bytes.fromhex("0000000d 003c 0050")
 CUTS = 10
 
 
+@BOTH_QUEUE_TYPES
 async def test_cut_between_confirm_and_ack_runs_no_job_twice(
     broker: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:

@@ -12,7 +12,13 @@ from broker.node import LOOPBACK
 from services.ledger import State
 from services.redrive import Change, LetterFilter, Redriver
 from tests.support.brokers import TestBroker
-from tests.support.chaos import assert_all_accounted_for, open_chaos, publish_all, requests_of
+from tests.support.chaos import (
+    BOTH_QUEUE_TYPES,
+    assert_all_accounted_for,
+    open_chaos,
+    publish_all,
+    requests_of,
+)
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.worker_process import Process, Processes
 
@@ -24,6 +30,7 @@ BYTES_PER_LETTER = 300
 """What a redrive sends for each, at least."""
 
 
+@BOTH_QUEUE_TYPES
 async def test_redrive_killed_at_any_point_loses_no_letter(
     broker: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from broker.node import LOOPBACK
 from services.ledger import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
+    BOTH_QUEUE_TYPES,
     Effects,
     assert_all_accounted_for,
     open_chaos,
@@ -27,6 +28,7 @@ HEARTBEAT = "?heartbeat=1"
 """The broker gives up a connection that is silent for two of these seconds."""
 
 
+@BOTH_QUEUE_TYPES
 async def test_sigterm_in_the_middle_of_jobs_uses_up_no_attempt(
     broker: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:

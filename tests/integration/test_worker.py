@@ -23,7 +23,7 @@ from services.ledger import (
     State,
 )
 from services.registry import Registry
-from services.worker import LANE_WORKER_PRIORITY, Share, UnknownWorker, share_of
+from services.worker import LANE_WORKER_PRIORITY, LAST_WORDS, Share, UnknownWorker, share_of
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -191,7 +191,11 @@ async def test_over_the_grace_a_job_goes_back_and_nothing_is_held_against_it(
     await system.wait_for_state(job_id, State.RUNNING)
     if "crunched" not in key:
         await journal.started(job_id)
+    stopped_at = time.monotonic()
     await running.stop()
+    if "stubborn" not in key:
+        assert time.monotonic() - stopped_at < LAST_WORDS
+        assert running.worker.counters.returned == 1
     record = await system.record(job_id)
     assert (record.state, record.attempts, record.crashes) == (State.QUEUED, 0, 0)
     assert [line.outcome for line in record.timeline] == [AttemptOutcome.RELEASED]
@@ -311,6 +315,7 @@ async def test_a_job_runs_on_when_the_connection_is_lost_and_is_not_run_again(
         journal.release(job_id)
         record = await system.wait_for_state(job_id, State.SUCCEEDED)
         assert (journal.runs(job_id), record.crashes, record.timeline) == (1, 0, ())
+        assert running.worker.counters.skipped == 0  # no copy was left to go round
         await broker.management.wait_until_depth("hot.llm", 0)  # the new delivery was settled
 
 

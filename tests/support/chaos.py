@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -27,6 +28,16 @@ from tests.support.system import Broker, System, open_system
 from tests.support.worker_process import Process, Processes
 
 CHAOS_MODULES = ("tests.support.chaos",)
+
+BOTH_QUEUE_TYPES = pytest.mark.parametrize(
+    "broker",
+    [
+        pytest.param(("3.10", "classic"), id="classic", marks=pytest.mark.broker310),
+        pytest.param(("4.3", "quorum"), id="quorum", marks=pytest.mark.broker43),
+    ],
+    indirect=True,
+)
+"""For the fixture `broker`, where a third would say nothing new."""
 
 
 # --- effects --------------------------------------------------------------------------------

@@ -1,0 +1,96 @@
+"""The HTTP API: the application, put together. Start here.
+
+uvicorn --factory api.app:create_app        # or `jobctl api`, which also stops well
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+
+from api import (
+    admin,
+    contract,
+    documents,
+    events,
+    extract,
+    health,
+    jobs,
+    openapi,
+    pressure,
+    problems,
+    search,
+)
+from api.access import check_keys, identify, require_scope
+from api.bodies import BodyLimits
+from api.edge import Edge
+from api.state import open_state
+from services.api_keys import Scope
+from services.asyncapi import version
+from services.documents import open_desks
+from services.rate_limit import RateLimiter
+from services.settings import Settings
+
+ROUTERS = (
+    jobs.router,
+    events.router,
+    documents.router,
+    extract.router,
+    search.router,
+    pressure.router,
+    contract.router,
+    admin.router,
+    health.router,
+)
+
+DESCRIPTION = """Jobs in, status and results out.
+
+Send an API key as `Authorization: Bearer KEY` or as `X-API-Key: KEY`. Errors are problem details
+(RFC 9457); `GET /problems` lists their kinds."""
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The application. It opens ledger and broker when it starts and closes them when it stops.
+
+    Its start raises KeysMissing, LedgerError (the tables are not right) or RegistryError.
+    """
+    settings = settings or Settings()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_state(settings) as state:
+            await check_keys(state)
+            publisher = state.broker.jobs if state.broker is not None else None
+            async with open_desks(settings, state.registry, state.ledger, publisher) as desks:
+                app.state.api = state
+                app.state.settings = settings
+                app.state.ledger = state.ledger
+                app.state.registry = state.registry
+                app.state.jobs = publisher
+                app.state.desks = desks
+                yield
+
+    app = FastAPI(
+        title="Switchyard",
+        version=version(),
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.check_scope = _check_scope
+    for router in ROUTERS:
+        app.include_router(router)
+    problems.install(app, [route for router in ROUTERS for route in router.routes])
+    openapi.install(app)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimits, settings=settings)
+    limiter = RateLimiter(settings.api_rate_limit, settings.api_rate_burst)
+    app.add_middleware(Edge, limiter=limiter)
+    return app
+
+
+async def _check_scope(request: Request, scope: str) -> None:
+    require_scope(await identify(request), Scope(scope))

@@ -1,0 +1,269 @@
+"""`/documents`: send a document, see how far it is, fetch what was made of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi import Path as InPath
+from pydantic import BaseModel, Field
+
+from api import models
+from api.access import needs
+from api.dependencies import DocumentsOf
+from api.document_errors import (
+    READ_PROBLEMS,
+    RESULT_PROBLEMS,
+    UPLOAD_PROBLEMS,
+    problem_of,
+    unreadable,
+)
+from api.problems import responses
+from api.uploads import UploadForm
+from services.api_keys import Scope
+from services.document_status import DocumentStatus
+from services.documents import NotFinished, UnknownDocument
+from services.inbox import About, Inbox
+from services.ingest.documents import Upload
+from services.ingest.errors import DocumentTooLarge, UnsupportedMedia
+from services.quota import StorageFull
+from services.registry import InvalidPayload
+from services.stages import FINISHED_STATES
+
+router = APIRouter(tags=["documents"])
+
+POLL_AFTER = "1"
+"""Seconds, as `Retry-After` of a document that is on its way."""
+
+DocumentIdOf = Annotated[
+    str, InPath(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="As the upload said it.")
+]
+
+
+class FailureView(BaseModel):
+    """Why a document's pipeline stands still."""
+
+    reason: str = Field(examples=["permanent"])
+    error_type: str | None = Field(examples=["CorruptDocument"])
+    message: str | None
+    job_id: str | None = Field(description="The job to redrive.")
+    attempts: int
+
+
+class DocumentView(BaseModel):
+    """How far a document is. Times are seconds since the epoch."""
+
+    document_id: str
+    state: str = Field(
+        examples=["summarizing"],
+        description="queued, storing, extracting, summarizing, embedding, linking, completed, "
+        "needs_ocr or failed; further stages bring states of their own.",
+    )
+    current_stage: str | None = Field(examples=["summarize_content"])
+    completed_stages: list[str] = Field(examples=[["ingest_document", "extract_text"]])
+    job_id: str | None = Field(description="The first job of the pipeline's latest run.")
+    error: FailureView | None
+    title: str | None
+    filename: str | None
+    source: str | None
+    media_type: str | None
+    size: int | None = Field(description="Bytes.")
+    created_at: float | None
+    updated_at: float | None
+    duplicate: bool = Field(
+        default=False, description="In the answer to an upload: it was known, nothing was started."
+    )
+    result: dict[str, Any] | None = Field(
+        default=None, description="In the answer to an upload without a broker: what was made."
+    )
+
+
+class DocumentSummary(BaseModel):
+    """A document of the listing, as its record says; `/documents/{id}` says more exactly."""
+
+    document_id: str
+    state: str
+    current_stage: str | None
+    title: str | None
+    filename: str | None
+    source: str | None
+    media_type: str | None
+    size: int | None
+    created_at: float
+    updated_at: float
+
+
+class DocumentList(BaseModel):
+    documents: list[DocumentSummary]
+    next_cursor: str | None = Field(description="For the following page; null after the last.")
+
+
+FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "source": {"type": "string", "maxLength": 2000},
+                        "title": {"type": "string", "maxLength": 1000},
+                        "lane": {"type": "string", "enum": ["hot", "backfill"], "default": "hot"},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]:
+    """The request's file, stored, and what was said of it. Raises a problem."""
+    try:
+        form = UploadForm(request)
+        upload = await inbox.receive(form.file())
+        try:
+            await form.rest()
+            about = About.of(form.filename, form.fields)
+        except BaseException:
+            await inbox.discard(upload)
+            raise
+    except (ValueError, UnsupportedMedia, DocumentTooLarge, StorageFull) as error:
+        raise problem_of(error) from error
+    return upload, about
+
+
+@router.post(
+    "/documents",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=FORM,
+    responses={
+        200: {"model": DocumentView, "description": "It was known already."},
+        201: {"model": DocumentView, "description": "Without a broker: it is done."},
+        **UPLOAD_PROBLEMS,
+    },
+)
+async def send_document(
+    request: Request, response: Response, documents: DocumentsOf
+) -> DocumentView:
+    """Send a document: PDF, Markdown or plain text, told by its content. It is summarised,
+    indexed for search and linked; the same content, or the same source, is taken in once."""
+    upload, about = await receive_upload(request, documents.inbox)
+    try:
+        submitted = await documents.submit(upload, about)
+    except InvalidPayload as error:
+        raise problem_of(error) from error
+    status = submitted.status
+    response.headers["Location"] = f"/documents/{status.document_id}"
+    view = _view(status, duplicate=submitted.duplicate)
+    if documents.inbox.is_inline and status.has_ended:
+        if not status.is_finished:
+            raise unreadable(NotFinished(status))
+        view.result = await documents.result(status.document_id)
+        response.status_code = 201
+    if submitted.duplicate:
+        response.status_code = 200
+    if not status.has_ended:
+        response.headers["Retry-After"] = POLL_AFTER
+    return view
+
+
+@router.get(
+    "/documents", dependencies=[needs(Scope.READ)], responses=responses("invalid", "ledger-away")
+)
+async def list_documents(
+    documents: DocumentsOf,
+    state: Annotated[str | None, Query(max_length=40, pattern=r"^[a-z_]+$")] = None,
+    source: Annotated[str | None, Query(max_length=2000, pattern=r"^[^\x00]+$")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
+) -> DocumentList:
+    """Documents that were taken in, newest first."""
+    try:
+        page = await documents.documents(state=state, source=source, limit=limit, cursor=cursor)
+    except ValueError as error:
+        raise problem_of(error) from error
+    items = [
+        DocumentSummary(
+            document_id=document.id,
+            state=document.state,
+            current_stage=None if document.state in FINISHED_STATES else document.current_stage,
+            title=document.title,
+            filename=document.filename,
+            source=document.source,
+            media_type=document.media_type,
+            size=document.size_bytes,
+            created_at=document.created_at,
+            updated_at=document.updated_at,
+        )
+        for document in page.items
+    ]
+    return DocumentList(documents=items, next_cursor=page.next_cursor)
+
+
+@router.get(
+    "/documents/{document_id}",
+    dependencies=[needs(Scope.READ)],
+    responses=READ_PROBLEMS,
+)
+async def document_status(
+    document_id: DocumentIdOf, response: Response, documents: DocumentsOf
+) -> DocumentView:
+    """How far a document is; of one that failed, why, and which job to redrive."""
+    try:
+        status = await documents.status(document_id)
+    except UnknownDocument as error:
+        raise problem_of(error) from error
+    if not status.has_ended:
+        response.headers["Retry-After"] = POLL_AFTER
+    return _view(status)
+
+
+@router.get(
+    "/documents/{document_id}/result",
+    dependencies=[needs(Scope.READ)],
+    responses=RESULT_PROBLEMS,
+)
+async def document_result(
+    document_id: DocumentIdOf,
+    documents: DocumentsOf,
+    include: Annotated[list[Literal["text"]] | None, Query()] = None,
+) -> dict[str, Any]:
+    """All that was made of a document: counts, summary, links, and what further stages add; with
+    `include=text` its text, page by page. 409 as long as the document is not finished."""
+    try:
+        return await documents.result(document_id, with_text="text" in (include or ()))
+    except (UnknownDocument, NotFinished) as error:
+        raise problem_of(error) from error
+
+
+def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:
+    error = status.error
+    return DocumentView(
+        document_id=status.document_id,
+        state=status.state,
+        current_stage=status.current_stage,
+        completed_stages=list(status.completed_stages),
+        job_id=status.job_id,
+        error=None
+        if error is None
+        else FailureView(
+            reason=error.reason,
+            error_type=error.error_type,
+            message=error.message,
+            job_id=error.job_id,
+            attempts=error.attempts,
+        ),
+        title=status.title,
+        filename=status.filename,
+        source=status.source,
+        media_type=status.media_type,
+        size=status.size,
+        created_at=status.created_at,
+        updated_at=status.updated_at,
+        duplicate=duplicate,
+    )

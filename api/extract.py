@@ -1,0 +1,75 @@
+"""`/extract/text`: the text of a file and nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Path as InPath
+from pydantic import BaseModel, Field
+
+from api.access import needs
+from api.dependencies import ExtractionsOf
+from api.document_errors import RESULT_PROBLEMS, UPLOAD_PROBLEMS, problem_of, unreadable
+from api.documents import FORM, POLL_AFTER, receive_upload
+from services.api_keys import Scope
+from services.extractions import ExtractionNotFinished, UnknownExtraction
+from services.registry import InvalidPayload
+
+router = APIRouter(prefix="/extract", tags=["extraction"])
+
+
+class ExtractionView(BaseModel):
+    """A text that was ordered."""
+
+    job_id: str
+    result: dict[str, Any] | None = Field(
+        default=None,
+        description="Without a broker: title, counts, and `pages` with their text; else fetch it "
+        "from /extract/text/{job_id}.",
+    )
+
+
+@router.post(
+    "/text",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=FORM,
+    responses={
+        200: {"model": ExtractionView, "description": "Without a broker: with the text."},
+        **UPLOAD_PROBLEMS,
+    },
+)
+async def order_text(
+    request: Request, response: Response, extractions: ExtractionsOf
+) -> ExtractionView:
+    """Have the text of a PDF, Markdown or text file extracted. It is not kept as a document."""
+    upload, about = await receive_upload(request, extractions.inbox)
+    try:
+        extraction = await extractions.order(upload, about)
+    except ExtractionNotFinished as error:
+        raise unreadable(error) from error
+    except InvalidPayload as error:
+        raise problem_of(error) from error
+    if extraction.result is not None:
+        response.status_code = 200
+    else:
+        response.headers["Retry-After"] = POLL_AFTER
+    response.headers["Location"] = f"/extract/text/{extraction.job_id}"
+    return ExtractionView(job_id=extraction.job_id, result=extraction.result)
+
+
+@router.get(
+    "/text/{job_id}",
+    dependencies=[needs(Scope.READ)],
+    responses=RESULT_PROBLEMS,
+)
+async def extracted_text(
+    job_id: Annotated[str, InPath(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")],
+    extractions: ExtractionsOf,
+) -> dict[str, Any]:
+    """The text, page by page. 409 as long as the job has not succeeded, and when it failed."""
+    try:
+        return await extractions.result(job_id)
+    except (UnknownExtraction, ExtractionNotFinished) as error:
+        raise problem_of(error) from error

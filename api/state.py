@@ -1,0 +1,106 @@
+"""What the handlers of requests work with; made at the start, closed at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from api.problems import Problem
+from services.api_keys import KeyRing, configured_keys
+from services.job_events import EventFeed
+from services.lane_pressure import LanePressure
+from services.ledger import Ledger
+from services.prompt_publisher import PromptPublisher
+from services.publishing import JobPublisher
+from services.rate_limit import RateLimiter
+from services.registry import BUILT_IN_MODULES, Registry
+from services.settings import Settings
+from services.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSide:
+    """What needs a broker."""
+
+    publisher: PromptPublisher
+    jobs: JobPublisher
+    pressure: LanePressure
+    feed: EventFeed
+
+
+@dataclass(frozen=True, slots=True)
+class ApiState:
+    """Everything that requests share."""
+
+    settings: Settings
+    registry: Registry
+    ledger: Ledger
+    storage: Storage
+    keys: KeyRing
+    key_limiter: RateLimiter
+    broker: BrokerSide | None
+    """None without JOBS_AMQP_URL."""
+
+    def require_broker(self) -> BrokerSide:
+        """Raises Problem where the service runs without one."""
+        if self.broker is None:
+            raise Problem("no-broker", "set JOBS_AMQP_URL to publish jobs")
+        return self.broker
+
+
+@asynccontextmanager
+async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
+    """Open ledger and broker. Raises LedgerError when the ledger's tables are not right, and
+    RegistryError; a broker that is away is looked for again later."""
+    registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
+    configured = configured_keys(
+        settings.api_keys.get_secret_value() if settings.api_keys is not None else ""
+    )
+    async with (
+        await Ledger.open(settings.ledger_url, check=True) as ledger,
+        _open_broker(settings, registry, ledger) as broker,
+    ):
+        yield ApiState(
+            settings=settings,
+            registry=registry,
+            ledger=ledger,
+            storage=Storage(settings.files_url),
+            keys=KeyRing(ledger, configured),
+            key_limiter=RateLimiter(settings.api_rate_limit, settings.api_rate_burst),
+            broker=broker,
+        )
+
+
+@asynccontextmanager
+async def _open_broker(
+    settings: Settings, registry: Registry, ledger: Ledger
+) -> AsyncIterator[BrokerSide | None]:
+    if settings.amqp_url is None:
+        yield None
+        return
+    publisher = PromptPublisher(settings, name="api")
+    pressure = LanePressure(settings, registry)
+    feed = EventFeed(settings)
+    listening = asyncio.create_task(feed.run(), name="event feed")
+    try:
+        yield BrokerSide(publisher, JobPublisher(registry, ledger, publisher), pressure, feed)
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        await pressure.close()
+        await publisher.close()
+
+
+def state_of(request: Request) -> ApiState:
+    """The shared state, for handlers and dependencies."""
+    state: ApiState = request.app.state.api
+    return state
+
+
+State = Annotated[ApiState, Depends(state_of)]
+"""`async def handler(state: State)`."""

@@ -1,0 +1,227 @@
+"""Documents for those who send them: take in, tell how far it is, give the result.
+
+The same use cases serve both modes: with a broker the pipeline's first job is published, without
+one the pipeline runs here, and whoever sends a document waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid5
+
+from services.document_status import DocumentStatus, status_of
+from services.extractions import ExtractionDesk
+from services.inbox import About, Inbox
+from services.ingest.documents import Upload
+from services.inline import InlineRunner
+from services.ledger import Document, JobSummary, Ledger, Page, State
+from services.publishing import InvalidJob, JobPublisher, JobRequest
+from services.registry import Registry
+from services.settings import Settings
+from services.stages import EXTRACT, FAILED, INGEST, document_id_of
+from services.storage import NotStored, result_key, stage_key
+
+INCOMING = "uploads/incoming/"
+"""Where uploads wait for their job. The only files that a client may name in a payload."""
+
+_RUNS = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
+_MAX_RUNS = 1_000
+
+
+class UnknownDocument(LookupError):
+    """There is no document of that id, or its result was removed."""
+
+
+class NotFinished(Exception):
+    """There is no result yet, or there never will be one as things stand: see `status`."""
+
+    def __init__(self, status: DocumentStatus) -> None:
+        self.status = status
+        where = f" at {status.current_stage}" if status.current_stage else ""
+        super().__init__(f"document {status.document_id} is {status.state}{where}")
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of a file."""
+
+    status: DocumentStatus
+    duplicate: bool
+    """The content or the source was known: nothing was started."""
+
+
+def check_remote_job(request: JobRequest) -> None:
+    """Refuse a job that reads what its publisher may not read. Raises InvalidJob.
+
+    For `POST /jobs`, and for every other way in which a client's own payload becomes a job: call
+    it before JobPublisher.publish, for each request. `path` of ingest_document is a file of the
+    worker's machine, and `key` could name another client's file: over HTTP a document is sent to
+    `POST /documents`, and only keys of waiting uploads are taken in payloads.
+    """
+    payload = request.payload
+    job_type = request.routing_key.partition(".")[2]
+    if job_type not in (INGEST.name, EXTRACT.name):
+        return
+    if payload.get("path") is not None:
+        raise InvalidJob(f"{job_type}: path is not taken over HTTP: send the file to /documents")
+    key = payload.get("key")
+    if key is not None and not (isinstance(key, str) and key.startswith(INCOMING)):
+        raise InvalidJob(f"{job_type}: key must be of an upload, below {INCOMING}")
+
+
+@dataclass(frozen=True, slots=True)
+class Desks:
+    """What a process that serves documents needs."""
+
+    documents: DocumentDesk
+    extractions: ExtractionDesk
+
+
+@asynccontextmanager
+async def open_desks(
+    settings: Settings, registry: Registry, ledger: Ledger, jobs: JobPublisher | None
+) -> AsyncIterator[Desks]:
+    """The use cases, for as long as the process that serves them runs.
+
+    Without `jobs` (no broker) the pipeline runs in this process.
+    """
+    if jobs is not None:
+        yield _desks(ledger, Inbox(settings, jobs, None))
+        return
+    async with InlineRunner(settings, registry, ledger) as runner:
+        yield _desks(ledger, Inbox(settings, runner, runner))
+
+
+def _desks(ledger: Ledger, inbox: Inbox) -> Desks:
+    return Desks(DocumentDesk(ledger, inbox), ExtractionDesk(ledger, inbox))
+
+
+class DocumentDesk:
+    """Where documents are handed in and asked for."""
+
+    def __init__(self, ledger: Ledger, inbox: Inbox) -> None:
+        self._ledger = ledger
+        self.inbox = inbox
+
+    # --- in ---------------------------------------------------------------------------------
+
+    async def submit(self, upload: Upload, about: About) -> Submitted:
+        """Have the pipeline take up an upload, unless its content or source is known.
+
+        A document that has failed is taken up anew. Inline, this returns when the pipeline has
+        ended. Raises as Inbox.start does.
+        """
+        submitted = await self._submit(upload, about)
+        if self.inbox.is_inline:
+            status = await self._ended(submitted.status)
+            submitted = Submitted(status, submitted.duplicate)
+        if self.inbox.is_inline or submitted.duplicate:
+            await self.inbox.discard(upload)
+        return submitted
+
+    async def _ended(self, status: DocumentStatus) -> DocumentStatus:
+        """The status when its pipeline has ended; also that of the document that this one turned
+        out to be, when another came from the same source at the same time."""
+        for _ in range(2):
+            if not status.has_ended:
+                await self.inbox.see_through(status.job_id)
+                status = await self.status(status.document_id)
+        return status
+
+    async def _submit(self, upload: Upload, about: About) -> Submitted:
+        document_id = document_id_of(upload.sha256)
+        known = await self._known(document_id, about.source)
+        if known is not None and (known.state != FAILED or known.document_id != document_id):
+            return Submitted(known, duplicate=True)
+        request = JobRequest(
+            f"{about.lane}.{INGEST.name}",
+            about.payload(upload, "source", "title", "filename"),
+            source="api",
+            job_id=_run_id(document_id, after=known.job_id if known else None),
+        )
+        published = await self.inbox.start(request, upload)
+        return Submitted(await self.status(document_id), published.duplicate)
+
+    async def _known(self, document_id: str, source: str | None) -> DocumentStatus | None:
+        try:
+            return await self.status(document_id)
+        except UnknownDocument:
+            if source is None:
+                return None
+        page = await self._ledger.list_documents(source=source, limit=1)
+        return await self._status(page.items[0].id, page.items[0]) if page.items else None
+
+    # --- out --------------------------------------------------------------------------------
+
+    async def status(self, document_id: str) -> DocumentStatus:
+        """How far the document is. Raises UnknownDocument, LedgerUnavailable."""
+        return await self._status(document_id, await self._ledger.get_document(document_id))
+
+    async def _status(self, document_id: str, document: Document | None) -> DocumentStatus:
+        jobs = await self._latest_run(document_id, document)
+        if document is None and not jobs:
+            raise UnknownDocument(f"there is no document {document_id}")
+        if document is None and jobs[0].state is State.SUCCEEDED:
+            # Taken for a document that came from the same source at the same time.
+            record = await self._ledger.get(jobs[0].id)
+            other = record.result.get("document_id") if record and record.result else None
+            found = await self._ledger.get_document(other) if other else None
+            if found is not None:
+                return await self._status(found.id, found)
+        return status_of(document_id, document, jobs)
+
+    async def _latest_run(self, document_id: str, document: Document | None) -> list[JobSummary]:
+        """The jobs of the pipeline's latest run: a failed one is followed by that which the
+        same file, sent again, has started."""
+        run = document.pipeline if document else None
+        jobs = await self._ledger.pipeline(run or _run_id(document_id))
+        for _ in range(_MAX_RUNS):
+            if not any(job.state in (State.DEAD, State.CANCELLED) for job in jobs):
+                break
+            later = await self._ledger.pipeline(_run_id(document_id, after=jobs[0].id))
+            if not later:
+                break
+            jobs = later
+        return jobs
+
+    async def result(self, document_id: str, *, with_text: bool = False) -> dict[str, Any]:
+        """All that the pipeline has made of a document; with its text, page by page.
+
+        Raises UnknownDocument, NotFinished. `pages` is None when the text was cleaned away.
+        """
+        status = await self.status(document_id)
+        if not status.is_finished:
+            raise NotFinished(status)
+        result = await self._json(result_key(status.document_id))
+        if result is None:
+            raise UnknownDocument(f"the result of document {document_id} was removed")
+        if with_text:
+            text = await self._json(stage_key(status.document_id, EXTRACT.name))
+            result["pages"] = text["result"]["pages"] if text else None
+        return result
+
+    async def documents(
+        self, *, state: str | None = None, source: str | None = None, limit: int, cursor: str | None
+    ) -> Page[Document]:
+        """Documents that were taken in, newest first. Raises ValueError for a cursor or limit
+        that is none."""
+        return await self._ledger.list_documents(
+            state=state, source=source, limit=limit, cursor=cursor
+        )
+
+    async def _json(self, key: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(await self.inbox.storage.get_async(key))
+        except NotStored:
+            return None
+        return found
+
+
+def _run_id(document_id: str, after: str | None = None) -> str:
+    """The first job of a run: the same for all who send the file at the same time, so that they
+    start one pipeline."""
+    return str(uuid5(_RUNS, f"{document_id}/{after or ''}"))

@@ -1,0 +1,74 @@
+"""Token buckets: how many requests each client may make."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MOST_BUCKETS = 10_000
+"""Clients remembered at once; the one that was seen longest ago is forgotten first. A bucket
+that was forgotten is a full one, which after so many other clients it would be anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What one request was told."""
+
+    allowed: bool
+    limit: int
+    """Requests that a client may make at once."""
+    remaining: int
+    reset_after: float
+    """Seconds until the bucket is full again."""
+    retry_after: float
+    """Seconds until the next request is allowed; 0 when this one was."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at: float
+
+
+class RateLimiter:
+    """A bucket of `burst` tokens for each client, filled at `rate` tokens a second."""
+
+    def __init__(
+        self, rate: float, burst: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if rate <= 0 or burst < 1:
+            raise ValueError("rate must be positive, and burst at least 1")
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, client: str) -> Allowance:
+        """Take a token out of the client's bucket, if there is one."""
+        now = self._clock()
+        bucket = self._buckets.get(client)
+        if bucket is None:
+            bucket = self._buckets[client] = _Bucket(self._burst, now)
+            if len(self._buckets) > MOST_BUCKETS:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(client)
+            gained = max(0.0, now - bucket.at) * self._rate
+            bucket.tokens = min(self._burst, bucket.tokens + gained)
+            bucket.at = now
+        allowed = bucket.tokens >= 1
+        if allowed:
+            bucket.tokens -= 1
+        return Allowance(
+            allowed=allowed,
+            limit=self._burst,
+            remaining=math.floor(bucket.tokens),
+            reset_after=(self._burst - bucket.tokens) / self._rate,
+            retry_after=0.0 if allowed else (1 - bucket.tokens) / self._rate,
+        )

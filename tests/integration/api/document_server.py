@@ -1,0 +1,91 @@
+"""A real server with the documents' routes, and what tests send to it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from api.app import create_app
+from services.ledger import upgrade
+from services.settings import Settings
+from tests.support.eventually import eventually
+
+WORKERS = ("ingest", "llm", "embed", "link")
+
+
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    """The API with these settings on loopback, in this process, and a client of it."""
+    await upgrade(settings.ledger_url)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(create_app(settings), log_config=None, lifespan="on")
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await eventually(lambda: server.started or running.done())
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(running, 20)
+        listener.close()
+
+
+async def send(
+    client: httpx.AsyncClient,
+    content: bytes | AsyncIterator[bytes],
+    *,
+    name: str = "paper.pdf",
+    to: str = "/documents",
+    **fields: str,
+) -> httpx.Response:
+    """Upload a file, its fields behind it, as a stream where it is one."""
+    return await client.post(
+        to,
+        content=_form(content, name, fields),
+        headers={"Content-Type": "multipart/form-data; boundary=the-boundary"},
+    )
+
+
+async def _form(
+    content: bytes | AsyncIterator[bytes], name: str, fields: Mapping[str, str]
+) -> AsyncIterator[bytes]:
+    disposition = f'form-data; name="file"; filename="{name}"'
+    yield f"--the-boundary\r\nContent-Disposition: {disposition}\r\n\r\n".encode()
+    if isinstance(content, bytes):
+        yield content
+    else:
+        async for part in content:
+            yield part
+    for field, value in fields.items():
+        head = f'--the-boundary\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n'
+        yield f"\r\n{head}{value}".encode()
+    yield b"\r\n--the-boundary--\r\n"
+
+
+async def ended(client: httpx.AsyncClient, document_id: str, timeout: float = 60) -> dict[str, Any]:
+    """The document's status as soon as nothing happens any more."""
+
+    async def status() -> dict[str, Any] | None:
+        answer = await client.get(f"/documents/{document_id}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found if found["state"] in ("completed", "needs_ocr", "failed") else None
+
+    found: dict[str, Any] = await eventually(status, timeout, f"the end of {document_id}")
+    return found
+
+
+async def in_parts(content: bytes, size: int, pause: float = 0) -> AsyncIterator[bytes]:
+    """Bytes as a slow sender has them."""
+    for start in range(0, len(content), size):
+        yield content[start : start + size]
+        await asyncio.sleep(pause)

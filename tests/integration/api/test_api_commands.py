@@ -1,0 +1,99 @@
+"""`jobctl api` and `jobctl keys`, as they are typed."""
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.ledger import upgrade
+from tests.support.api_server import api_process, environment_of
+from tests.support.system import System
+
+
+async def jobctl(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "cli.main", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+async def test_a_key_is_made_listed_and_revoked(system: System) -> None:
+    environment = environment_of(system.settings)
+    made = await jobctl("keys", "create", "archive", "--scope", "read", **environment)
+    key = made.stdout.strip()
+    assert re.fullmatch(r"swy_[\w-]{43}", key)
+    listed = await jobctl("keys", "list", "--json", **environment)
+    (found,) = json.loads(listed.stdout)
+    assert (found["name"], found["scopes"], found["revoked_at"]) == ("archive", ["read"], None)
+    assert key not in listed.stdout
+    assert (await jobctl("keys", "revoke", found["id"], **environment)).returncode == 0
+    shown = await jobctl("keys", "list", **environment)
+    assert "revoked" in shown.stdout
+    unknown = await jobctl("keys", "revoke", "nobody", **environment)
+    assert (unknown.returncode, "jobctl keys list" in unknown.stderr) == (1, True)
+    wrong = await jobctl("keys", "create", "x", "--scope", "write", **environment)
+    assert (wrong.returncode, "publish" in wrong.stderr) == (2, True)
+
+
+async def test_the_api_serves_until_sigterm_also_with_an_open_stream(
+    system: System, tmp_path: Path
+) -> None:
+    async with (
+        api_process(system.settings, tmp_path / "log") as api,
+        httpx.AsyncClient(base_url=api.url, trust_env=False, timeout=10) as client,
+    ):
+        assert (await client.get("/health/ready")).is_success
+        async with client.stream("GET", "/events") as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            api.process.send_signal(signal.SIGTERM)
+            assert [line async for line in lines if line] == []
+        assert await asyncio.to_thread(api.process.wait, 8) == 0
+    logged = (tmp_path / "log").read_text()
+    requests = [json.loads(line) for line in logged.splitlines() if '"request"' in line]
+    assert {each["path"] for each in requests} >= {"/health/ready", "/events"}
+    assert "Traceback" not in logged
+
+
+async def test_beyond_loopback_without_a_key_is_a_clear_error(system: System) -> None:
+    environment = environment_of(system.settings)
+    ended = await jobctl("api", "--host", "0.0.0.0", "--port", "0", **environment)
+    assert ended.returncode == 1
+    assert "jobctl keys create" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+async def test_a_port_that_is_taken_is_a_clear_error(system: System) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ended = await jobctl("api", "--port", port, **environment_of(system.settings))
+    assert ended.returncode == 1
+    assert f"127.0.0.1:{port}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_wrong_settings_are_a_clear_error(tmp_path: Path, ready: bool) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'ledger.db'}"
+    if ready:
+        await upgrade(url)
+    keys = {"JOBS_API_KEYS": "short"} if ready else {}
+    ended = await jobctl("api", "--port", "0", JOBS_DATABASE_URL=url, **keys)
+    assert ended.returncode == 1
+    said = "JOBS_API_KEYS" if ready else "jobctl db upgrade"
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,182 @@
+"""What the API says of itself, and whether it keeps to it."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.problems import KINDS
+from services.api_keys import Scope, create_key
+from services.settings import Settings
+from tests.support.api_server import RunningApi, problem, serving
+from tests.support.eventually import eventually
+from tests.support.system import System
+
+ROOT = Path(__file__).parents[3]
+DOCUMENTATION = (ROOT / "docs" / "api.md").read_text()
+
+
+async def openapi(api: RunningApi) -> dict[str, Any]:
+    return (await api.client.get("/openapi.json")).json()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_no_answer_is_undocumented(system: System, tmp_path: Path) -> None:
+    """Schemathesis over every operation but the streams, which do not end."""
+    key = (await create_key(system.ledger, "schemathesis", [Scope.ADMIN])).key
+    options = {"api_rate_limit": 1e6, "api_rate_burst": 1_000_000, "api_heartbeat": 0.2}
+    async with serving(system.settings, **options) as api:
+        checks = (
+            "not_a_server_error,status_code_conformance,content_type_conformance,"
+            "response_headers_conformance,response_schema_conformance,negative_data_rejection"
+        )
+        command = [
+            str(Path(sys.executable).parent / "schemathesis"), "run", f"{api.url}/openapi.json",
+            "--checks", checks, "--max-examples", "15", "--phases", "examples,coverage,fuzzing",
+            "--exclude-path-regex", "/events$", "--header", f"Authorization: Bearer {key}",
+            "--seed", "1", "--no-shrink", "--request-timeout", "10",
+            "--max-time", "50", "--warnings", "off", "--no-color", "--continue-on-failure",
+        ]  # fmt: skip
+        ended = await asyncio.to_thread(
+            subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=150
+        )
+    assert ended.returncode == 0, ended.stdout[-20_000:] + ended.stderr
+
+
+async def test_every_operation_says_what_it_may_answer(api: RunningApi) -> None:
+    document = await openapi(api)
+    assert document["openapi"].startswith("3.1")
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            where = f"{method} {path}"
+            assert operation["description"] or operation["summary"], where
+            for status, answer in operation["responses"].items():
+                if int(status) >= 400 and not path.startswith("/health"):
+                    assert "application/problem+json" in answer["content"], f"{where}: {status}"
+            if path.startswith(("/health", "/problems")):
+                assert "security" not in operation, where
+            else:
+                assert operation["security"], where
+                assert {"401", "403", "429"} <= operation["responses"].keys(), where
+
+
+async def test_every_problem_is_documented_and_its_type_leads_somewhere(api: RunningApi) -> None:
+    listed = (await api.client.get("/problems")).json()["problems"]
+    assert {each["type"] for each in listed} == {f"/problems/{name}" for name in KINDS}
+    for each in listed:
+        assert (await api.client.get(each["type"])).json() == each
+        name = each["type"].removeprefix("/problems/")
+        assert re.search(rf"^\| `{name}` \| {each['status']} \|", DOCUMENTATION, re.MULTILINE), name
+    problem(await api.client.get("/problems/none"), 404, "not-found")
+
+
+async def test_every_endpoint_and_setting_is_documented(api: RunningApi) -> None:
+    for path, item in (await openapi(api))["paths"].items():
+        for method in item:
+            assert f"`{method.upper()} {path}`" in DOCUMENTATION, f"{method.upper()} {path}"
+    for name in Settings.model_fields:
+        if name.startswith(("api_", "pressure_")):
+            assert f"`JOBS_{name.upper()}`" in DOCUMENTATION, name
+
+
+async def test_job_types_have_schemas(api: RunningApi) -> None:
+    listed = {
+        each["job_type"]: each for each in (await api.client.get("/schemas")).json()["job_types"]
+    }
+    assert {"noop", "scripted", "summarize_content"} <= listed.keys()
+    scripted = (await api.client.get("/schemas/scripted")).json()
+    assert scripted["required"] == ["steps"]
+    assert scripted == listed["scripted"]["payload"]
+    assert listed["noop"]["routing_keys"] == ["hot.noop", "backfill.noop"]
+    problem(await api.client.get("/schemas/unknown"), 404, "not-found")
+
+
+async def test_the_asyncapi_document_has_a_channel_for_each_routing_key(
+    system: System, api: RunningApi
+) -> None:
+    document = (await api.client.get("/asyncapi.json")).json()
+    assert document["asyncapi"] == "3.0.0"
+    addresses = {channel["address"] for channel in document["channels"].values()}
+    assert {route.routing_key for route in system.registry.routes} <= addresses
+    for reference in re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document)):
+        found: Any = document
+        for step in reference.split("/"):
+            found = found[step]
+        assert found
+    payload = document["components"]["messages"]["scripted"]["payload"]["schema"]
+    assert payload["properties"]["payload"]["required"] == ["steps"]
+    assert payload["properties"]["job_type"] == {"const": "scripted"}
+
+
+async def test_health_tells_each_part_with_its_latency(api: RunningApi) -> None:
+    assert (await api.client.get("/health/live")).json() == {"status": "ok"}
+    for path in ("/health", "/health/ready"):
+        answer = await api.client.get(path)
+        assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+        components = answer.json()["components"]
+        assert components.keys() == {"broker", "ledger", "storage"}
+        assert all(part["state"] == "ok" for part in components.values())
+        assert all(0 <= part["latency_ms"] < 2000 for part in components.values())
+
+
+async def test_a_storage_that_takes_nothing_is_away(system: System, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way of a directory")
+    url = (tmp_path / "file").as_uri()
+    async with serving(system.settings, storage_url=url) as api:
+        answer = await api.client.get("/health/ready")
+        assert answer.status_code == 503
+        states = {name: each["state"] for name, each in answer.json()["components"].items()}
+        assert states == {"broker": "ok", "ledger": "ok", "storage": "away"}
+
+
+async def test_operators_see_lanes_workers_and_dead_letters(
+    system: System, api: RunningApi
+) -> None:
+    worker = await system.start_worker("llm")
+    job_id = await system.publish("hot.scripted", {"steps": ["permanent"]})
+    await system.wait_for_letter(job_id)
+    indexed = await index(system)
+    assert indexed == 1
+
+    workers = (await api.client.get("/admin/workers")).json()["workers"]
+    assert [(each["worker_id"], each["status"]) for each in workers] == [
+        (worker.worker_id, "alive")
+    ]
+
+    async def dead_in_hot() -> bool:
+        lanes = (await api.client.get("/admin/lanes")).json()["lanes"]
+        hot = next(lane for lane in lanes if lane["lane"] == "hot")
+        return hot["jobs"] == {"dead": 1} and any(each["consumers"] for each in hot["queues"])
+
+    await eventually(dead_in_hot)
+    page = (await api.client.get("/admin/dead", params={"reason": "permanent"})).json()
+    assert [letter["job_id"] for letter in page["dead_letters"]] == [job_id]
+    assert (await api.client.get("/admin/dead", params={"reason": "expired"})).json() == {
+        "dead_letters": [],
+        "next_cursor": None,
+    }
+    letter = (await api.client.get(f"/admin/dead/{job_id}")).json()
+    assert letter["error_type"] == "PermanentError"
+    assert json.loads(letter["body"])["job_id"] == job_id
+    problem(await api.client.get("/admin/dead/none"), 404, "not-found")
+
+
+async def index(system: System) -> int:
+    from services.dead_letters import index_waiting
+
+    return await index_waiting(system.settings, system.ledger, system.registry)
+
+
+async def test_without_a_broker_jobs_are_refused_and_the_rest_works(system: System) -> None:
+    async with serving(system.settings, amqp_url=None) as api:
+        answer = await api.client.post("/jobs", json={"routing_key": "hot.noop"})
+        problem(answer, 503, "no-broker")
+        assert (await api.client.get("/jobs")).is_success
+        ready = (await api.client.get("/health/ready")).json()
+        assert ready["components"].keys() == {"ledger", "storage"}

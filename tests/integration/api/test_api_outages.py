@@ -1,0 +1,223 @@
+"""Broker or ledger away, and an API that dies between record and publish: nothing is lost."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from broker.node import LocalNode
+from services.ledger import JobFilter, State
+from services.scheduler import Pace, Scheduler
+from tests.support.api_server import RunningApi, api_process, problem, serving
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.postgres import PostgresServer
+from tests.support.system import System, open_system
+from tests.support.tcp_proxy import TcpProxy
+
+NOOP = {"routing_key": "hot.noop"}
+WITHIN = 2.0
+
+
+@pytest.fixture
+async def mortal(
+    own_node: Callable[..., LocalNode], sqlite_url: str, tmp_path: Path
+) -> AsyncIterator[tuple[LocalNode, System, RunningApi]]:
+    """A system on a broker that may be stopped, and its API."""
+    node = own_node()
+    broker = TestBroker("3.10", "classic", "/", node)
+    async with (
+        open_system(broker, sqlite_url, data_dir=tmp_path) as system,
+        serving(system.settings) as api,
+    ):
+        assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
+        yield node, system, api
+
+
+async def timed_publish(api: RunningApi) -> tuple[httpx.Response, float]:
+    began = time.monotonic()
+    answer = await api.client.post("/jobs", json=NOOP)
+    return answer, time.monotonic() - began
+
+
+async def heal(system: System, pending: float = 0.5) -> Scheduler:
+    """A scheduler that steps in soon."""
+    return Scheduler(
+        system.settings, system.registry, system.ledger, pace=Pace(turn=0.1, pending=pending)
+    )
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+async def test_a_broker_that_stops_is_told_at_once_and_accepted_jobs_run(
+    mortal: tuple[LocalNode, System, RunningApi],
+) -> None:
+    node, system, api = mortal
+    accepted: list[str] = []
+    slowest = 0.0
+    stopped = asyncio.Event()
+    refused = 0
+
+    async def publish() -> None:
+        nonlocal slowest, refused
+        after = 0
+        while after < 10:
+            answer, took = await timed_publish(api)
+            slowest = max(slowest, took)
+            if answer.status_code == 202:
+                accepted.append(answer.json()["job_id"])
+            else:
+                problem(answer, 503, "broker-away")
+                assert int(answer.headers["retry-after"]) >= 1
+                refused += 1
+            after += stopped.is_set()
+            await asyncio.sleep(0)
+
+    publishing = [asyncio.create_task(publish()) for _ in range(4)]
+    await eventually(lambda: len(accepted) > 50)
+    await asyncio.to_thread(node.stop)
+    stopped.set()
+    await asyncio.gather(*publishing)
+    assert refused > 0
+    assert slowest < WITHIN
+    ready = await api.client.get("/health/ready")
+    assert (ready.status_code, ready.json()["components"]["broker"]["state"]) == (503, "away")
+    assert ready.json()["components"]["ledger"]["state"] == "ok"
+    problem(await api.client.get("/backpressure"), 503, "broker-away")
+    assert (await api.client.get(f"/jobs/{accepted[0]}")).is_success
+
+    await asyncio.to_thread(node.start)
+    scheduler = await heal(system)
+    scheduling = asyncio.create_task(scheduler.run())
+    await system.start_worker("llm")
+    await system.wait_until_all(accepted, State.SUCCEEDED, timeout=60)
+    scheduler.stop()
+    await scheduling
+    # What was refused has left nothing, and what was accepted is all there is.
+    counts = await system.ledger.counts()
+    assert set(counts["hot"]) == {State.SUCCEEDED}
+    answer, _ = await timed_publish(api)
+    assert answer.status_code == 202
+
+
+@pytest.mark.chaos
+async def test_a_broker_that_hangs_is_told_within_two_seconds(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with (
+        TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy,
+        open_system(broker310, sqlite_url, data_dir=tmp_path) as system,
+        serving(system.settings, amqp_url=SecretStr(proxy.url(broker310.amqp_url))) as api,
+    ):
+        assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
+        proxy.pause()
+        maybe_sent, took = await timed_publish(api)
+        assert took < WITHIN
+        # It may be on the broker: so it is recorded, and said to be pending.
+        assert (maybe_sent.status_code, maybe_sent.json()["state"]) == (202, "pending")
+        proxy.cut()  # connections can be opened, but nobody answers on them
+
+        async def not_sent() -> bool:
+            answer, took = await timed_publish(api)
+            assert took < WITHIN
+            return answer.status_code == 503
+
+        await eventually(not_sent)
+        proxy.resume()
+        scheduler = await heal(system)
+        scheduling = asyncio.create_task(scheduler.run())
+        await system.start_worker("llm")
+        await system.wait_for_state(maybe_sent.json()["job_id"], State.SUCCEEDED)
+        scheduler.stop()
+        await scheduling
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+async def test_an_alarm_is_told_at_once_and_leaves_nothing(
+    mortal: tuple[LocalNode, System, RunningApi],
+) -> None:
+    node, system, api = mortal
+    before = len((await system.ledger.list_jobs()).items)
+    await asyncio.to_thread(node.rabbitmqctl, "set_vm_memory_high_watermark", "0.0000001")
+    try:
+        pending = 0
+        async with asyncio.timeout(30):
+            while True:
+                answer, took = await timed_publish(api)
+                assert took < WITHIN
+                if answer.status_code == 503:
+                    break
+                pending += 1
+        problem(answer, 503, "broker-away")
+        assert len((await system.ledger.list_jobs()).items) == before + pending
+    finally:
+        await asyncio.to_thread(node.rabbitmqctl, "set_vm_memory_high_watermark", "0.4")
+
+
+@pytest.mark.chaos
+async def test_a_ledger_that_is_away_is_told(
+    broker310: TestBroker, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    url = postgres_server.create_database()
+    async with (
+        open_system(broker310, url, data_dir=tmp_path) as system,
+        serving(system.settings) as api,
+    ):
+        assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
+        await asyncio.to_thread(postgres_server.stop)
+        try:
+            for answer in (
+                await api.client.post("/jobs", json=NOOP),
+                await api.client.get("/jobs"),
+                await api.client.delete("/jobs/x"),
+            ):
+                problem(answer, 503, "ledger-away")
+                assert int(answer.headers["retry-after"]) >= 1
+            ready = (await api.client.get("/health/ready")).json()
+            assert ready["components"]["ledger"]["state"] == "away"
+        finally:
+            await asyncio.to_thread(postgres_server.start)
+
+        async def back() -> bool:
+            return (await api.client.post("/jobs", json=NOOP)).status_code == 202
+
+        await eventually(back)
+
+
+DIES_AFTER_RECORD = """
+import os
+from services.ledger import Ledger
+record_many = Ledger.record_many
+async def and_die(self, jobs):
+    await record_many(self, jobs)
+    os.kill(os.getpid(), 9)
+Ledger.record_many = and_die
+from cli.main import main
+main()
+"""
+
+
+@pytest.mark.chaos
+async def test_an_api_killed_between_record_and_publish_loses_no_job(
+    broker310: TestBroker, database_url: str, tmp_path: Path
+) -> None:
+    async with open_system(broker310, database_url, data_dir=tmp_path) as system:
+        async with (
+            api_process(system.settings, tmp_path / "api.log", code=DIES_AFTER_RECORD) as api,
+            httpx.AsyncClient(trust_env=False) as client,
+        ):
+            with pytest.raises(httpx.TransportError):
+                await client.post(f"{api.url}/jobs", json=NOOP)
+        (left,) = (await system.ledger.list_jobs(JobFilter(state=State.PENDING))).items
+        assert await system.ready("hot.llm") == 0
+        scheduler = await heal(system)
+        scheduling = asyncio.create_task(scheduler.run())
+        await system.start_worker("llm")
+        await system.wait_for_state(left.id, State.SUCCEEDED)
+        scheduler.stop()
+        await scheduling

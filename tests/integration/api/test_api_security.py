@@ -1,0 +1,246 @@
+"""Who gets in, how much they may send, and what is said and logged."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from api.access import KeysMissing
+from api.app import create_app
+from services.api_keys import REMEMBERED_FOR, Scope, create_key, hash_of
+from tests.support.api_server import RunningApi, problem, serving
+from tests.support.eventually import eventually
+from tests.support.system import System
+
+NOOP = {"routing_key": "hot.noop"}
+
+
+@pytest.fixture
+async def keys(system: System) -> dict[str, str]:
+    """A key of each scope."""
+    return {scope.value: (await create_key(system.ledger, scope, [scope])).key for scope in Scope}
+
+
+@pytest.fixture
+async def locked(system: System, keys: dict[str, str]) -> AsyncIterator[RunningApi]:
+    """The API of a system that has keys."""
+    async with serving(system.settings) as running:
+        yield running
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"X-API-Key": "swy_wrong"}])
+async def test_nobody_gets_in_without_a_key_once_there_is_one(
+    locked: RunningApi, headers: dict[str, str]
+) -> None:
+    answer = await locked.client.get("/jobs", headers=headers)
+    problem(answer, 401, "unauthorized")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("scope", "allowed"),
+    [
+        ("read", {"read"}),
+        ("publish", {"publish"}),
+        ("admin", {"read", "publish", "admin"}),
+    ],
+)
+async def test_a_key_does_what_its_scopes_say(
+    locked: RunningApi, keys: dict[str, str], scope: str, allowed: set[str]
+) -> None:
+    headers = bearer(keys[scope])
+    statuses = {
+        "read": (await locked.client.get("/jobs", headers=headers)).status_code,
+        "publish": (await locked.client.post("/jobs", json=NOOP, headers=headers)).status_code,
+        "admin": (await locked.client.get("/admin/workers", headers=headers)).status_code,
+    }
+    assert {name for name, status in statuses.items() if status < 300} == allowed
+    assert {status for status in statuses.values() if status >= 300} <= {403}
+
+
+async def test_a_wrong_scope_is_named(locked: RunningApi, keys: dict[str, str]) -> None:
+    answer = await locked.client.delete("/jobs/x", headers={"X-API-Key": keys["read"]})
+    assert "publish" in problem(answer, 403, "forbidden")["detail"]
+
+
+async def test_a_revoked_key_works_no_longer(
+    system: System, locked: RunningApi, keys: dict[str, str]
+) -> None:
+    headers = bearer(keys["read"])
+    assert (await locked.client.get("/jobs", headers=headers)).is_success
+    found = {key.name: key for key in await system.ledger.list_api_keys()}
+    assert found["read"].last_used_at == pytest.approx(time.time(), abs=30)
+    await system.ledger.revoke_api_key(found["read"].id, time.time())
+
+    async def refused() -> bool:
+        return (await locked.client.get("/jobs", headers=headers)).status_code == 401
+
+    await eventually(refused, REMEMBERED_FOR + 2)
+
+
+async def test_a_key_is_kept_as_a_hash_alone(system: System, keys: dict[str, str]) -> None:
+    assert len({*keys.values()}) == len(keys)
+    records = await system.ledger.list_api_keys()
+    assert {record.key_hash for record in records} == set(map(hash_of, keys.values()))
+    assert not any(key in repr(record) for key in keys.values() for record in records)
+
+
+async def test_keys_of_the_settings_have_their_scopes(system: System) -> None:
+    one, two = "o" * 32, "t" * 32
+    async with serving(system.settings, api_keys=SecretStr(f"{one},{two}:read")) as api:
+        assert (await api.client.get("/admin/workers", headers=bearer(one))).is_success
+        assert (await api.client.get("/jobs", headers=bearer(two))).is_success
+        problem(await api.client.post("/jobs", json=NOOP, headers=bearer(two)), 403, "forbidden")
+        problem(await api.client.get("/jobs"), 401, "unauthorized")
+
+
+async def test_the_first_key_locks_a_service_that_was_open(system: System, api: RunningApi) -> None:
+    assert (await api.client.get("/jobs")).is_success
+    await create_key(system.ledger, "first", [Scope.READ])
+
+    async def locked() -> bool:
+        return (await api.client.get("/jobs")).status_code == 401
+
+    await eventually(locked, REMEMBERED_FOR + 2)
+
+
+async def test_without_keys_it_does_not_start_beyond_loopback(system: System) -> None:
+    async def start(**changes: Any) -> None:
+        app = create_app(system.settings.model_copy(update={"api_host": "0.0.0.0", **changes}))
+        async with app.router.lifespan_context(app):
+            pass
+
+    with pytest.raises(KeysMissing, match="jobctl keys create"):
+        await start()
+    await start(api_keys=SecretStr("k" * 32))
+    await create_key(system.ledger, "one", [Scope.READ])
+    await start()
+
+
+async def test_without_keys_another_name_for_this_machine_is_refused(api: RunningApi) -> None:
+    answer = await api.client.get("/jobs", headers={"Host": "evil.example"})
+    problem(answer, 403, "forbidden")
+
+
+async def test_too_many_requests_are_told_when_to_come_again(
+    system: System, keys: dict[str, str]
+) -> None:
+    async with serving(system.settings, api_rate_limit=0.5, api_rate_burst=3) as api:
+        answers = [await api.client.get("/jobs", headers=bearer(keys["read"])) for _ in range(4)]
+        assert [each.status_code for each in answers] == [200, 200, 200, 429]
+        assert [each.headers["ratelimit-remaining"] for each in answers] == ["2", "1", "0", "0"]
+        assert answers[0].headers["ratelimit-limit"] == "3"
+        assert 1 <= int(answers[0].headers["ratelimit-reset"]) <= 3
+        problem(answers[3], 429, "rate-limited")
+        assert 1 <= int(answers[3].headers["retry-after"]) <= 3
+        assert (await api.client.get("/health/live")).is_success
+
+
+async def test_a_key_has_one_limit_from_all_its_addresses(
+    system: System, keys: dict[str, str]
+) -> None:
+    async with serving(system.settings, api_rate_limit=0.5, api_rate_burst=3) as api:
+        statuses = []
+        for last in range(4):
+            # Of another loopback address each time, so that no address has used up its own.
+            transport = httpx.AsyncHTTPTransport(local_address=f"127.0.0.{last + 10}")
+            async with httpx.AsyncClient(transport=transport, base_url=api.url) as client:
+                answer = await client.get("/jobs", headers=bearer(keys["read"]))
+                statuses.append(answer.status_code)
+        assert statuses == [200, 200, 200, 429]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_is_too_large_is_refused(
+    system: System, api: RunningApi, chunked: bool
+) -> None:
+    body = b'{"routing_key": "hot.noop", "payload": {"text": "' + b"x" * (3 * 1024 * 1024) + b'"}}'
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 64 * 1024):
+            yield body[start : start + 64 * 1024]
+
+    answer = await api.client.post(
+        "/jobs",
+        content=parts() if chunked else body,
+        headers={"content-type": "application/json"},
+    )
+    problem(answer, 413, "too-large")
+    assert (await system.ledger.list_jobs()).items == ()
+
+
+async def test_a_payload_beyond_the_message_limit_is_invalid(api: RunningApi) -> None:
+    body = NOOP | {"payload": {"text": "x" * (1024 * 1024)}}
+    problem(await api.client.post("/jobs", json=body), 422, "invalid")
+
+
+@pytest.mark.parametrize("limit", ["api_idle_timeout", "api_body_timeout"])
+async def test_a_client_that_sends_too_slowly_is_given_up(system: System, limit: str) -> None:
+    async with serving(system.settings, **{limit: 0.3}) as api:
+        host, port = httpx.URL(api.url).host, httpx.URL(api.url).port
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(
+            b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
+        began = time.monotonic()
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert time.monotonic() - began < 3
+        assert b" 408 " in answer.splitlines()[0]
+        assert b"/problems/request-timeout" in answer
+        writer.close()
+
+
+async def test_errors_of_the_framework_are_problems_too(api: RunningApi) -> None:
+    problem(await api.client.get("/nowhere"), 404, "not-found")
+    answer = await api.client.put("/jobs")
+    problem(answer, 405, "method-not-allowed")
+    assert "GET" in answer.headers["allow"]
+    problem(await api.client.get("/jobs", params={"limit": "x"}), 422, "invalid")
+    problem(await api.client.get("/jobs/%00"), 422, "invalid")
+
+
+async def test_a_defect_is_a_problem_without_its_cause(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_args: object, **_options: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(api.state.ledger, "list_jobs", broken)
+    answer = await api.client.get("/jobs")
+    problem(answer, 500, "internal-error")
+    assert "secret" not in answer.text
+
+
+async def test_answers_carry_security_headers_and_the_request_id(api: RunningApi) -> None:
+    given = await api.client.get("/jobs", headers={"X-Request-ID": "trace-7"})
+    assert given.headers["x-request-id"] == "trace-7"
+    made = await api.client.get("/jobs", headers={"X-Request-ID": "no spaces, please"})
+    assert len(made.headers["x-request-id"]) == 16
+    assert made.headers["x-content-type-options"] == "nosniff"
+    assert made.headers["x-frame-options"] == "DENY"
+    assert "default-src 'none'" in made.headers["content-security-policy"]
+    assert made.headers["cache-control"] == "no-store"
+    assert "server" not in made.headers
+
+
+async def test_the_log_has_neither_keys_nor_bodies_nor_queries(
+    locked: RunningApi, keys: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    headers = bearer(keys["admin"]) | {"X-Request-ID": "look-for-me"}
+    body = NOOP | {"payload": {"text": "private text"}}
+    await locked.client.post("/jobs?token=hidden", json=body, headers=headers)
+    await locked.client.post("/jobs", json=body | {"priority": "private"}, headers=headers)
+    logged = "".join(capsys.readouterr())
+    assert "look-for-me" in logged
+    assert "/jobs" in logged
+    for secret in (keys["admin"], "private", "hidden"):
+        assert secret not in logged

@@ -1,0 +1,245 @@
+"""URLs that users give lead nowhere but to the open internet, and to no more than was allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from services.fetching import Address, FetchFailed, FetchRefused, Guard, fetching, is_public
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1:248:1893:25c8:1946", True),
+        ("127.0.0.1", False),
+        ("127.8.9.1", False),
+        ("0.0.0.0", False),
+        ("10.1.2.3", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("100.64.0.1", False),
+        ("169.254.169.254", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("240.0.0.1", False),
+        ("::", False),
+        ("::1", False),
+        ("::127.0.0.1", False),
+        ("::ffff:127.0.0.1", False),
+        ("::ffff:169.254.169.254", False),
+        ("::ffff:93.184.216.34", True),
+        ("64:ff9b::7f00:1", False),
+        ("64:ff9b::a9fe:a9fe", False),
+        ("2002:7f00:1::", False),
+        ("2001:0:4136:e378:8000:63bf:80ff:fffe", False),
+        ("fe80::1", False),
+        ("fe80::1%eth0", False),
+        ("fc00::1", False),
+        ("fd00:ec2::254", False),
+        ("fec0::1", False),
+        ("ff02::1", False),
+    ],
+)
+def test_addresses_of_our_own_network_are_told_apart(address: str, public: bool):
+    assert is_public(ipaddress.ip_address(address)) is public
+
+
+@dataclass
+class Web:
+    """A server that answers paths with raw HTTP, and remembers which were asked for."""
+
+    answers: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    port: int = 0
+    endless: bytes = b""
+    """After the answer: sent again and again, for as long as somebody listens."""
+    pause: float = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            path = head.split()[1].decode()
+            self.asked.append(path)
+            writer.write(self.answers.get(path, b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"))
+            await writer.drain()
+            while self.endless:
+                writer.write(self.endless)
+                await writer.drain()
+                await asyncio.sleep(self.pause)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def web(**answers: bytes) -> AsyncIterator[Web]:
+    made = Web({f"/{name}": answer for name, answer in answers.items()})
+    async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as server:
+        made.port = server.sockets[0].getsockname()[1]
+        yield made
+
+
+def only_127_0_0_1(address: Address) -> bool:
+    """In the tests, the open internet is this one address."""
+    return str(address) == "127.0.0.1"
+
+
+@dataclass
+class Names:
+    """A resolver whose answers change."""
+
+    answers: list[list[str]]
+    asked: int = 0
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        self.asked += 1
+        return self.answers[min(self.asked, len(self.answers)) - 1]
+
+
+async def fetch(url: str, guard: Guard | None = None, max_bytes: int = 1000, within: float = 10):
+    async with fetching(url, max_bytes=max_bytes, within=within, guard=guard) as fetched:
+        return b"".join([part async for part in fetched.parts])
+
+
+def ok(body: bytes, *headers: bytes) -> bytes:
+    more = b"".join(header + b"\r\n" for header in headers)
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%b\r\n%b" % (len(body), more, body)
+
+
+def moved(to: str) -> bytes:
+    return f"HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n".encode()
+
+
+OPEN = Guard(is_allowed=only_127_0_0_1)
+
+
+async def test_what_is_there_is_fetched():
+    async with web(paper=moved("/there"), there=ok(b"hello")) as server:
+        assert await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN) == b"hello"
+        assert server.asked == ["/paper", "/there"]
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "0x7f000001", "2130706433", "127.1", "[::ffff:127.0.0.1]"]
+)
+async def test_this_machine_is_not_fetched_from_however_it_is_written(host: str):
+    async with web(secret=ok(b"secret")) as server:
+        with pytest.raises(FetchRefused, match="open internet"):
+            await fetch(f"http://{host}:{server.port}/secret")
+        assert not server.asked
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "ftp://example.org/x",
+        "gopher://example.org/x",
+        "http://user:password@example.org/",
+        "http:///x",
+        "not a url",
+        "http://[::1",
+        "http://exa\x00mple.org/",
+        "//example.org/x",
+    ],
+)
+async def test_other_urls_are_refused(url: str):
+    with pytest.raises(FetchRefused):
+        await fetch(url)
+
+
+@pytest.mark.parametrize(
+    "target", ["http://127.0.0.2:{port}/secret", "http://localhost.:{port}/secret", "file:///x"]
+)
+async def test_a_redirect_leads_to_nothing_that_is_not_allowed(target: str):
+    names = {"localhost.": ["127.0.0.3"]}
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return names.get(host, [host])
+
+    async with web(paper=b"", secret=ok(b"secret")) as server:
+        server.answers["/paper"] = moved(target.format(port=server.port))
+        guard = Guard(resolve=resolve, is_allowed=only_127_0_0_1)
+        with pytest.raises(FetchRefused):
+            await fetch(f"http://127.0.0.1:{server.port}/paper", guard)
+        assert server.asked == ["/paper"]
+
+
+async def test_the_checked_address_is_the_one_that_is_connected_to():
+    names = Names([["127.0.0.1"], ["10.0.0.1"]])
+    async with web(paper=ok(b"hello")) as server:
+        guard = Guard(resolve=names, is_allowed=only_127_0_0_1)
+        assert await fetch(f"http://paper.example:{server.port}/paper", guard) == b"hello"
+        assert names.asked == 1
+
+
+async def test_a_name_that_changes_its_answer_is_checked_at_each_connection():
+    names = Names([["127.0.0.1"], ["10.0.0.1"]])
+    async with web(paper=b"", secret=ok(b"secret")) as server:
+        url = f"http://paper.example:{server.port}"
+        server.answers["/paper"] = moved(f"{url}/secret")
+        with pytest.raises(FetchRefused, match="open internet"):
+            await fetch(f"{url}/paper", Guard(resolve=names, is_allowed=only_127_0_0_1))
+        assert (names.asked, server.asked) == (2, ["/paper"])
+
+
+async def test_a_name_with_one_private_address_among_others_is_refused():
+    guard = Guard(resolve=Names([["127.0.0.1", "10.0.0.1"]]), is_allowed=only_127_0_0_1)
+    with pytest.raises(FetchRefused):
+        await fetch("http://paper.example/", guard)
+
+
+async def test_redirects_come_to_an_end():
+    async with web(paper=moved("/paper")) as server:
+        with pytest.raises(FetchRefused, match="redirects"):
+            await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN)
+        assert len(server.asked) == 6
+
+
+@pytest.mark.parametrize("announced", [b"Content-Length: 100000\r\n", b""])
+async def test_no_more_is_read_than_is_allowed(announced: bytes):
+    async with web(paper=b"HTTP/1.1 200 OK\r\n" + announced + b"\r\n") as server:
+        server.endless = bytes(500)
+        with pytest.raises(FetchRefused, match="1,000 bytes"):
+            await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN)
+
+
+async def test_a_server_that_dribbles_is_given_up():
+    async with web(paper=b"HTTP/1.1 200 OK\r\n\r\n") as server:
+        server.endless, server.pause = b".", 0.05
+        began = time.monotonic()
+        with pytest.raises(FetchFailed, match=r"0\.5 s"):
+            await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN, within=0.5)
+        assert time.monotonic() - began < 3
+
+
+async def test_a_packed_answer_is_refused():
+    async with web(paper=ok(b"\x1f\x8b", b"Content-Encoding: gzip")) as server:
+        with pytest.raises(FetchRefused, match="packs"):
+            await fetch(f"http://127.0.0.1:{server.port}/paper", OPEN)
+
+
+async def test_errors_say_whether_to_try_again():
+    busy = b"HTTP/1.1 503 No\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"
+    async with web(busy=busy, cut=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n...") as server:
+        url = f"http://127.0.0.1:{server.port}"
+        with pytest.raises(FetchFailed) as failed:
+            await fetch(f"{url}/busy", OPEN)
+        assert failed.value.after == 7
+        with pytest.raises(FetchFailed):
+            await fetch(f"{url}/cut", OPEN)
+        with pytest.raises(FetchRefused, match="404"):
+            await fetch(f"{url}/nothing", OPEN)
+    with pytest.raises(FetchFailed):
+        await fetch(f"{url}/busy", OPEN)
+    with pytest.raises(FetchFailed, match="resolved"):
+        await fetch("http://no-such-name.invalid/")

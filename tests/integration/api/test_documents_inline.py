@@ -1,0 +1,403 @@
+"""Documents without a broker: the answer to an upload is what was made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pymupdf
+import pytest
+
+from services.documents import open_desks
+from services.inbox import About
+from services.ledger import Ledger, upgrade
+from services.registry import Registry
+from services.samples import sample
+from services.settings import Settings
+from services.storage import Storage
+from tests.integration.api.document_server import in_parts, send, serving
+from tests.integration.pipeline.pdfs import encrypted, pdf, scanned, sized
+from tests.support.eventually import eventually
+
+STAGES = [
+    "ingest_document",
+    "extract_text",
+    "summarize_content",
+    "embed_content",
+    "link_content",
+]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path / "data", amqp_url=None, retry_delays=(0.05, 0.1))
+
+
+@pytest.fixture
+async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(settings) as opened:
+        yield opened
+
+
+def stored(settings: Settings, below: str = "") -> list[Path]:
+    root = settings.data_dir / "files" / below
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+async def test_an_upload_is_answered_with_its_result(client: httpx.AsyncClient, settings: Settings):
+    answer = await send(client, sample(0).content, source="https://example.org/0", title="Mine")
+    assert answer.status_code == 201, answer.text
+    document = answer.json()
+    assert (document["state"], document["error"]) == ("completed", None)
+    assert document["completed_stages"] == STAGES
+    assert document["result"]["summary"]["method"] == "extractive"
+    assert (document["result"]["title"], document["result"]["source"]) == (
+        "Mine",
+        "https://example.org/0",
+    )
+    assert answer.headers["location"] == f"/documents/{document['document_id']}"
+    again = (await client.get(answer.headers["location"])).json()
+    assert again == {**document, "result": None}
+    assert not stored(settings, "uploads/incoming")
+
+
+async def test_the_result_has_the_text_on_request(client: httpx.AsyncClient):
+    document = (await send(client, pdf(["one page", "and another"]))).json()
+    address = f"/documents/{document['document_id']}/result"
+    plain = (await client.get(address)).json()
+    assert plain == document["result"]
+    whole = (await client.get(address, params={"include": "text"})).json()
+    assert whole == plain | {
+        "pages": [{"page": 1, "text": "one page"}, {"page": 2, "text": "and another"}]
+    }
+
+
+async def test_the_same_content_is_the_same_document(client: httpx.AsyncClient, settings: Settings):
+    first = await send(client, sample(0).content)
+    files = stored(settings)
+    again = await send(client, sample(0).content, name="other.pdf", source="elsewhere")
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json()["duplicate"]
+    assert again.json() | {"duplicate": False} == first.json()
+    assert stored(settings) == files
+
+
+async def test_the_same_source_is_the_same_document(client: httpx.AsyncClient, settings: Settings):
+    first = (await send(client, sample(0).content, source="here")).json()
+    files = stored(settings)
+    again = await send(client, sample(1).content, source="here")
+    assert again.status_code == 200
+    assert again.json()["document_id"] == first["document_id"]
+    assert stored(settings) == files
+
+
+@pytest.mark.parametrize("same", ["content", "source"])
+async def test_uploads_at_the_same_time_make_one_document(client: httpx.AsyncClient, same: str):
+    contents = [sample(0 if same == "content" else number).content for number in range(4)]
+    answers = await asyncio.gather(*(send(client, each, source="here") for each in contents))
+    assert {answer.status_code for answer in answers} <= {200, 201}
+    assert len({answer.json()["document_id"] for answer in answers}) == 1
+    listed = (await client.get("/documents")).json()["documents"]
+    assert len(listed) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "said"),
+    [
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), "paper.pdf", "PNG"),
+        (b"PK\x03\x04" + bytes(9000), "paper.pdf", "ZIP"),
+        (b"<html><body>hello</body></html>", "paper.pdf", "HTML"),
+        (b"", "paper.pdf", "empty"),
+        (bytes(range(256)) * 40, "notes.txt", "binary"),
+    ],
+)
+async def test_what_is_no_document_is_told_by_its_content(
+    client: httpx.AsyncClient, settings: Settings, content: bytes, name: str, said: str
+):
+    answer = await send(client, content, name=name)
+    assert answer.status_code == 415
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert said in answer.json()["detail"]
+    assert not stored(settings)
+
+
+async def test_a_pdf_is_taken_whatever_it_is_called(client: httpx.AsyncClient):
+    answer = await send(client, pdf(), name="picture.png")
+    assert answer.json()["media_type"] == "application/pdf"
+
+
+@pytest.mark.parametrize(
+    ("content", "error_type"),
+    [
+        (sample(0).content[:-700], "CorruptDocument"),
+        (encrypted("secret"), "EncryptedDocument"),
+        (sized(14400, 14400), "DocumentTooLarge"),
+    ],
+    ids=["truncated", "encrypted", "too many pixels"],
+)
+async def test_a_pdf_that_can_not_be_read_is_refused_with_the_reason(
+    client: httpx.AsyncClient, content: bytes, error_type: str
+):
+    answer = await send(client, content)
+    assert answer.status_code == 422
+    problem = answer.json()
+    assert problem["type"] == "/problems/document-unreadable"
+    assert (problem["error_type"], problem["current_stage"]) == (error_type, "extract_text")
+    status = (await client.get(f"/documents/{problem['document_id']}")).json()
+    assert status["state"] == "failed"
+    assert status["error"]["job_id"] == problem["job_id"]
+    result = await client.get(f"/documents/{problem['document_id']}/result")
+    assert (result.status_code, result.json()["type"]) == (409, "/problems/document-failed")
+
+
+async def test_a_document_that_has_failed_is_taken_up_anew(client: httpx.AsyncClient):
+    content = encrypted("secret")
+    first, second = [(await send(client, content)).json() for _ in range(2)]
+    assert first["document_id"] == second["document_id"]
+    assert first["job_id"] != second["job_id"]
+
+
+async def test_images_alone_wait_for_ocr(client: httpx.AsyncClient):
+    document = (await send(client, scanned())).json()
+    assert (document["state"], document["result"]["state"]) == ("needs_ocr", "needs_ocr")
+
+
+def huge_image() -> bytes:
+    """20,000 by 20,000 pixels, packed into some kilobytes."""
+    document = pymupdf.open()
+    image = pymupdf.Pixmap(pymupdf.csGRAY, pymupdf.IRect(0, 0, 20_000, 20_000))
+    image.clear_with(200)
+    document.new_page().insert_image(pymupdf.Rect(50, 50, 500, 500), pixmap=image)
+    return bytes(document.tobytes(deflate=True, deflate_images=True, no_new_id=True))
+
+
+def many_pages() -> bytes:
+    document = pymupdf.open()
+    for _ in range(2_001):
+        document.new_page(width=20, height=20)
+    return bytes(document.tobytes(no_new_id=True))
+
+
+def bloated_text() -> bytes:
+    """A page whose content is 300 MB of blanks and some letters, in a small file."""
+    packer = zlib.compressobj(9)
+    parts = [packer.compress(b"BT /F1 12 Tf 10 10 Td (hello there) Tj ET\n")]
+    parts += [packer.compress(b" " * 1_000_000) for _ in range(300)]
+    body = b"".join(parts) + packer.flush()
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        (
+            b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 200 200]/Contents 4 0 R"
+            b"/Resources<</Font<</F1<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>>>>>>>"
+        ),
+        b"<</Filter/FlateDecode/Length %d>>stream\n%b\nendstream" % (len(body), body),
+    ]
+    made, at = b"%PDF-1.5\n", []
+    for number, each in enumerate(objects, start=1):
+        at.append(len(made))
+        made += b"%d 0 obj\n%b\nendobj\n" % (number, each)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in at)
+    start = len(made)
+    made += b"xref\n0 5\n0000000000 65535 f \n" + table
+    return made + b"trailer<</Size 5/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF\n" % start
+
+
+@pytest.mark.parametrize("bomb", [huge_image, many_pages, bloated_text])
+async def test_a_small_file_that_would_grow_huge_does_no_harm(client: httpx.AsyncClient, bomb):
+    content = bomb()
+    assert len(content) < 2_000_000
+    answer, alive = await asyncio.gather(send(client, content), client.get("/documents"))
+    assert alive.status_code == 200
+    if bomb is bloated_text:
+        assert answer.status_code in (201, 422), answer.text
+    else:
+        assert answer.status_code == 422
+        assert answer.json()["error_type"] == "DocumentTooLarge"
+    assert (await send(client, pdf())).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../../../etc/passwd", "/etc/cron.d/x", "..\\\\..\\\\boot.ini", "a/../b\tc.pdf", "." * 300],
+)
+async def test_a_file_name_is_never_a_path(
+    client: httpx.AsyncClient, settings: Settings, tmp_path: Path, name: str
+):
+    answer = await send(client, pdf(), name=name)
+    assert answer.status_code == 201, answer.text
+    document = answer.json()
+    assert "/" not in document["filename"]
+    assert "\\" not in document["filename"]
+    keys = [str(path.relative_to(settings.data_dir / "files")) for path in stored(settings)]
+    assert all(document["document_id"] in key for key in keys), keys
+    outside = [path for path in tmp_path.rglob("*") if not path.is_relative_to(settings.data_dir)]
+    assert outside == []
+
+
+@pytest.mark.parametrize(
+    "document_id", ["..%2F..%2Fetc%2Fpasswd", "%00", "a%00b", "x" * 65, "'; DROP TABLE documents"]
+)
+async def test_an_id_that_is_none_is_not_looked_up(client: httpx.AsyncClient, document_id: str):
+    for address in (f"/documents/{document_id}", f"/documents/{document_id}/result"):
+        assert (await client.get(address)).status_code in (404, 422)
+
+
+async def test_an_unknown_document_is_not_found(client: httpx.AsyncClient):
+    for address in ("/documents/nothing", "/documents/nothing/result", "/extract/text/nothing"):
+        answer = await client.get(address)
+        assert (answer.status_code, answer.json()["type"]) == (404, "/problems/not-found")
+
+
+async def test_documents_are_listed_page_by_page(client: httpx.AsyncClient):
+    sent = [(await send(client, sample(n).content, source=f"s{n}")).json() for n in range(3)]
+    newest_first = [each["document_id"] for each in reversed(sent)]
+    first = (await client.get("/documents", params={"limit": 2})).json()
+    rest = await client.get("/documents", params={"limit": 2, "cursor": first["next_cursor"]})
+    pages = [first["documents"], rest.json()["documents"]]
+    assert [each["document_id"] for page in pages for each in page] == newest_first
+    assert rest.json()["next_cursor"] is None
+    by_source = (await client.get("/documents", params={"source": "s1"})).json()["documents"]
+    assert [each["document_id"] for each in by_source] == [sent[1]["document_id"]]
+    assert not (await client.get("/documents", params={"state": "failed"})).json()["documents"]
+
+
+@pytest.mark.parametrize("query", ["cursor=nonsense", "limit=0", "limit=1001", "source=%00"])
+async def test_a_listing_that_makes_no_sense_is_refused(client: httpx.AsyncClient, query: str):
+    assert (await client.get(f"/documents?{query}")).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"hello", "text/plain"),
+        (b"hello", "multipart/form-data"),
+        (b"no boundary at all", "multipart/form-data; boundary=b"),
+        (b"--b--\r\n", "multipart/form-data; boundary=b"),
+        (b'--b\r\nContent-Disposition: form-data; name="title"\r\n\r\nx\r\n--b--\r\n',) * 1
+        + ("multipart/form-data; boundary=b",),
+        (
+            b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nhello',
+            "multipart/form-data; boundary=b",
+        ),
+        (
+            (
+                b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nhello'
+                b'\r\n--b\r\nContent-Disposition: form-data; name="title"\r\n\r\nhalf a ti'
+            ),
+            "multipart/form-data; boundary=b",
+        ),
+        (
+            (
+                b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nhello'
+                b'\r\n--b\r\nContent-Disposition: form-data; name="file"; filename="y"\r\n\r\nhi'
+                b"\r\n--b--\r\n"
+            ),
+            "multipart/form-data; boundary=b",
+        ),
+        (
+            b'--b\r\nContent-Disposition: form-data; name="' + b"x" * 20_000,
+            "multipart/form-data; boundary=b",
+        ),
+    ],
+    ids=[
+        "no form",
+        "no boundary",
+        "not in parts",
+        "empty",
+        "no file",
+        "cut off in the file",
+        "cut off behind it",
+        "two files",
+        "headers",
+    ],
+)
+async def test_what_is_no_form_with_one_file_is_refused(
+    client: httpx.AsyncClient, settings: Settings, body: bytes, content_type: str
+):
+    answer = await client.post("/documents", content=body, headers={"Content-Type": content_type})
+    assert answer.status_code == 400, answer.text
+    assert not stored(settings)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"lane": "maintenance"}, {"title": "x" * 1001}, {"path": "/etc/passwd"}]
+)
+async def test_fields_are_checked(client: httpx.AsyncClient, settings: Settings, fields: dict):
+    answer = await send(client, pdf(), **fields)
+    assert answer.status_code == 422
+    assert not stored(settings)
+
+
+async def test_fields_before_the_file_count_as_those_behind_it(client: httpx.AsyncClient):
+    files = {"file": ("a.md", b"# On Tides\n\nThe tide rises.", "application/pdf")}
+    answer = await client.post("/documents", data={"title": "Ebb\x00 and flow"}, files=files)
+    assert (answer.status_code, answer.json()["title"]) == (201, "Ebb and flow")
+    assert answer.json()["media_type"] == "text/markdown"
+
+
+async def test_a_file_over_the_limit_is_refused_while_it_comes_in(tmp_path: Path):
+    settings = Settings(data_dir=tmp_path, amqp_url=None, max_document_bytes=100_000)
+    async with serving(settings) as client:
+        answer = await send(client, in_parts(b"%PDF-1.7\n" + bytes(150_000), 10_000))
+        assert (answer.status_code, answer.json()["type"]) == (413, "/problems/too-large")
+        assert not stored(settings)
+        assert (await send(client, pdf())).status_code == 201
+
+
+async def test_a_full_storage_takes_no_more_in(tmp_path: Path):
+    settings = Settings(data_dir=tmp_path, amqp_url=None, storage_quota=30_000)
+    async with serving(settings) as client:
+        too_large = await send(client, in_parts(b"word " * 8_000, 10_000))
+        assert (too_large.status_code, too_large.json()["type"]) == (507, "/problems/storage-full")
+        assert not stored(settings)
+        assert (await send(client, pdf())).status_code == 201
+    await Storage(settings.files_url).put_async("results/other/result.json", bytes(30_000))
+    async with serving(settings) as client:
+        assert (await send(client, pdf(["other"]))).status_code == 507
+        found = (await client.get("/documents")).json()["documents"]
+        assert len(found) == 1
+
+
+async def test_a_pipeline_that_the_process_did_not_finish_goes_on_with_the_next_upload(
+    tmp_path: Path,
+):
+    settings = Settings(data_dir=tmp_path, amqp_url=None)
+    await upgrade(settings.ledger_url)
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        async with open_desks(settings, Registry.load(), ledger, None) as desks:
+            inbox = desks.documents.inbox
+            upload = await inbox.receive(in_parts(sample(0).content, 10_000))
+            submitting = asyncio.create_task(desks.documents.submit(upload, About()))
+
+            async def begun() -> bool:
+                return bool((await ledger.list_documents()).items)
+
+            await eventually(begun)
+        submitting.cancel()
+        await asyncio.gather(submitting, return_exceptions=True)
+        assert (await ledger.list_documents()).items[0].state != "completed"
+    async with serving(settings) as client:
+        answer = await send(client, sample(0).content)
+        assert (answer.status_code, answer.json()["state"]) == (200, "completed"), answer.text
+
+
+async def test_the_text_alone_is_answered_at_once(client: httpx.AsyncClient, settings: Settings):
+    answer = await send(client, pdf(["one page", "and another"]), to="/extract/text")
+    assert answer.status_code == 200, answer.text
+    result = answer.json()["result"]
+    assert [page["text"] for page in result["pages"]] == ["one page", "and another"]
+    assert (await client.get(answer.headers["location"])).json() == result
+    assert not (await client.get("/documents")).json()["documents"]
+    assert [path.name for path in stored(settings)] == ["result.json"]
+    assert json.loads(stored(settings)[0].read_bytes()) == result
+
+
+async def test_text_that_can_not_be_had_is_refused_with_the_reason(client: httpx.AsyncClient):
+    answer = await send(client, encrypted("secret"), to="/extract/text")
+    assert (answer.status_code, answer.json()["error_type"]) == (422, "EncryptedDocument")
+    assert (await send(client, b"\x89PNG" + bytes(50), to="/extract/text")).status_code == 415

@@ -1,0 +1,291 @@
+"""Documents with a broker: 202, then polling, while workers do the work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.documents import check_remote_job
+from services.ledger import State
+from services.publishing import InvalidJob, JobRequest
+from services.redrive import Change, LetterFilter, Redriver
+from services.registry import BUILT_IN_MODULES
+from services.samples import sample
+from services.settings import Settings
+from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving
+from tests.integration.pipeline.pdfs import pdf, scanned
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.llm_server import LlmServer
+from tests.support.system import System, lanes_with, open_system
+
+
+@asynccontextmanager
+async def serving_system(
+    broker: TestBroker, database_url: str, directory: Path, **options
+) -> AsyncIterator[tuple[System, httpx.AsyncClient]]:
+    async with (
+        open_system(
+            broker, database_url, modules=BUILT_IN_MODULES, data_dir=directory, **options
+        ) as system,
+        serving(system.settings) as client,
+    ):
+        yield system, client
+
+
+async def test_an_upload_is_accepted_worked_and_found(
+    broker310: TestBroker, database_url: str, tmp_path: Path
+):
+    async with serving_system(broker310, database_url, tmp_path) as (system, client):
+        accepted = await send(client, sample(0).content, source="here", title="Mine")
+        assert accepted.status_code == 202, accepted.text
+        document_id = accepted.json()["document_id"]
+        assert accepted.headers["location"] == f"/documents/{document_id}"
+        assert accepted.headers["retry-after"]
+        waiting = (await client.get(accepted.headers["location"])).json()
+        assert (waiting["state"], waiting["current_stage"]) == ("queued", "ingest_document")
+        early = await client.get(f"/documents/{document_id}/result")
+        assert (early.status_code, early.json()["type"]) == (409, "/problems/not-finished")
+        assert early.headers["retry-after"]
+        await system.start_worker(*WORKERS)
+        done = await ended(client, document_id)
+        assert (done["state"], done["current_stage"]) == ("completed", None)
+        assert (done["title"], done["source"], done["filename"]) == ("Mine", "here", "paper.pdf")
+        result = await client.get(f"/documents/{document_id}/result", params={"include": "text"})
+        assert result.json()["pages"][0]["text"]
+        found = (await client.post("/search", json={"query": result.json()["title"]})).json()
+        assert document_id in {hit["document_id"] for hit in found["hits"]}
+        again = await send(client, sample(0).content, name="other.pdf")
+        assert (again.status_code, again.json()["document_id"]) == (200, document_id)
+        other = await send(client, sample(1).content, source="here")
+        assert (other.status_code, other.json()["document_id"]) == (200, document_id)
+
+
+@pytest.mark.parametrize("same", ["content", "source"])
+async def test_uploads_at_the_same_time_make_one_document(
+    broker310: TestBroker, database_url: str, tmp_path: Path, same: str
+):
+    contents = [sample(0 if same == "content" else number).content for number in range(4)]
+    async with serving_system(broker310, database_url, tmp_path) as (system, client):
+        answers = await asyncio.gather(*(send(client, each, source="here") for each in contents))
+        assert {answer.status_code for answer in answers} <= {200, 202}
+        await system.start_worker(*WORKERS)
+        done = await asyncio.gather(
+            *(ended(client, answer.json()["document_id"]) for answer in answers)
+        )
+        assert {each["state"] for each in done} == {"completed"}
+        assert len({each["document_id"] for each in done}) == 1
+        assert len((await client.get("/documents")).json()["documents"]) == 1
+
+
+async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
+    broker310: TestBroker, database_url: str, tmp_path: Path
+):
+    with LlmServer() as llm:
+        async with serving_system(
+            broker310, database_url, tmp_path, llm_base_url=llm.url, llm_model="m"
+        ) as (system, client):
+            refusing = await system.start_worker(*WORKERS, llm_base_url="http://127.0.0.1:9/v1")
+            document_id = (await send(client, sample(0).content)).json()["document_id"]
+            failed = await ended(client, document_id)
+            assert (failed["state"], failed["current_stage"]) == ("failed", "summarize_content")
+            assert failed["completed_stages"] == ["ingest_document", "extract_text"]
+            assert (failed["error"]["reason"], failed["error"]["attempts"]) == ("exhausted", 3)
+            refused = await client.get(f"/documents/{document_id}/result")
+            assert (refused.status_code, refused.json()["type"]) == (
+                409,
+                "/problems/document-failed",
+            )
+            assert refused.json()["job_id"] == failed["error"]["job_id"]
+            await refusing.stop()
+            job_id = failed["error"]["job_id"]
+            await system.wait_for_letter(job_id)
+            redriver = Redriver(system.settings, system.registry, system.ledger)
+            tally = await redriver.redrive(LetterFilter(ids=frozenset({job_id})), Change())
+            assert tally.done == 1
+            again = (await client.get(f"/documents/{document_id}")).json()
+            assert (again["state"], again["error"]) == ("summarizing", None)
+            await system.start_worker(*WORKERS)
+            done = await ended(client, document_id)
+            assert (done["state"], done["error"]) == ("completed", None)
+            result = (await client.get(f"/documents/{document_id}/result")).json()
+            assert result["summary"]["method"] == "llm"
+
+
+async def test_a_failed_document_sent_again_gets_another_run(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+):
+    async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
+        first = await send(client, sample(0).content)
+        for stored in (tmp_path / "files" / "uploads" / "incoming").iterdir():
+            stored.unlink()
+        await system.start_worker(*WORKERS)
+        failed = await ended(client, first.json()["document_id"])
+        assert (failed["state"], failed["current_stage"]) == ("failed", "ingest_document")
+        assert "send the file again" in failed["error"]["message"]
+        again = await send(client, sample(0).content)
+        assert (again.status_code, again.json()["document_id"]) == (202, failed["document_id"])
+        assert (await ended(client, failed["document_id"]))["state"] == "completed"
+        assert (await send(client, sample(0).content)).status_code == 200
+
+
+async def test_images_alone_need_ocr(broker310: TestBroker, sqlite_url: str, tmp_path: Path):
+    async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
+        await system.start_worker(*WORKERS)
+        accepted = await send(client, scanned(), lane="backfill")
+        done = await ended(client, accepted.json()["document_id"])
+        assert (done["state"], done["completed_stages"]) == (
+            "needs_ocr",
+            ["ingest_document", "extract_text"],
+        )
+        record = await system.record(done["job_id"])
+        assert record.lane == "backfill"
+
+
+async def test_the_text_alone_is_had_by_its_job(
+    broker310: TestBroker, database_url: str, tmp_path: Path
+):
+    async with serving_system(broker310, database_url, tmp_path) as (system, client):
+        accepted = await send(client, pdf(["one page", "and another"]), to="/extract/text")
+        assert accepted.status_code == 202
+        early = await client.get(accepted.headers["location"])
+        assert (early.status_code, early.json()["state"]) == (409, "queued")
+        await system.start_worker("ingest")
+        record = await system.wait_for_state(accepted.json()["job_id"], State.SUCCEEDED, timeout=60)
+        assert record.result is not None
+        assert "pages" not in record.result
+        found = (await client.get(accepted.headers["location"])).json()
+        assert [page["text"] for page in found["pages"]] == ["one page", "and another"]
+        bad = await send(client, pdf()[:-300], to="/extract/text")
+        await system.wait_for_state(bad.json()["job_id"], State.DEAD, timeout=60)
+        refused = await client.get(bad.headers["location"])
+        assert (refused.status_code, refused.json()["error_type"]) == (409, "CorruptDocument")
+
+
+async def test_a_slow_sender_keeps_nobody_waiting(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+):
+    async with serving_system(broker310, sqlite_url, tmp_path) as (_, client):
+        content = sample(0).content
+        slow = [
+            asyncio.create_task(send(client, in_parts(content + bytes(n), 200, 0.1)))
+            for n in range(5)
+        ]
+        times = []
+        while not any(task.done() for task in slow):
+            began = time.perf_counter()
+            assert (await client.get("/documents")).status_code == 200
+            times.append(time.perf_counter() - began)
+            await asyncio.sleep(0.05)
+        assert len(times) > 5
+        assert max(times) < 0.5
+        assert {(await task).status_code for task in slow} == {202}
+
+
+async def test_nothing_is_left_of_an_upload_that_a_full_lane_refuses(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+):
+    lanes = lanes_with(max_length={"backfill": 1})
+    async with serving_system(broker310, sqlite_url, tmp_path, lanes=lanes) as (system, client):
+        first = await send(client, sample(0).content, lane="backfill")
+        assert first.status_code == 202
+        refused = await send(client, sample(1).content, lane="backfill")
+        assert refused.status_code == 503, refused.text
+        assert refused.headers["retry-after"]
+        assert len(list((tmp_path / "files" / "uploads" / "incoming").iterdir())) == 1
+        assert len((await system.ledger.list_jobs()).items) == 1
+
+
+async def test_a_sender_who_breaks_off_leaves_nothing(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+):
+    async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
+        sending = asyncio.create_task(send(client, in_parts(sample(0).content * 2, 500, 0.05)))
+        await asyncio.sleep(0.3)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        files = tmp_path / "files"
+        await eventually(lambda: not [each for each in files.rglob("*") if each.is_file()])
+        assert not (await system.ledger.list_jobs()).items
+
+
+@pytest.mark.parametrize(
+    ("routing_key", "payload", "said"),
+    [
+        ("hot.ingest_document", {"path": "/etc/passwd"}, "path is not taken over HTTP"),
+        ("backfill.ingest_document", {"path": "/etc/passwd"}, "path"),
+        ("hot.ingest_document", {"path": ["/etc/passwd"]}, "path"),
+        ("hot.ingest_document", {"key": "results/other/result.json"}, "uploads/incoming/"),
+        ("hot.extract_text", {"key": "uploads/other/input.pdf"}, "uploads/incoming/"),
+        ("hot.extract_text", {"key": 7}, "uploads/incoming/"),
+    ],
+)
+def test_a_job_may_not_name_files_that_its_publisher_may_not_read(
+    routing_key: str, payload: dict, said: str
+):
+    with pytest.raises(InvalidJob, match=said):
+        check_remote_job(JobRequest(routing_key, payload))
+
+
+@pytest.mark.parametrize(
+    ("routing_key", "payload"),
+    [
+        ("hot.ingest_document", {"key": "uploads/incoming/0b0f6c1e"}),
+        ("hot.extract_text", {"document_id": "abc"}),
+        ("hot.translate", {"path": "/a", "key": "b"}),
+    ],
+)
+def test_other_jobs_may_be_published(routing_key: str, payload: dict):
+    check_remote_job(JobRequest(routing_key, payload))
+
+
+async def test_path_and_foreign_keys_are_not_taken_over_http(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+):
+    async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
+        for payload in (
+            {"path": "/etc/passwd"},
+            {"key": "results/other/result.json"},
+            {"key": "uploads/other/input.pdf"},
+        ):
+            body = {"routing_key": "hot.ingest_document", "payload": payload}
+            answer = await client.post("/jobs", json=body)
+            assert answer.status_code == 422, answer.text
+        assert not (await system.ledger.list_jobs()).items
+
+
+async def test_path_is_only_read_below_the_directories_that_are_named(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+):
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    (allowed / "a.pdf").write_bytes(pdf())
+    (tmp_path / "secret.pdf").write_bytes(pdf(["secret"]))
+    (allowed / "link.pdf").symlink_to(tmp_path / "secret.pdf")
+    async with serving_system(
+        broker310, sqlite_url, tmp_path / "data", ingest_paths=(allowed,)
+    ) as (system, _):
+        await system.start_worker("ingest")
+        good = await system.publish("hot.ingest_document", {"path": str(allowed / "a.pdf")})
+        await system.wait_for_state(good, State.SUCCEEDED)
+        for path in (
+            tmp_path / "secret.pdf",
+            allowed / ".." / "secret.pdf",
+            allowed / "link.pdf",
+        ):
+            bad = await system.publish("hot.ingest_document", {"path": str(path)})
+            record = await system.wait_for_state(bad, State.DEAD)
+            assert "JOBS_INGEST_PATHS" in (record.error_message or "")
+
+
+def test_the_directories_are_separated_as_in_path(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JOBS_INGEST_PATHS", "/a:/b c:")
+    assert Settings().ingest_paths == (Path("/a"), Path("/b c"))
+    monkeypatch.setenv("JOBS_INGEST_PATHS", "")
+    assert Settings().ingest_paths == ()

@@ -1,0 +1,166 @@
+"""Search over HTTP: by meaning, by words, by both; what is found, and where."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.settings import Settings
+from tests.integration.api.document_server import send, serving
+
+TEXTS = {
+    "tides": "# Tides\n\nThe tide rises twice a day. The Moon pulls at the water of the ocean.",
+    "bread": "# Bread\n\nThe dough rises overnight. Flour, water and salt make a loaf.",
+    "cafe": "# Orte\n\nDas Café am Markt ist alt. Dort wird über Gezeiten geredet.",
+    "chinese": "# 潮汐\n\n潮汐每天两次上升。月亮吸引海水。",
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("search")
+
+
+@pytest.fixture
+async def client(directory: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A server whose index has the texts."""
+    async with serving(Settings(data_dir=directory, amqp_url=None)) as opened:
+        for name, text in TEXTS.items():
+            answer = await send(opened, text.encode(), name=f"{name}.md", source=name)
+            assert answer.status_code in (200, 201), answer.text
+        yield opened
+
+
+async def find(client: httpx.AsyncClient, query: str, **body: Any) -> list[dict[str, Any]]:
+    answer = await client.post("/search", json={"query": query, **body})
+    assert answer.status_code == 200, answer.text
+    hits: list[dict[str, Any]] = answer.json()["hits"]
+    return hits
+
+
+def titles(hits: list[dict[str, Any]]) -> list[str]:
+    return [hit["title"] for hit in hits]
+
+
+def marked(hit: dict[str, Any]) -> list[str]:
+    return [hit["snippet"][start:end] for start, end in hit["highlights"]]
+
+
+@pytest.mark.parametrize("mode", ["vector", "keyword", "hybrid"])
+async def test_the_document_that_fits_comes_first(client: httpx.AsyncClient, mode: str):
+    hits = await find(client, "Moon pulls water", mode=mode)
+    assert titles(hits)[0] == "Tides"
+    assert hits[0]["page"] == 1
+    assert hits[0]["score"] == max(hit["score"] for hit in hits) > 0
+    assert marked(hits[0]) == ["Moon", "pulls", "water"]
+
+
+@pytest.mark.parametrize(
+    ("query", "title", "words"),
+    [
+        ("CAFE", "Orte", ["Café"]),
+        ("über Gezeiten Markt", "Orte", ["Gezeiten", "Markt"]),
+        ("潮汐", "潮汐", ["潮汐"]),
+        ("月亮", "潮汐", ["月亮"]),
+        ("the loaf", "Bread", ["loaf"]),
+    ],
+)
+async def test_words_are_found_whatever_their_script_case_and_accents(
+    client: httpx.AsyncClient, query: str, title: str, words: list[str]
+):
+    hits = await find(client, query, mode="keyword")
+    assert titles(hits) == [title]
+    assert set(marked(hits[0])) == set(words)
+
+
+async def test_keywords_find_only_what_has_them(client: httpx.AsyncClient):
+    assert await find(client, "zeppelin", mode="keyword") == []
+    assert sorted(titles(await find(client, "water", mode="keyword"))) == ["Bread", "Tides"]
+
+
+async def test_hybrid_puts_first_what_both_ways_put_first(client: httpx.AsyncClient):
+    hits = await find(client, "dough flour salt", mode="hybrid")
+    assert (hits[0]["title"], hits[0]["score"]) == ("Bread", 1.0)
+    assert all(hit["score"] < 1 for hit in hits[1:])
+
+
+@pytest.mark.parametrize("mode", ["vector", "keyword", "hybrid"])
+async def test_filters_leave_out_all_other_documents(client: httpx.AsyncClient, mode: str):
+    everything = await find(client, "water", mode=mode)
+    tides = next(hit["document_id"] for hit in everything if hit["title"] == "Tides")
+    for filters, wanted in (
+        ({"document_ids": [tides]}, ["Tides"]),
+        ({"source": "bread"}, ["Bread"]),
+        ({"source": "bread", "document_ids": [tides]}, []),
+        ({"source": "nowhere"}, []),
+        ({"document_ids": []}, []),
+        ({"document_ids": ["unknown"]}, []),
+    ):
+        assert titles(await find(client, "water", mode=mode, filters=filters)) == wanted, filters
+
+
+async def test_limit_and_hits_of_one_document_are_held_to(client: httpx.AsyncClient):
+    assert len(await find(client, "water rises", limit=1)) == 1
+    hits = await find(client, "water rises", per_document=1)
+    assert len({hit["document_id"] for hit in hits}) == len(hits)
+
+
+@pytest.mark.parametrize("mode", ["vector", "keyword", "hybrid"])
+@pytest.mark.parametrize("query", ['"', "a\"b'c", "((", "+-*/\\^~:?", "\x00", "😀", "' OR 1=1 --"])
+async def test_signs_in_a_query_are_no_language(client: httpx.AsyncClient, mode: str, query: str):
+    await find(client, query, mode=mode)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"query": ""},
+        {"query": "x" * 2001},
+        {"query": "x", "limit": 0},
+        {"query": "x", "limit": 101},
+        {"query": "x", "mode": "psychic"},
+        {"query": "x", "filters": {"lane": "hot"}},
+        {"query": "x", "filters": {"document_ids": ["' OR 1=1"]}},
+        {"query": "x", "filters": {"source": "a\x00b"}},
+    ],
+)
+async def test_a_search_that_makes_no_sense_is_refused(client: httpx.AsyncClient, body: dict):
+    answer = await client.post("/search", json=body)
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid")
+
+
+@pytest.mark.parametrize("mode", ["vector", "keyword", "hybrid"])
+async def test_an_empty_index_finds_nothing(tmp_path: Path, mode: str):
+    async with serving(Settings(data_dir=tmp_path, amqp_url=None)) as client:
+        assert await find(client, "anything", mode=mode) == []
+
+
+async def test_an_embedder_that_is_away_or_another_one_is_told(
+    client: httpx.AsyncClient, directory: Path
+):
+    settings = Settings(data_dir=directory, amqp_url=None, embed_base_url="http://127.0.0.1:9/v1")
+    async with serving(settings) as other:
+        answer = await other.post("/search", json={"query": "Moon"})
+        assert (answer.status_code, answer.json()["type"]) == (503, "/problems/search-away")
+        assert answer.headers["retry-after"]
+        assert "127.0.0.1:9" not in answer.text
+
+
+async def test_an_index_from_before_there_were_keywords_gets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def nothing(table: object) -> None: ...
+
+    settings = Settings(data_dir=tmp_path, amqp_url=None)
+    async with serving(settings) as client:
+        with monkeypatch.context() as before:
+            before.setattr("services.index.add_word_index", nothing)
+            await send(client, TEXTS["tides"].encode(), name="tides.md")
+        assert titles(await find(client, "Moon", mode="keyword")) == ["Tides"]
+        await send(client, TEXTS["bread"].encode(), name="bread.md")
+        assert sorted(titles(await find(client, "water", mode="keyword"))) == ["Bread", "Tides"]

@@ -1,0 +1,60 @@
+import pytest
+
+from api.access import is_loopback
+from services.api_keys import (
+    InvalidKeySetting,
+    NewKey,
+    Principal,
+    Scope,
+    configured_keys,
+    hash_of,
+)
+
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+def test_a_key_of_the_settings_has_every_scope_unless_some_are_named() -> None:
+    other = KEY[::-1]
+    found = configured_keys(f" {KEY} , {other}:read+publish,")
+    assert found[hash_of(KEY)].scopes == frozenset(Scope)
+    assert found[hash_of(other)].scopes == {Scope.READ, Scope.PUBLISH}
+    assert len({principal.id for principal in found.values()}) == 2
+
+
+@pytest.mark.parametrize("text", ["short", f"{KEY}:write", f"{KEY}:", f"{KEY},short:read"])
+def test_a_key_that_can_not_be_used_is_refused_without_being_named(text: str) -> None:
+    with pytest.raises(InvalidKeySetting) as caught:
+        configured_keys(text)
+    assert KEY not in str(caught.value)
+    assert "short:" not in str(caught.value)
+
+
+def test_admin_may_everything_and_others_what_they_may() -> None:
+    admin = Principal("a", frozenset({Scope.ADMIN}))
+    reader = Principal("r", frozenset({Scope.READ}))
+    assert all(admin.may(scope) for scope in Scope)
+    assert [reader.may(scope) for scope in Scope] == [False, True, False]
+
+
+def test_a_new_key_is_not_shown_by_accident() -> None:
+    assert "secret" not in repr(NewKey("id", "secret"))
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.evil.example", False),
+        ("evil.example", False),
+        ("", False),
+    ],
+)
+def test_only_this_machine_is_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback

@@ -1,0 +1,215 @@
+"""Jobs without a broker go the workers' way: claim, run, decide, record, and on to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from services.context import JobContext
+from services.inline import InlineRunner
+from services.ledger import ClaimRequest, Ledger, State, upgrade
+from services.outcomes import Done, Job, Next, Outcome, PermanentError, Retry, Snooze
+from services.publishing import InvalidJob, JobRequest, job_id_of, prepare
+from services.registry import InvalidPayload, Registry, job
+from services.settings import Settings
+from tests.support.eventually import eventually
+
+
+class Payload(BaseModel):
+    until: str = ""
+    fail: int = 0
+
+
+@job("first", worker="llm", lanes=("hot",), timeout=20)
+async def first(payload: Payload, ctx: JobContext) -> Outcome:
+    return Next([Job("second", {}), Job("second", {"fail": 1})], {"number": 1})
+
+
+@job("second", worker="llm", lanes=("hot",), timeout=20)
+async def second(payload: Payload, ctx: JobContext) -> Outcome:
+    if ctx.attempt <= payload.fail:
+        return Retry("not yet")
+    return Done({"attempt": ctx.attempt})
+
+
+@job("broken", worker="llm", lanes=("hot",), timeout=20)
+async def broken(payload: Payload, ctx: JobContext) -> Outcome:
+    raise PermanentError("it can't be read")
+
+
+@job("sleepy", worker="llm", lanes=("hot",), timeout=20)
+async def sleepy(payload: Payload, ctx: JobContext) -> Outcome:
+    return Snooze(0.01)
+
+
+@job("confused", worker="llm", lanes=("hot",), timeout=20)
+async def confused(payload: Payload, ctx: JobContext) -> Outcome:
+    return Next([Job("no_such_type", {})])
+
+
+@job("waiting", worker="llm", lanes=("hot",), timeout=20)
+async def waiting(payload: Payload, ctx: JobContext) -> Outcome:
+    note(ctx)
+    await eventually((ctx.settings.data_dir / payload.until).exists, timeout=20)
+    return Done()
+
+
+@job("deadly", worker="llm", lanes=("hot",), timeout=20, isolation="process")
+def deadly(payload: Payload, ctx: JobContext) -> Outcome:
+    os._exit(3)
+
+
+def note(ctx: JobContext) -> None:
+    with (ctx.settings.data_dir / "runs").open("a") as runs:
+        runs.write(f"{ctx.job_id}\n")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path, amqp_url=None, retry_delays=(0.01, 0.02))
+
+
+@pytest.fixture
+async def ledger(settings: Settings) -> AsyncIterator[Ledger]:
+    await upgrade(settings.ledger_url)
+    async with await Ledger.open(settings.ledger_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry.load([__name__])
+
+
+@pytest.fixture
+async def runner(
+    settings: Settings, registry: Registry, ledger: Ledger
+) -> AsyncIterator[InlineRunner]:
+    async with InlineRunner(settings, registry, ledger, patience=0.5) as opened:
+        yield opened
+
+
+async def finished(runner: InlineRunner, job_type: str, payload: dict | None = None) -> str:
+    published = await runner.publish(JobRequest(f"hot.{job_type}", payload or {}))
+    await asyncio.wait_for(runner.finish(published.job_id), 20)
+    return published.job_id
+
+
+async def test_a_job_and_all_that_follow_run_and_are_recorded(runner: InlineRunner, ledger: Ledger):
+    job_id = await finished(runner, "first")
+    jobs = await ledger.pipeline(job_id)
+    assert [(each.job_type, each.state, each.attempts) for each in jobs] == [
+        ("first", State.SUCCEEDED, 0),
+        ("second", State.SUCCEEDED, 0),
+        ("second", State.SUCCEEDED, 1),
+    ]
+    assert {each.id for each in jobs[1:]} == {job_id_of(job_id, "second", n) for n in (0, 1)}
+    retried = await ledger.get(job_id_of(job_id, "second", 1))
+    assert retried is not None
+    assert retried.result == {"attempt": 2}
+    assert [each.outcome for each in retried.timeline] == ["retry"]
+
+
+@pytest.mark.parametrize(
+    ("job_type", "payload", "reason", "error_type", "attempts"),
+    [
+        ("broken", {}, "permanent", "PermanentError", 1),
+        ("second", {"fail": 9}, "exhausted", "Retry", 3),
+        ("sleepy", {}, "exhausted", "Snooze", 0),
+        ("confused", {}, "permanent", "InvalidOutcome", 1),
+        ("deadly", {}, "crashed", "ProcessCrashed", 2),
+    ],
+)
+async def test_what_keeps_failing_is_dead_with_the_workers_reason(
+    runner: InlineRunner,
+    ledger: Ledger,
+    job_type: str,
+    payload: dict,
+    reason: str,
+    error_type: str,
+    attempts: int,
+):
+    record = await ledger.get(await finished(runner, job_type, payload))
+    assert record is not None
+    assert (record.state, record.reason) == (State.DEAD, reason)
+    assert (record.error_type, record.attempts) == (error_type, attempts)
+
+
+async def test_a_retry_that_asks_for_more_patience_than_there_is_is_given_up(
+    settings: Settings, registry: Registry, ledger: Ledger
+):
+    async with InlineRunner(settings, registry, ledger, patience=0.005) as runner:
+        record = await ledger.get(await finished(runner, "second", {"fail": 1}))
+    assert record is not None
+    assert (record.state, record.reason, record.attempts) == (State.DEAD, "exhausted", 1)
+
+
+async def test_the_same_job_again_runs_once(
+    runner: InlineRunner, ledger: Ledger, settings: Settings
+):
+    request = JobRequest("hot.waiting", {"until": "go"}, job_id="same")
+    published = [await runner.publish(request) for _ in range(3)]
+    assert [each.duplicate for each in published] == [False, True, True]
+    both = asyncio.gather(runner.finish("same"), runner.finish("same"))
+    (settings.data_dir / "go").touch()
+    await asyncio.wait_for(both, 20)
+    assert (settings.data_dir / "runs").read_text() == "same\n"
+
+
+async def test_it_runs_on_when_the_one_who_waits_has_gone(
+    runner: InlineRunner, ledger: Ledger, settings: Settings
+):
+    await runner.publish(JobRequest("hot.waiting", {"until": "go"}, job_id="left"))
+    caller = asyncio.create_task(runner.finish("left"))
+    await eventually((settings.data_dir / "runs").exists)
+    caller.cancel()
+    await asyncio.gather(caller, return_exceptions=True)
+    (settings.data_dir / "go").touch()
+    await asyncio.wait_for(runner.finish("left"), 20)
+    assert await ledger.states(["left"]) == {"left": State.SUCCEEDED}
+    assert (settings.data_dir / "runs").read_text() == "left\n"
+
+
+async def test_what_a_process_left_undone_the_next_one_finishes(
+    settings: Settings, registry: Registry, ledger: Ledger
+):
+    async with InlineRunner(settings, registry, ledger) as runner:
+        await runner.publish(JobRequest("hot.waiting", {"until": "go"}, job_id="cut"))
+        await eventually((settings.data_dir / "runs").exists)
+    assert await ledger.states(["cut"]) == {"cut": State.RUNNING}
+    (settings.data_dir / "go").touch()
+    async with InlineRunner(settings, registry, ledger) as runner:
+        await asyncio.wait_for(runner.finish("cut"), 20)
+    assert await ledger.states(["cut"]) == {"cut": State.SUCCEEDED}
+
+
+async def test_a_job_that_took_its_process_along_twice_is_not_started_again(
+    settings: Settings, registry: Registry, ledger: Ledger, runner: InlineRunner
+):
+    new = prepare(registry, JobRequest("hot.second", {}, job_id="killer"))
+    await ledger.record(new)
+    held = None
+    for claim in ("a/1", "b/1"):
+        await ledger.claim(
+            ClaimRequest(new.message, "hot", "llm", "hot.second", claim, claim, 1.0, held)
+        )
+        held = claim
+    await asyncio.wait_for(runner.finish("killer"), 20)
+    record = await ledger.get("killer")
+    assert record is not None
+    assert (record.state, record.reason) == (State.DEAD, "crashed")
+
+
+async def test_nothing_is_recorded_of_a_job_that_can_not_be_run(
+    runner: InlineRunner, ledger: Ledger
+):
+    with pytest.raises(InvalidJob, match="JOBS_AMQP_URL"):
+        await runner.publish(JobRequest("hot.second", {}, delay=5))
+    with pytest.raises(InvalidPayload, match="fail"):
+        await runner.publish(JobRequest("hot.second", {"fail": "x"}))
+    assert (await ledger.list_jobs()).items == ()
