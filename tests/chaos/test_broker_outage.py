@@ -37,14 +37,17 @@ async def test_broker_killed_in_the_middle_of_2000_jobs_loses_none(
         effects = Effects(tmp_path)
         await asyncio.gather(*(processes.start("worker", slots=8) for _ in range(2)))
         requests = [*requests_of(1_900, seconds=0.002), *requests_of(100, fail_attempts=1)]
-        publishing = asyncio.create_task(publish_all(system, requests, batch=50, timeout=100))
-        await effects.reach("done", 500)
+        accepted: list[str] = []
+        publishing = asyncio.create_task(
+            publish_all(system, requests, batch=50, timeout=100, accepted=accepted)
+        )
+        await eventually(lambda: len(accepted) >= 700 and effects.ids("done"))
         assert not publishing.done()
 
         await asyncio.to_thread(node.kill)
         await asyncio.to_thread(node.start)
 
-        accepted = await publishing
+        await publishing
         assert len(accepted) == 2_000
         await assert_all_accounted_for(system, accepted)
 

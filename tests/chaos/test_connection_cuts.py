@@ -38,10 +38,10 @@ async def test_cut_between_confirm_and_ack_runs_no_job_twice(
         TcpProxy(LOOPBACK, broker.node.amqp_port) as proxy,
     ):
         through_proxy = SecretStr(proxy.url(broker.amqp_url))
-        accepted = await publish_all(system, requests_of(50, "hot.effect", then=True))
+        accepted = await publish_all(system, requests_of(50, "hot.effect", seconds=0.25, then=True))
         accepted += [job_id_of(job_id, "effect", 0) for job_id in accepted]
         cutting = asyncio.create_task(cut_before_acks(proxy))
-        await system.start_worker(amqp_url=through_proxy, wait=False)
+        await system.start_worker(amqp_url=through_proxy, slots=16, wait=False)
 
         await asyncio.wait_for(cutting, timeout=40)
         await assert_all_accounted_for(system, accepted)

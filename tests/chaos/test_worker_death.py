@@ -1,11 +1,16 @@
 """Workers that are killed: their jobs go to others, and nobody is blamed for long."""
 
 import asyncio
+import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
+from broker.node import LOOPBACK
+from services.publishing import job_id_of
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     Effects,
@@ -17,9 +22,15 @@ from tests.support.chaos import (
     requests_of,
 )
 from tests.support.eventually import eventually
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.worker_process import Process, Processes
 
 pytestmark = pytest.mark.chaos
+
+PUBLISH = bytes.fromhex("003c 0028 0000 0a") + b"jobs.topic"
+"""A basic.publish of a job, where the frame names its method and its exchange."""
+ACK = bytes.fromhex("0000000d 003c 0050")
+"""A basic.ack, where the frame names its length and its method."""
 
 
 async def test_jobs_of_a_killed_worker_are_resumed_and_none_of_200_is_missing(
@@ -81,3 +92,32 @@ async def test_poison_job_is_dead_after_two_kills_and_the_pool_lives_on(
         assert (record.reason, record.crashes) == ("crashed", 2)
         assert pool.deaths == [-9, -9]
         assert [line.outcome for line in record.timeline] == ["crashed", "crashed", "dead"]
+
+
+@pytest.mark.parametrize("forward", [False, True], ids=["unseen-by-the-broker", "seen"])
+@pytest.mark.parametrize("frame", [PUBLISH, ACK], ids=["publish", "ack"])
+async def test_worker_killed_at_its_first_word_to_the_broker_loses_no_job(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, frame: bytes, forward: bool
+) -> None:
+    async with (
+        open_chaos(broker310, sqlite_url, tmp_path) as system,
+        TcpProxy(LOOPBACK, broker310.node.amqp_port) as proxy,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        through_proxy = {"amqp_url": SecretStr(proxy.url(broker310.amqp_url))}
+        victim = await processes.start("worker", settings=through_proxy)
+        proxy.cut_when(partial(killed_at, victim, frame), forward=forward)
+        accepted = await publish_all(system, requests_of(6, then=True))
+        assert await victim.ended() == -signal.SIGKILL
+
+        await processes.start("worker")
+        accepted += [job_id_of(job_id, "effect", 0) for job_id in accepted]
+        await assert_all_accounted_for(system, accepted)
+
+
+def killed_at(victim: Process, frame: bytes, seen: bytes) -> bool:
+    """Kill the process when it sends such a frame."""
+    if frame not in seen:
+        return False
+    victim.kill()
+    return True

@@ -33,9 +33,9 @@ async def listening(system: System, workers: int = 1) -> None:
 
 
 async def test_a_job_that_was_cancelled_before_it_started_is_never_run(
-    broker: TestBroker, database_url: str
+    broker310: TestBroker, database_url: str
 ) -> None:
-    async with open_system(broker, database_url) as system:
+    async with open_system(broker310, database_url) as system:
         job_id = await system.publish("hot.noop")
         assert await system.ledger.cancel(job_id, time.time()) == Cancelled()
         worker = await system.start_worker("llm")
@@ -46,27 +46,24 @@ async def test_a_job_that_was_cancelled_before_it_started_is_never_run(
         assert journal.starts == []
 
 
-async def test_a_running_job_is_stopped_and_never_run_again(
-    broker: TestBroker, sqlite_url: str
-) -> None:
-    async with open_system(broker, sqlite_url) as system:
-        worker = await system.start_worker("llm")
-        await system.start_worker("llm")
-        await listening(system, workers=2)
-        job_id, other = [await system.publish("hot.gated") for _ in range(2)]
-        await journal.started(job_id, other)
-        assert isinstance(await system.ledger.cancel(job_id, time.time()), Running)
-        await send_cancel(system.wire, job_id)
-        record = await system.wait_for_state(job_id, State.CANCELLED)
-        assert [line.outcome for line in record.timeline] == [AttemptOutcome.CANCELLED]
-        assert journal.cancelled == [job_id]
-        journal.release(other)
-        await system.wait_for_state(other, State.SUCCEEDED)
-        await system.stop_workers()
-        assert await system.ready("hot.llm") == 0
-        assert journal.runs(job_id) == 1
-        assert worker.worker.running == 0
-        assert await system.letters() == []
+async def test_a_running_job_is_stopped_and_never_run_again(system: System) -> None:
+    worker = await system.start_worker("llm")
+    await system.start_worker("llm")
+    await listening(system, workers=2)
+    job_id, other = [await system.publish("hot.gated") for _ in range(2)]
+    await journal.started(job_id, other)
+    assert isinstance(await system.ledger.cancel(job_id, time.time()), Running)
+    await send_cancel(system.wire, job_id)
+    record = await system.wait_for_state(job_id, State.CANCELLED)
+    assert [line.outcome for line in record.timeline] == [AttemptOutcome.CANCELLED]
+    assert journal.cancelled == [job_id]
+    journal.release(other)
+    await system.wait_for_state(other, State.SUCCEEDED)
+    await system.stop_workers()
+    assert await system.ready("hot.llm") == 0
+    assert journal.runs(job_id) == 1
+    assert worker.worker.running == 0
+    assert await system.letters() == []
 
 
 async def test_a_job_in_a_process_of_its_own_is_killed(system: System) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -144,9 +145,9 @@ async def test_a_huge_error_does_not_stop_its_job_from_dying(system: System) -> 
 
 
 async def test_each_retry_waits_twice_as_long_as_the_one_before(
-    broker: TestBroker, sqlite_url: str
+    broker310: TestBroker, sqlite_url: str
 ) -> None:
-    async with open_system(broker, sqlite_url, retry_delays=(0.2, 0.4, 0.8)) as system:
+    async with open_system(broker310, sqlite_url, retry_delays=(0.2, 0.4, 0.8)) as system:
         await system.start_worker("llm")
         job_id = await run_script(system, "raise", "raise", "raise", "done", max_attempts=9)
         starts = journal.starts_of(job_id)
@@ -244,9 +245,9 @@ MALFORMED = {
 
 
 async def test_what_is_no_valid_job_is_dead_with_its_bytes_as_they_came(
-    broker: TestBroker, database_url: str
+    broker: TestBroker, sqlite_url: str
 ) -> None:
-    async with open_system(broker, database_url) as system:
+    async with open_system(broker, sqlite_url) as system:
         worker = await system.start_worker("llm")
         for name, raw in MALFORMED.items():
             await system.publish_raw("hot.noop", raw, message_id=name)
@@ -330,10 +331,11 @@ async def test_a_copy_of_a_running_job_does_not_come_round_and_round(
     for _ in range(2):
         await system.publish_foreign("hot.gated", job_id="one")
     await eventually(lambda: claims >= 2 and worker.worker.running == 1)
-    seen = claims
+    began, seen = time.monotonic(), claims
     others = [await system.publish("hot.noop") for _ in range(20)]
     await system.wait_until_all(others, State.SUCCEEDED)
-    assert claims - seen - len(others) <= 10  # every 0.1 s, and not thousands
+    rounds = (time.monotonic() - began) / LEVELS[0]
+    assert claims - seen - len(others) <= rounds + 2
     journal.release("one")
     await system.wait_for_state("one", State.SUCCEEDED)
 

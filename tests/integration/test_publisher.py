@@ -118,22 +118,33 @@ async def test_a_body_of_many_frames_arrives_whole(lanes: TestBroker) -> None:
 
 async def test_ten_thousand_jobs_of_a_generator_are_never_all_in_memory(lanes: TestBroker) -> None:
     count, window = 10_000, 200
-    made, yielded, most_held = 0, 0, 0
+    assert await most_held(of(lanes, publish_window=window), count) <= window + 1
+    assert await depth(lanes.amqp_url, BACKFILL_QUEUE) == count
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+async def test_the_smallest_windows_hold_no_more(broker310: TestBroker, window: int) -> None:
+    await declare(broker310.profile, broker310.management_url, broker310.vhost)
+    assert await most_held(of(broker310, publish_window=window), 50) <= window + 1
+
+
+async def most_held(settings: BrokerSettings, count: int) -> int:
+    """Publish so many generated jobs; how many of them were under way at most."""
+    made, yielded, most = 0, 0, 0
 
     async def generate() -> AsyncIterator[Outgoing]:
-        nonlocal made, most_held
+        nonlocal made, most
         for number in range(count):
             made += 1
-            most_held = max(most_held, made - yielded)
+            most = max(most, made - yielded)
             yield Outgoing(job(f"job-{number}"), BACKFILL)
 
-    async with Publisher(of(lanes, publish_window=window)) as publisher:
+    async with Publisher(settings) as publisher:
         async for result in publisher.publish_stream(generate()):
             assert result == Accepted(f"job-{yielded}", BACKFILL)
             yielded += 1
     assert yielded == count
-    assert most_held <= window + 1
-    assert await depth(lanes.amqp_url, BACKFILL_QUEUE) == count
+    return most
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 100])

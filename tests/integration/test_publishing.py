@@ -53,9 +53,9 @@ async def fill(system: System, routing_key: str) -> list[str]:
 
 
 async def test_a_published_job_is_recorded_and_waits_in_its_queue(
-    broker: TestBroker, database_url: str
+    broker310: TestBroker, database_url: str
 ) -> None:
-    async with open_system(broker, database_url) as system:
+    async with open_system(broker310, database_url) as system:
         request = JobRequest("backfill.noop", {"n": 3}, priority=7, source="test")
         published = await system.jobs.publish(request)
         assert published == Published(published.job_id, "backfill.noop", State.QUEUED)
@@ -288,9 +288,9 @@ async def test_a_retry_and_a_dead_letter_are_confirmed_before_ack(
 
 
 async def test_next_jobs_have_ids_lanes_and_parents_that_tell_where_they_came_from(
-    broker: TestBroker, database_url: str
+    broker310: TestBroker, database_url: str
 ) -> None:
-    async with open_system(broker, database_url) as system:
+    async with open_system(broker310, database_url) as system:
         await system.start_worker("llm", "embed")
         parent = await system.publish("backfill.spread", {"count": 3}, source="arxiv", priority=4)
         children = [job_id_of(parent, "received", n) for n in range(3)]
@@ -348,7 +348,7 @@ async def test_a_job_whose_next_lane_is_full_waits_without_using_up_an_attempt(
     broker: TestBroker, sqlite_url: str
 ) -> None:
     lanes = lanes_with(max_length={"backfill": 3})
-    async with open_system(broker, sqlite_url, lanes=lanes) as system:
+    async with open_system(broker, sqlite_url, lanes=lanes, retry_delays=(0.1, 0.2)) as system:
         filling = await fill(system, "backfill.received")
         await system.start_worker("llm")
         parent = await system.publish("hot.spread", {"lane": "backfill"})
@@ -387,7 +387,7 @@ async def test_part_of_the_next_jobs_accepted_and_part_refused_ends_well(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     lanes = lanes_with(max_length={"backfill": 3})
-    async with open_system(broker310, sqlite_url, lanes=lanes) as system:
+    async with open_system(broker310, sqlite_url, lanes=lanes, retry_delays=(0.1, 0.2)) as system:
         await system.start_worker("llm")
         parent = await system.publish("hot.spread", {"count": 5, "lane": "backfill"})
         await journal.started(parent, times=2)

@@ -47,8 +47,10 @@ async def by_hand(system: System, pace: Pace = QUICK, **settings: Any) -> AsyncI
     """A scheduler that takes its turns when the test says so."""
     own = system.settings.model_copy(update=settings)
     scheduler = Scheduler(own, system.registry, system.ledger, pace=pace)
-    yield scheduler
-    await scheduler.close()
+    try:
+        yield scheduler
+    finally:
+        await scheduler.close()
 
 
 async def record(system: System, routing_key: str = "hot.noop", **options: Any) -> NewJob:
@@ -274,12 +276,12 @@ async def test_jobs_of_a_worker_that_lives_are_left_alone(
 ) -> None:
     async with (
         open_system(broker310, sqlite_url, takeover_after=0.4) as system,
-        by_hand(system, Pace(silent=1)) as scheduler,
+        by_hand(system, Pace(silent=2)) as scheduler,
     ):
         await system.start_worker()
         job_id = await system.publish("hot.gated")
         await journal.started(job_id)
-        await asyncio.sleep(1.2)  # longer than silence may last
+        await asyncio.sleep(2.2)  # longer than silence may last
         assert await scheduler.turn() == Turn()
         journal.release(job_id)
 
@@ -288,24 +290,24 @@ async def test_jobs_of_a_worker_that_lives_are_left_alone(
 
 
 async def test_second_scheduler_stands_by_and_takes_over_when_the_first_is_killed(
-    broker310: TestBroker, database_url: str, tmp_path: Path
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"modules": CHAOS_MODULES, "data_dir": tmp_path}
     async with (
-        open_system(broker310, database_url, **options) as system,
+        open_system(broker310, sqlite_url, **options) as system,
         Processes(system.settings, tmp_path) as processes,
     ):
-        first = await processes.start("scheduler", turn=0.05, lease=1.0)
+        first = await processes.start("scheduler", turn=0.05, lease=2.0)
         await system.publish("hot.effect", delay=0.01, job_id="by-first")
         await system.wait_for_state("by-first", State.QUEUED)
-        async with scheduling(system) as second:
+        async with scheduling(system, Pace(turn=0.05, lease=2.0)) as second:
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(second.is_active.wait(), 2 * QUICK.lease)
+                await asyncio.wait_for(second.is_active.wait(), 2.5)
 
             first.kill()
             killed_at = time.monotonic()
             await asyncio.wait_for(second.is_active.wait(), 10)
-            assert time.monotonic() - killed_at < QUICK.lease + 1.5
+            assert time.monotonic() - killed_at < 2.0 + 1.5
             await system.publish("hot.effect", delay=0.01, job_id="by-second")
             await system.wait_for_state("by-second", State.QUEUED)
 

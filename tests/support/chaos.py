@@ -238,13 +238,19 @@ async def open_chaos(
 
 
 async def publish_all(
-    system: System, requests: Sequence[JobRequest], *, batch: int = 100, timeout: float = 60.0
+    system: System,
+    requests: Sequence[JobRequest],
+    *,
+    batch: int = 100,
+    timeout: float = 60.0,
+    accepted: list[str] | None = None,
 ) -> list[str]:
     """Publish jobs as a careful program does: again, under the same id, what was not accepted.
 
-    Returns the ids of all of them: each was accepted in the end.
+    Returns the ids of all of them: each was accepted in the end. `accepted` is that list, for
+    those who want to see it grow.
     """
-    accepted: list[str] = []
+    accepted = [] if accepted is None else accepted
     async with asyncio.timeout(timeout):
         for start in range(0, len(requests), batch):
             left = list(requests[start : start + batch])
