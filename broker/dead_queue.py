@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from itertools import count
 
 from broker.connection import CHANNEL_ERRORS, connect, underlying
 from broker.dead import DeathCertificate, letter_id, read
@@ -17,10 +17,14 @@ from broker.lanes import DEAD_QUEUE
 from broker.message import JobMessage
 from broker.wire import PipelinedChannel, open_channel
 
+CHUNK = 1_000
+"""Letters that one consumer of a scan fetches. A quorum queue gives no consumer more than 2,000
+that are not acknowledged, and a long queue must not fill the memory."""
 IDLE_SECONDS = 1.0
-"""A scan ends when the broker has sent nothing for so long: what is left is held by another."""
-
-_TAG = "scan"
+"""A scan ends when the broker has sent nothing for so long and has nothing left to send: the rest
+is held by another scan."""
+IDLE_LIMIT = 30
+"""A scan also ends when the broker has sent nothing of what it has for so many idle times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +64,33 @@ class Scan:
         self._channel = channel
         self._queue = queue
         self._arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+        self._tags = (f"scan.{number}" for number in count(1))
+        self._tag = ""
+        self._fetched = 0
         self.total = 0
         """Messages that waited in the queue when the scan began."""
 
     async def start(self) -> None:
-        declared = await self._channel.queue_declare(self._queue, passive=True)
-        self.total = declared.message_count or 0
-        await self._channel.consume(
-            self._queue, _TAG, partial(_put, self._arrived, self._queue, self._channel)
-        )
+        self.total = await self.depth(self._queue)
+        await self._channel.basic_qos(prefetch_count=CHUNK)
+        await self._fetch()
 
     async def letters(self) -> AsyncIterator[Letter]:
         """Those that waited when the scan began. Raises BrokerAway when the connection is lost."""
         for _ in range(self.total):
+            delivery = await self._next()
+            if delivery is None:
+                return
+            yield Letter.of(delivery)
+
+    async def _next(self) -> Delivery | None:
+        """The next one, or None when no more are to come."""
+        if self._arrived.empty() and self._fetched >= CHUNK:
+            await self._channel.cancel(self._tag)
+            await self._fetch()
+        for _ in range(IDLE_LIMIT):
             try:
-                delivery = await asyncio.wait_for(self._arrived.get(), IDLE_SECONDS)
+                return await asyncio.wait_for(self._arrived.get(), IDLE_SECONDS)
             except TimeoutError:
                 if self._channel.closed.done():
                     raise BrokerAway(
@@ -82,12 +98,23 @@ class Scan:
                         "handled is back in its place",
                         maybe_accepted=False,
                     ) from None
-                return
-            yield Letter.of(delivery)
+                if await self.depth(self._queue) == 0:
+                    return None
+        return None
+
+    async def _fetch(self) -> None:
+        """Start a consumer; those before it keep what they have fetched."""
+        self._tag = next(self._tags)
+        self._fetched = 0
+        await self._channel.consume(self._queue, self._tag, self._put)
+
+    def _put(self, message: Incoming) -> None:
+        self._fetched += 1
+        self._arrived.put_nowait(Delivery.of(message, self._queue, self._channel))
 
     async def depth(self, queue: str) -> int:
-        """Messages that wait in another queue. Raises aiormq's error when there is no such queue,
-        which ends the scan."""
+        """Messages that wait in a queue, this one or another. Raises aiormq's error when there is
+        no such queue, which ends the scan."""
         declared = await self._channel.queue_declare(queue, passive=True)
         return declared.message_count or 0
 
@@ -100,7 +127,7 @@ class Scan:
         waits for those under way, and the next call comes after those held back.
         """
         await asyncio.sleep(0)
-        await self._channel.cancel(_TAG)
+        await self._channel.cancel(self._tag)
         await self._channel.queue_declare(self._queue, passive=True)
 
 
@@ -123,9 +150,3 @@ async def scanning(url: str, queue: str = DEAD_QUEUE) -> AsyncIterator[Scan]:
         raise BrokerAway(f"can't scan {queue}: {error}", maybe_accepted=False) from error
     finally:
         await connection.close()
-
-
-def _put(
-    arrived: asyncio.Queue[Delivery], queue: str, channel: PipelinedChannel, message: Incoming
-) -> None:
-    arrived.put_nowait(Delivery.of(message, queue, channel))

@@ -42,10 +42,10 @@ class Metadata(BaseModel):
     `queued_at` where there is one."""
     source: str = "unknown"
     """Who asked: arxiv, github, huggingface, user, or the job type of the parent."""
-    attempts: int = Field(default=0, ge=0)
+    attempts: int = Field(default=0, ge=0, le=1_000_000)
     """Attempts that were used up before this delivery."""
     max_attempts: int = Field(default=DEFAULT_MAX_ATTEMPTS, ge=1, le=1000)
-    redrives: int = Field(default=0, ge=0)
+    redrives: int = Field(default=0, ge=0, le=1_000_000)
     """How often the job was sent back from the dead letters. `(redrives, attempts)` orders
     the copies of one job: the ledger ignores a copy that is older than what it has seen."""
     queued_at: AwareDatetime | None = None

@@ -25,7 +25,7 @@ from services.registry import InvalidPayload
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
-from tests.support.system import System, lanes_with, open_system
+from tests.support.system import System, lanes_with, open_system, workers_publish_by
 from tests.support.tcp_proxy import TcpProxy
 
 # A full quorum queue may take a few more before it refuses.
@@ -230,12 +230,7 @@ async def held_publisher(
 ) -> AsyncIterator[TcpProxy]:
     """The proxy through which workers publish, and do nothing else."""
     async with TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy:
-        url = SecretStr(proxy.url(broker310.amqp_url))
-
-        def by_proxy(settings: Any, **options: Any) -> Publisher:
-            return Publisher(settings.model_copy(update={"amqp_url": url}), **options)
-
-        monkeypatch.setattr("services.worker.Publisher", by_proxy)
+        workers_publish_by(proxy, broker310, monkeypatch)
         yield proxy
 
 

@@ -11,7 +11,6 @@ from pydantic import SecretStr
 from broker.dead import Reason
 from broker.lanes import JOBS_EXCHANGE
 from broker.message import JobMessage
-from broker.publisher import Publisher
 from broker.wire import Envelope
 from services.ledger import (
     AttemptOutcome,
@@ -27,7 +26,7 @@ from services.worker import LANE_WORKER_PRIORITY, LAST_WORDS, Share, UnknownWork
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
-from tests.support.system import JOB_MODULES, System, open_system
+from tests.support.system import JOB_MODULES, System, open_system, workers_publish_by
 from tests.support.tcp_proxy import TcpProxy
 
 LEVELS = (0.1, 0.2)
@@ -212,12 +211,7 @@ async def held_publisher(
     broker310: TestBroker, monkeypatch: pytest.MonkeyPatch, proxy: TcpProxy
 ) -> TcpProxy:
     """The proxy through which workers publish, and do nothing else."""
-    url = SecretStr(proxy.url(broker310.amqp_url))
-
-    def by_proxy(settings: Any, **options: Any) -> Publisher:
-        return Publisher(settings.model_copy(update={"amqp_url": url}), **options)
-
-    monkeypatch.setattr("services.worker.Publisher", by_proxy)
+    workers_publish_by(proxy, broker310, monkeypatch)
     return proxy
 
 

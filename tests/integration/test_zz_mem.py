@@ -18,3 +18,20 @@ async def run(broker, url):
         print("MEM", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss//1024, "MB", tally.scanned, tally.done)
 async def test_mem310(broker310, sqlite_url): await run(broker310, sqlite_url)
 async def test_mem43(broker43_quorum, sqlite_url): await run(broker43_quorum, sqlite_url)
+import broker.dead_queue
+import pytest
+@pytest.mark.parametrize("chunk", [50, 7, 333])
+async def test_order(broker, sqlite_url, chunk, monkeypatch):
+    monkeypatch.setattr(broker_dead, "CHUNK", chunk)
+    async with open_system(broker, sqlite_url) as system:
+        everything = [f"job-{number:03}" for number in range(2500)]
+        await bury_many(system, everything)
+        for _ in range(3):
+            assert await ids(system) == everything
+        out = everything[3::5]
+        tally = await redrive(system, LetterFilter(ids=frozenset(out)))
+        assert tally.scanned == 2500
+        left=[e for e in everything if e not in set(out)]
+        assert await ids(system) == left
+        assert await ids(system) == left
+broker_dead = broker.dead_queue

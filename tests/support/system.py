@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import aio_pika
+import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from pydantic import SecretStr
 
 from broker.dead_queue import Letter, scanning
 from broker.lanes import LANES, Lane
@@ -30,6 +32,7 @@ from services.worker import Worker, share_of
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
+from tests.support.tcp_proxy import TcpProxy
 
 JOB_MODULES = ("tests.support.jobs",)
 RETRY_DELAYS = (0.2, 0.4, 0.8)
@@ -277,6 +280,16 @@ class System:
         """A channel with confirms on a connection of its own; always straight to the broker."""
         async with await aio_pika.connect(self.broker.amqp_url) as connection:
             yield await connection.channel(publisher_confirms=True)
+
+
+def workers_publish_by(proxy: TcpProxy, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all that workers publish go through the proxy, and nothing else that they do."""
+    url = SecretStr(proxy.url(broker.amqp_url))
+
+    def by_proxy(settings: Settings, **options: Any) -> Publisher:
+        return Publisher(settings.model_copy(update={"amqp_url": url}), **options)
+
+    monkeypatch.setattr("services.worker.Publisher", by_proxy)
 
 
 async def declare(
