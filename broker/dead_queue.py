@@ -17,9 +17,10 @@ from broker.lanes import DEAD_QUEUE
 from broker.message import JobMessage
 from broker.wire import PipelinedChannel, open_channel
 
-CHUNK = 1_000
-"""Letters that one consumer of a scan fetches. A quorum queue gives no consumer more than 2,000
-that are not acknowledged, and a long queue must not fill the memory."""
+PREFETCH = 65_535
+"""Letters that one consumer of a scan holds at most: the most that AMQP can say. To a consumer that
+says nothing a quorum queue sends 2,000 and stops; and what it sends in the place of others that
+were acknowledged loses its own place in the queue (both measured on 4.3.6)."""
 IDLE_SECONDS = 1.0
 """A scan ends when the broker has sent nothing for so long and has nothing left to send: the rest
 is held by another scan."""
@@ -72,7 +73,7 @@ class Scan:
 
     async def start(self) -> None:
         self.total = await self.depth(self._queue)
-        await self._channel.basic_qos(prefetch_count=CHUNK)
+        await self._channel.basic_qos(prefetch_count=PREFETCH)
         await self._fetch()
 
     async def letters(self) -> AsyncIterator[Letter]:
@@ -85,7 +86,9 @@ class Scan:
 
     async def _next(self) -> Delivery | None:
         """The next one, or None when no more are to come."""
-        if self._arrived.empty() and self._fetched >= CHUNK:
+        if not self._arrived.empty():
+            return self._arrived.get_nowait()
+        if self._fetched >= PREFETCH:
             await self._channel.cancel(self._tag)
             await self._fetch()
         for _ in range(IDLE_LIMIT):

@@ -29,7 +29,6 @@ SETTLED = 1.0
 @pytest.mark.parametrize(
     ("outage", "seconds"),
     [
-        pytest.param("stop", 2, id="stopped-for-2s"),
         pytest.param("pause", 2, id="hanging-for-2s"),
         pytest.param("stop", 10, id="stopped-for-10s", marks=pytest.mark.slow),
     ],

@@ -109,10 +109,10 @@ async def test_sigterm_while_a_retry_waits_for_its_confirm_counts_no_crash(
 
 
 async def test_job_of_a_worker_that_stands_still_is_taken_over_and_its_late_end_does_not_count(
-    broker310: TestBroker, database_url: str, tmp_path: Path
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
     async with (
-        open_chaos(broker310, database_url, tmp_path) as system,
+        open_chaos(broker310, sqlite_url, tmp_path) as system,
         Processes(system.settings, tmp_path) as processes,
     ):
         effects = Effects(tmp_path)

@@ -83,7 +83,7 @@ async def test_poison_job_is_dead_after_two_kills_and_the_pool_lives_on(
         Processes(system.settings, tmp_path) as processes,
         Pool(processes, 2, slots=6) as pool,
     ):
-        requests = requests_of(60, seconds=0.2)
+        requests = requests_of(40, seconds=0.2)
         poison = requests_of(1, "backfill.poison", seconds=0.1)
         accepted = await publish_all(system, [*requests[:10], *poison, *requests[10:]])
 

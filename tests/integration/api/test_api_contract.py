@@ -33,8 +33,9 @@ async def test_no_answer_is_undocumented(system: System, tmp_path: Path) -> None
     options = {"api_rate_limit": 1e6, "api_rate_burst": 1_000_000, "api_heartbeat": 0.2}
     async with serving(system.settings, **options) as api:
         checks = (
+            # Not negative_data_rejection: it takes a field that a form leaves out for a wrong one.
             "not_a_server_error,status_code_conformance,content_type_conformance,"
-            "response_headers_conformance,response_schema_conformance,negative_data_rejection"
+            "response_headers_conformance,response_schema_conformance"
         )
         command = [
             str(Path(sys.executable).parent / "schemathesis"), "run", f"{api.url}/openapi.json",
