@@ -326,10 +326,9 @@ class Redriver:
         await asyncio.gather(
             *(self._ledger.mark_redriven(letter.id, redrives, at) for letter, redrives in sent)
         )
-        states = await self._ledger.states([letter.id for letter, _ in sent])
-        # A job that is dead again already has a new letter, which waits.
-        gone = [letter for letter, _ in sent if states.get(letter.id) is not State.DEAD]
-        await self._mark(gone, DeadLetterState.REDRIVEN)
+        await self._ledger.mark_letters_redriven(
+            {letter.id: redrives for letter, redrives in sent}, at
+        )
         for letter, _ in sent:
             letter.delivery.ack()
         tally.done += len(sent)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, select, text
+from sqlalchemy import Connection, Row, bindparam, case, select, text, update
 
 from services.ledger.base import LedgerBase
 from services.ledger.codec import clean, to_json
@@ -54,8 +54,11 @@ class DeadLetters(LedgerBase):
                 for column in dead_letters.c
                 if column.name not in kept
             }
-            waits = dead_letters.c.state == DeadLetterState.WAITING
-            changes["copies"] = case((waits, dead_letters.c.copies + 1), else_=1)
+            # A later generation is no further copy: its job was redriven in between.
+            another = (dead_letters.c.state == DeadLetterState.WAITING) & (
+                dead_letters.c.redrives == insert.excluded.redrives
+            )
+            changes["copies"] = case((another, dead_letters.c.copies + 1), else_=1)
             connection.execute(
                 insert.on_conflict_do_update(index_elements=["id"], set_=changes), rows
             )
@@ -90,11 +93,26 @@ class DeadLetters(LedgerBase):
 
         return await self._database.read(work)
 
+    async def mark_letters_redriven(self, copies: Mapping[str, int], now: float) -> None:
+        """Note that letters went back to their lanes, each as the copy with that number of
+        redrives. A letter of such a copy, which has died again already, still waits."""
+        statement = (
+            update(dead_letters)
+            .where(
+                dead_letters.c.id == bindparam("letter"),
+                dead_letters.c.redrives < bindparam("number"),
+            )
+            .values(state=DeadLetterState.REDRIVEN.value, updated_at=now)
+        )
+        rows = [{"letter": letter, "number": number} for letter, number in sorted(copies.items())]
+        if rows:
+            await self._database.write(lambda connection: connection.execute(statement, rows))
+
     async def mark_dead_state(
         self, letter_ids: Sequence[str], state: DeadLetterState, now: float
     ) -> int:
-        """Note what became of letters; returns how many there are. For a redrive, also call
-        `mark_redriven` with the job."""
+        """Note what became of letters; returns how many there are. For a redrive, see
+        `mark_letters_redriven`."""
         dialect = self._database.dialect
         statement = text(
             "UPDATE dead_letters SET state = :state, updated_at = :now "

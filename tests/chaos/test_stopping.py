@@ -97,8 +97,9 @@ async def test_sigterm_while_a_retry_waits_for_its_confirm_counts_no_crash(
 
         await effects.reach("failed", 3)
         stuck.terminate()
-        await stuck.ended()
+        await system.wait_until_all(accepted, State.QUEUED)
         proxy.cut()
+        assert await stuck.ended() == 0
 
         await processes.start("worker")
         await assert_all_accounted_for(system, accepted)

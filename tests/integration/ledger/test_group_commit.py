@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.message import Metadata
 from services.ledger import Claimed, Created, Ledger, LedgerError, RowRejected, State, upgrade
 from tests.integration.ledger.made import NOW, claim, finish, message, new_job
 
@@ -20,7 +21,8 @@ async def test_a_bad_row_fails_alone(ledger: Ledger) -> None:
 
 
 async def test_a_number_out_of_range_fails_alone(ledger: Ledger) -> None:
-    bad = claim("bad", "c-bad", attempts=2**80)
+    metadata = Metadata().model_copy(update={"attempts": 2**80})
+    bad = claim(message("bad").model_copy(update={"metadata": metadata}), "c-bad")
     answers = await asyncio.gather(ledger.claim(claim()), ledger.claim(bad), return_exceptions=True)
     assert answers[0] == Claimed(crashes=0)
     # SQLite has no integer types of a limited size; PostgreSQL has.
@@ -79,6 +81,7 @@ async def test_a_closed_ledger_has_written_what_waited_and_takes_no_more(
 
 CLAIM_IN_A_PROCESS = """
 import asyncio, sys
+from broker.message import Metadata
 from services.ledger import Claimed, Ledger
 from tests.integration.ledger.made import claim, finish
 
