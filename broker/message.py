@@ -58,6 +58,8 @@ class Metadata(BaseModel):
     parent_id: JobId | None = None
     pipeline: JobId | None = None
     """Identifies the run of a pipeline that the job belongs to (the first job's id)."""
+    operation_id: JobId | None = None
+    """The backfill that the job, or the job that it follows from, was published by."""
     reply_to: str | None = None
     traceparent: str | None = None
 

@@ -49,6 +49,8 @@ class JobRequest:
     idempotency_key: str | None = None
     """The same key names the same job: publishing again changes nothing."""
     job_id: str | None = None
+    operation_id: str | None = None
+    """The backfill that it belongs to."""
     reply_to: str | None = None
     traceparent: str | None = None
 
@@ -103,6 +105,7 @@ def prepare(registry: Registry, request: JobRequest) -> NewJob:
         source=request.source,
         max_attempts=request.max_attempts or job_type.max_attempts,
         expires_at=request.expires_at,
+        operation_id=request.operation_id,
         reply_to=request.reply_to,
         traceparent=request.traceparent,
     )
@@ -146,6 +149,7 @@ def _child(job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, in
         expires_at=parent.metadata.expires_at,
         parent_id=parent.job_id,
         pipeline=parent.metadata.pipeline or parent.job_id,
+        operation_id=parent.metadata.operation_id,
         traceparent=parent.metadata.traceparent,
     )
     return NewJob(

@@ -1,6 +1,7 @@
 """The ledger: the SQL record of every job, worker, dead letter and document."""
 
 from services.ledger.api_keys import ApiKeyRecord
+from services.ledger.bulk_operations import BulkDeaths, BulkOperation, BulkState
 from services.ledger.codec import to_message
 from services.ledger.dead_letters import DeadLetterState
 from services.ledger.errors import (
@@ -51,6 +52,9 @@ __all__ = [
     "ApiKeyRecord",
     "AttemptOutcome",
     "AttemptRecord",
+    "BulkDeaths",
+    "BulkOperation",
+    "BulkState",
     "CancelResult",
     "Cancelled",
     "ClaimRequest",

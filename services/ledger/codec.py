@@ -64,6 +64,7 @@ def message_columns(message: JobMessage) -> dict[str, Any]:
         "source": clean(metadata.source),
         "parent_id": metadata.parent_id,
         "pipeline": metadata.pipeline,
+        "operation_id": metadata.operation_id,
         "attempts": metadata.attempts,
         "max_attempts": metadata.max_attempts,
         "redrives": metadata.redrives,

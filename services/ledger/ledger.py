@@ -7,6 +7,7 @@ from types import TracebackType
 from sqlalchemy import Connection, text
 
 from services.ledger.api_keys import ApiKeys
+from services.ledger.bulk_operations import BulkOperations
 from services.ledger.database import connect
 from services.ledger.dead_letters import DeadLetters
 from services.ledger.documents import Documents
@@ -17,11 +18,11 @@ from services.ledger.tables import SCHEMA_REVISION
 from services.ledger.workers import Workers
 
 
-class Ledger(JobWrites, JobReads, DeadLetters, Workers, Documents, ApiKeys):
+class Ledger(JobWrites, JobReads, DeadLetters, Workers, Documents, ApiKeys, BulkOperations):
     """One database, used by one event loop.
 
-    `jobs` changes jobs, `reads` reads them; workers and leases, dead letters, documents, and
-    keys of the API have a module each. Errors are those of `errors`.
+    `jobs` changes jobs, `reads` reads them; workers and leases, dead letters, documents, bulk
+    operations, and keys of the API have a module each. Errors are those of `errors`.
     """
 
     @classmethod

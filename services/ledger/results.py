@@ -139,6 +139,8 @@ class JobSummary:
     error_type: str | None
     error_message: str | None
     idempotency_key: str | None
+    operation_id: str | None
+    """The backfill that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -56,6 +56,7 @@ jobs = Table(
     Column("error_message", Text),
     Column("idempotency_key", Text),
     Column("fingerprint", Text),
+    Column("operation_id", Text),
     Column("metadata", Text, nullable=False),
     Column("payload", Text, nullable=False),
     Column("result", Text),
@@ -80,6 +81,7 @@ _partial(
 _partial("ix_jobs_run_at", jobs.c.run_at, where="state = 'scheduled'")
 _partial("ix_jobs_pipeline", jobs.c.pipeline, where="pipeline IS NOT NULL")
 _partial("ix_jobs_parent", jobs.c.parent_id, where="parent_id IS NOT NULL")
+_partial("ix_jobs_operation", jobs.c.operation_id, jobs.c.state, where="operation_id IS NOT NULL")
 
 attempts = Table(
     "attempts",
@@ -184,3 +186,27 @@ api_keys = Table(
     Column("last_used_at", Double),
     Column("revoked_at", Double),
 )
+
+bulk_operations = Table(
+    "bulk_operations",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("title", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("rate", Double),
+    Column("max_open", Integer),
+    Column("created_by", Text, nullable=False),
+    Column("reason", Text),
+    Column("note", Text),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("updated_at", Double, nullable=False),
+    Column("finished_at", Double),
+    Column("holder", Text),
+    Column("lease_until", Double),
+    Column("spec", Text, nullable=False),
+    Column("cursor", Text),
+    Column("counts", Text, nullable=False),
+)
+Index("ix_bulk_operations_created", bulk_operations.c.created_at, bulk_operations.c.id)

@@ -59,6 +59,7 @@ _NEW: Final[sql.Columns] = {
     "expires_at": "double precision",
     "idempotency_key": "text",
     "fingerprint": "text",
+    "operation_id": "text",
     "metadata": "text",
     "payload": "text",
 }

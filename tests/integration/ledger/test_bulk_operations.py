@@ -1,0 +1,202 @@
+import asyncio
+
+import pytest
+
+from services import bulk
+from services.bulk import BulkConflict, BulkRunner, BulkSession, TryLater, UnknownBulkOperation
+from services.ledger import BulkOperation, BulkState, Ledger, State
+from tests.integration.ledger.made import NOW, message, new_job
+from tests.support.eventually import eventually
+
+
+async def make(ledger: Ledger, operation_id: str = "count-1", **changes: object) -> BulkOperation:
+    fields = {"kind": "count", "title": "numbers", "spec": {"to": 5}, "created_by": "test"}
+    return await ledger.create_bulk(operation_id, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+class Counting:
+    """Counts to `to`, one number a checkpoint; waits at those in `gates`."""
+
+    kind = "count"
+
+    def __init__(self) -> None:
+        self.counted: list[int] = []
+        self.gates: dict[int, asyncio.Event] = {}
+        self.troubles: dict[int, list[Exception]] = {}
+
+    async def run(self, session: BulkSession) -> None:
+        number = (session.operation.cursor or {"at": 0})["at"]
+        while number < session.operation.spec["to"]:
+            await session.take_slots(1)
+            if gate := self.gates.get(number):
+                await gate.wait()
+            if troubles := self.troubles.get(number):
+                raise troubles.pop()
+            self.counted.append(number)
+            number += 1
+            await session.checkpoint(cursor={"at": number}, counts={"counted": number})
+        await session.finish()
+
+
+async def state_of(ledger: Ledger, operation_id: str = "count-1") -> BulkState:
+    return (await bulk.require_bulk(ledger, operation_id)).state
+
+
+async def test_an_operation_runs_to_its_end(ledger: Ledger) -> None:
+    made = await make(ledger)
+    assert (made.state, made.cursor, made.counts) == (BulkState.WAITING, None, {})
+    counting = Counting()
+    ended = await BulkRunner(ledger, [counting]).run_one("count-1")
+    assert counting.counted == [0, 1, 2, 3, 4]
+    assert (ended.state, ended.counts, ended.holder) == (BulkState.COMPLETED, {"counted": 5}, None)
+    assert ended.started_at is not None
+    assert ended.finished_at is not None
+
+
+async def test_the_same_id_again_is_the_same_operation(ledger: Ledger) -> None:
+    assert await make(ledger) == await make(ledger, title="another")
+
+
+async def test_paused_it_stops_and_resumed_it_goes_on_where_it_was(ledger: Ledger) -> None:
+    await make(ledger)
+    counting = Counting()
+    counting.gates[2] = asyncio.Event()
+    running = asyncio.create_task(BulkRunner(ledger, [counting]).run_one("count-1"))
+    await eventually(lambda: counting.counted == [0, 1])
+    await bulk.pause(ledger, "count-1", "lunch")
+    counting.gates[2].set()
+    paused = await running
+    assert (paused.state, paused.note, paused.holder) == (BulkState.PAUSED, "lunch", None)
+    assert paused.cursor == {"at": 3}  # what was done was noted
+    await bulk.resume(ledger, "count-1")
+    ended = await BulkRunner(ledger, [counting]).run_one("count-1")
+    assert (ended.state, ended.note) == (BulkState.COMPLETED, None)
+    assert counting.counted == [0, 1, 2, 3, 4]
+
+
+async def test_a_pause_ends_a_wait_for_the_rate(ledger: Ledger) -> None:
+    await make(ledger, rate=0.01)
+    counting = Counting()
+    running = asyncio.create_task(BulkRunner(ledger, [counting]).run_one("count-1"))
+    await eventually(lambda: is_held(ledger))
+    await bulk.pause(ledger, "count-1")
+    async with asyncio.timeout(2):
+        assert (await running).state is BulkState.PAUSED
+    assert counting.counted == []
+
+
+async def test_a_rate_is_kept_and_can_be_raised_while_it_runs(ledger: Ledger) -> None:
+    await make(ledger, rate=0.01, spec={"to": 200})
+    counting = Counting()
+    running = asyncio.create_task(BulkRunner(ledger, [counting]).run_one("count-1"))
+    await eventually(lambda: is_held(ledger))
+    assert counting.counted == []
+    await ledger.set_bulk_limits("count-1", {"rate": None})
+    async with asyncio.timeout(10):
+        assert (await running).state is BulkState.COMPLETED
+    assert counting.counted == list(range(200))
+
+
+async def is_held(ledger: Ledger, operation_id: str = "count-1") -> bool:
+    return (await bulk.require_bulk(ledger, operation_id)).state is BulkState.RUNNING
+
+
+async def test_cancelled_it_is_over(ledger: Ledger) -> None:
+    await make(ledger)
+    assert (await bulk.cancel(ledger, "count-1")).state is BulkState.CANCELLED
+    assert (await bulk.cancel(ledger, "count-1")).state is BulkState.CANCELLED
+    counting = Counting()
+    assert (await BulkRunner(ledger, [counting]).run_one("count-1")).state is BulkState.CANCELLED
+    assert counting.counted == []
+    with pytest.raises(BulkConflict, match="is over, and can't be resumed"):
+        await bulk.resume(ledger, "count-1")
+    with pytest.raises(UnknownBulkOperation):
+        await bulk.pause(ledger, "nothing")
+
+
+async def test_one_process_holds_an_operation(ledger: Ledger) -> None:
+    for number in range(3):
+        await make(ledger, f"count-{number}")
+    taken = await asyncio.gather(
+        *(ledger.claim_bulk(f"p{number}", 60, kinds=["count"]) for number in range(9))
+    )
+    held = [each.id for each in taken if each is not None]
+    assert sorted(held) == ["count-0", "count-1", "count-2"]
+    with pytest.raises(BulkConflict, match="run by another process"):
+        await BulkRunner(ledger, [Counting()]).run_one("count-1")
+
+
+async def test_a_process_that_died_is_replaced(ledger: Ledger) -> None:
+    await make(ledger)
+    assert await ledger.claim_bulk("dead", -1, kinds=["count"]) is not None
+    assert await ledger.checkpoint_bulk("count-1", "dead", -1, cursor={"at": 3}) is not None
+    counting = Counting()
+    assert (await BulkRunner(ledger, [counting]).run_one("count-1")).state is BulkState.COMPLETED
+    assert counting.counted == [3, 4]
+    assert await ledger.checkpoint_bulk("count-1", "dead", 60, cursor={"at": 0}) is None
+
+
+async def test_trouble_is_shown_and_tried_again(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "FIRST_PAUSE", 0.1)
+    await make(ledger)
+    counting = Counting()
+    counting.troubles[2] = [TryLater("the source is away")]
+    ended = await BulkRunner(ledger, [counting]).run_one("count-1")
+    assert (ended.state, ended.note) == (BulkState.COMPLETED, None)
+    assert counting.counted == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [(bulk.BulkFailed("no such file"), "no such file"), (KeyError("x"), "KeyError: 'x'")],
+)
+async def test_what_can_not_go_on_says_why(ledger: Ledger, error: Exception, note: str) -> None:
+    await make(ledger)
+    counting = Counting()
+    counting.troubles[2] = [error]
+    ended = await BulkRunner(ledger, [counting]).run_one("count-1")
+    assert (ended.state, ended.note) == (BulkState.FAILED, note)
+    await bulk.resume(ledger, "count-1")
+    assert (await BulkRunner(ledger, [counting]).run_one("count-1")).state is BulkState.COMPLETED
+
+
+async def test_a_runner_takes_what_comes_and_lets_go_when_it_stops(ledger: Ledger) -> None:
+    counting = Counting()
+    counting.gates[3] = asyncio.Event()
+    runner = BulkRunner(ledger, [counting])
+    running = asyncio.create_task(runner.run())
+    await make(ledger)
+    await make(ledger, "other-1", kind="other")
+    await eventually(lambda: counting.counted == [0, 1, 2])
+    runner.stop()
+    counting.gates[3].set()
+    await running
+    left = await bulk.require_bulk(ledger, "count-1")
+    assert (left.state, left.holder, left.cursor) == (BulkState.RUNNING, None, {"at": 4})
+    assert await state_of(ledger, "other-1") is BulkState.WAITING
+
+
+async def test_jobs_are_counted_by_operation_and_state(ledger: Ledger) -> None:
+    own = [message(f"own-{number}", operation_id="count-1") for number in range(3)]
+    follower = message("follower", operation_id="count-1", parent_id="own-0")
+    await ledger.record_many([new_job(job) for job in [*own, follower, message("alien")]])
+    await ledger.mark_queued(["own-0"], NOW)
+    assert await ledger.count_bulk_jobs("count-1") == (
+        {State.PENDING: 2, State.QUEUED: 1},
+        {State.PENDING: 1},
+    )
+    waiting = await ledger.bulk_jobs("count-1", [State.PENDING], limit=10)
+    assert sorted(waiting) == ["follower", "own-1", "own-2"]
+
+
+async def test_operations_are_listed_newest_first(ledger: Ledger) -> None:
+    for number in range(3):
+        await make(ledger, f"count-{number}")
+    await make(ledger, "other-1", kind="other")
+    await bulk.pause(ledger, "count-1")
+    listed = await ledger.list_bulk("count")
+    assert [each.id for each in listed.items] == ["count-2", "count-1", "count-0"]
+    paused = await ledger.list_bulk(states=[BulkState.PAUSED])
+    assert [each.id for each in paused.items] == ["count-1"]
