@@ -76,6 +76,18 @@ class Settings(BrokerSettings):
     )
     embed_model: str = Field(default="default", description="Model asked for at that server.")
     embed_api_key: SecretStr | None = Field(default=None, description="Its API key.")
+    arxiv_base_url: str = Field(
+        default="https://export.arxiv.org/api/query",
+        pattern="^https?://",
+        description="Address of the arXiv API.",
+    )
+    arxiv_interval: float = Field(
+        default=3.0,
+        ge=0,
+        le=3600,
+        description="Least seconds between two requests to arXiv, all processes together; 3 is "
+        "arXiv's own rule.",
+    )
     worker_concurrency: int = Field(
         default=4, ge=1, le=1000, description="Jobs that one kind of worker runs at once."
     )

@@ -5,17 +5,46 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, Row, delete, insert, or_, select, update
+from sqlalchemy import Connection, Row, delete, insert, or_, select, text, update
 
 from services.ledger.base import LedgerBase
-from services.ledger.dialect import insert_into
+from services.ledger.dialect import clock, insert_into
 from services.ledger.paging import fetch_page
 from services.ledger.requests import Edge
 from services.ledger.results import Document, EdgeRecord, Page
 from services.ledger.tables import documents, edges
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentFilter:
+    """Which documents: those that fit every field that is set."""
+
+    state: str | None = None
+    source_prefix: str | None = None
+    media_type: str | None = None
+    since: float | None = None
+    """Made at this time or later, in seconds since the epoch."""
+    until: float | None = None
+    """Made before this time."""
+
+    def apply(self, query: Select[Any]) -> Select[Any]:
+        """The query, for these documents alone."""
+        columns = documents.c
+        if self.state is not None:
+            query = query.where(columns.state == self.state)
+        if self.source_prefix is not None:
+            query = query.where(columns.source.startswith(self.source_prefix, autoescape=True))
+        if self.media_type is not None:
+            query = query.where(columns.media_type == self.media_type)
+        if self.since is not None:
+            query = query.where(columns.created_at >= self.since)
+        if self.until is not None:
+            query = query.where(columns.created_at < self.until)
+        return query
 
 
 class Documents(LedgerBase):
@@ -105,6 +134,24 @@ class Documents(LedgerBase):
             )
         )
 
+    async def documents_after(
+        self, wanted: DocumentFilter, after: tuple[float, str] | None, limit: int
+    ) -> list[Document]:
+        """Documents, oldest first, from behind that `(created_at, id)` on."""
+        key = tuple_(documents.c.created_at, documents.c.id)
+        query = wanted.apply(select(documents))
+        if after is not None:
+            query = query.where(key > tuple_(*after))
+        query = query.order_by(documents.c.created_at, documents.c.id).limit(limit)
+        return await self._database.read(
+            lambda connection: [_document(row) for row in connection.execute(query)]
+        )
+
+    async def count_documents(self, wanted: DocumentFilter) -> int:
+        """How many there are."""
+        query = wanted.apply(select(func.count()).select_from(documents))
+        return await self._database.read(lambda connection: connection.scalar(query) or 0)
+
     async def set_stage(
         self, document_id: str, stage: str, state: str, *, completed: bool = False
     ) -> Document | None:
@@ -133,6 +180,59 @@ class Documents(LedgerBase):
             return _document(changed.one())
 
         return await self._database.write(work)
+
+    async def renew_document(
+        self,
+        document_id: str,
+        content_hash: str,
+        *,
+        filename: str | None,
+        title: str | None,
+        media_type: str | None,
+        size_bytes: int | None,
+        pipeline: str | None,
+    ) -> Document | None:
+        """The document has other content from now on, and its stages are still to come; it keeps
+        its id and its source. None when there is no such document.
+
+        A document elsewhere with the very same content keeps that hash for itself.
+        """
+
+        def work(connection: Connection) -> Document | None:
+            taken = select(documents.c.id).where(
+                documents.c.content_hash == content_hash, documents.c.id != document_id
+            )
+            values = {
+                "filename": filename,
+                "title": title,
+                "media_type": media_type,
+                "size_bytes": size_bytes,
+                "pipeline": pipeline,
+                "state": "queued",
+                "current_stage": None,
+                "completed_stages": "[]",
+                "updated_at": time.time(),
+            }
+            if connection.execute(taken).first() is None:
+                values["content_hash"] = content_hash
+            renewed = connection.execute(
+                update(documents)
+                .where(documents.c.id == document_id)
+                .values(values)
+                .returning(documents)
+            ).one_or_none()
+            return None if renewed is None else _document(renewed)
+
+        return await self._database.write(work)
+
+    async def lease_remaining(self, name: str) -> float:
+        """Seconds until a lease runs out, by the database's clock; 0 when nobody holds it."""
+
+        def work(connection: Connection) -> float:
+            query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
+            return max(0.0, float(connection.scalar(query, {"name": name}) or 0.0))
+
+        return await self._database.read(work)
 
     async def put_edges(self, source_id: str, kind: str, new: Sequence[Edge]) -> None:
         """Replace the item's outgoing edges of that kind; of two with one target the later

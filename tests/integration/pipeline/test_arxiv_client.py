@@ -1,0 +1,327 @@
+"""What arXiv answers, and what becomes of it when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from services.ingest import arxiv
+from services.ingest.arxiv import ArxivClient, Cursor, Page, payload_of
+from services.ingest.arxiv_errors import (
+    ArxivBusy,
+    ArxivNonsense,
+    ArxivRefused,
+    ArxivUnavailable,
+)
+from services.ledger import Ledger
+from services.settings import Settings
+from tests.support import arxiv_server as server
+from tests.support.arxiv_server import ArxivServer, Paper, many
+
+MARCH = datetime(2024, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def site() -> Iterator[ArxivServer]:
+    with ArxivServer(many(7)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def hasty(settings: Settings, site: ArxivServer) -> Settings:
+    """Settings for that server, without its rules."""
+    return settings.model_copy(update={"arxiv_base_url": site.url, "arxiv_interval": 0.0})
+
+
+@pytest.fixture
+async def client(hasty: Settings) -> AsyncIterator[ArxivClient]:
+    async with ArxivClient.connect(hasty) as opened:
+        yield opened
+
+
+async def listed(client: ArxivClient, **options: Any) -> list[Page]:
+    return [page async for page in client.pages("cat:physics.ao-ph", **options)]
+
+
+def ids(pages: list[Page]) -> list[str]:
+    return [entry.id for page in pages for entry in page.entries]
+
+
+# --- entries and searches -----------------------------------------------------------------------
+
+
+async def test_an_entry_has_all_that_arxiv_says_of_it(
+    client: ArxivClient, site: ArxivServer
+) -> None:
+    site.papers = [
+        Paper(
+            "1605.08386",
+            title="Heat <and>\n   baths",
+            abstract="Graphs &\n are studied.",
+            version=3,
+            published=MARCH,
+            updated=MARCH + timedelta(days=1),
+            categories=("math.CO", "math.ST"),
+            comment="20 pages",
+            journal_ref="J. Heat 7",
+            doi="10.1000/182",
+        )
+    ]
+    [entry] = await client.entries(["1605.08386"])
+    assert entry.model_dump() == {
+        "id": "1605.08386",
+        "version": 3,
+        "title": "Heat <and> baths",
+        "abstract": "Graphs & are studied.",
+        "authors": ("Ada Tide", "Müller, J."),
+        "primary_category": "math.CO",
+        "categories": ("math.CO", "math.ST"),
+        "published": MARCH,
+        "updated": MARCH + timedelta(days=1),
+        "comment": "20 pages",
+        "journal_ref": "J. Heat 7",
+        "doi": "10.1000/182",
+        "abs_url": "http://arxiv.org/abs/1605.08386v3",
+        "pdf_url": f"{site.origin}/pdf/1605.08386v3",
+    }
+    assert site.requests[0].parameters["id_list"] == "1605.08386"
+
+
+async def test_several_ids_are_one_request_and_those_that_do_not_exist_are_missing(
+    client: ArxivClient, site: ArxivServer
+) -> None:
+    found = await client.entries(["2403.00003", "9999.99999", "arXiv:2403.00001"])
+    assert [entry.id for entry in found] == ["2403.00003", "2403.00001"]
+    assert len(site.requests) == 1
+
+
+async def test_a_damaged_record_is_left_out_and_does_not_shift_the_pages(
+    client: ArxivClient, site: ArxivServer
+) -> None:
+    site.replace("2403.00001", damaged=True)
+    pages = await listed(client, from_date=MARCH, to_date=MARCH + timedelta(days=1), page_size=2)
+    assert ids(pages) == [f"2403.{number:05}" for number in (0, 2, 3, 4, 5, 6)]
+
+
+async def test_an_entry_fits_into_a_payload_unless_thousands_wrote_it(
+    client: ArxivClient, site: ArxivServer
+) -> None:
+    site.replace("2403.00002", authors=tuple(f"Author {number}" for number in range(3000)))
+    short, long = await client.entries(["2403.00001", "2403.00002"])
+    assert payload_of(short, full_text=True)["entry"]["title"] == "Paper number 1"
+    assert payload_of(short, full_text=True)["full_text"] is True
+    assert payload_of(long) == {"id": "2403.00002v1"}
+
+
+# --- listings -----------------------------------------------------------------------------------
+
+
+async def test_a_listing_has_every_paper_of_its_dates_once_oldest_first(
+    client: ArxivClient,
+) -> None:
+    pages = await listed(
+        client,
+        from_date=MARCH + timedelta(hours=1),
+        to_date=MARCH + timedelta(hours=5),
+        page_size=2,
+    )
+    assert ids(pages) == [f"2403.{number:05}" for number in range(1, 6)]
+    assert [len(page.entries) for page in pages] == [2, 2, 1]
+    assert pages[0].total == 5
+    assert pages[-1].cursor is None
+
+
+async def test_a_listing_goes_on_from_the_cursor_of_any_page(client: ArxivClient) -> None:
+    end = MARCH + timedelta(days=1)
+    pages = await listed(client, from_date=MARCH, to_date=end, page_size=2)
+    kept = str(pages[1].cursor)
+    rest = await listed(client, cursor=Cursor.parse(kept), to_date=end, page_size=2)
+    assert ids(rest) == ids(pages[2:])
+
+
+async def test_a_range_with_too_many_papers_is_listed_in_windows(
+    client: ArxivClient, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.papers = many(60, apart=timedelta(minutes=7))
+    site.deepest = 10
+    monkeypatch.setattr(arxiv, "DEEPEST", 10)
+    end = MARCH + timedelta(days=30)
+    pages = await listed(client, from_date=MARCH, to_date=end, page_size=4)
+    assert ids(pages) == [paper.id for paper in site.papers]
+    middle = pages[len(pages) // 2]
+    rest = await listed(client, cursor=middle.cursor, to_date=end, page_size=4)
+    assert ids(pages[: len(pages) // 2 + 1]) + ids(rest) == ids(pages)
+
+
+async def test_an_empty_page_in_the_middle_is_asked_for_again(
+    client: ArxivClient, site: ArxivServer
+) -> None:
+    site.next(server.empty_page(), server.empty_page())
+    pages = await listed(client, from_date=MARCH, to_date=MARCH + timedelta(days=1))
+    assert len(ids(pages)) == 7
+    site.always(server.empty_page())
+    with pytest.raises(ArxivNonsense, match="came empty 3 times"):
+        await listed(client, from_date=MARCH, to_date=MARCH + timedelta(days=1))
+
+
+async def test_a_range_without_papers_ends_at_once(client: ArxivClient, site: ArxivServer) -> None:
+    pages = await listed(client, from_date=MARCH, to_date=MARCH - timedelta(days=1))
+    assert (pages, site.requests) == ([], [])
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+async def test_what_arxiv_refuses_is_refused_in_its_words(
+    client: ArxivClient, site: ArxivServer
+) -> None:
+    refused = server.refusal("incorrect id format for 1605.0838x")
+    for status in (200, 400):
+        site.next(lambda exchange, _, status=status: exchange.send(status, refused))
+        with pytest.raises(ArxivRefused, match="incorrect id format for 1605"):
+            await client.entries(["1605.08386"])
+
+
+BILLION = b"""<?xml version="1.0"?><!DOCTYPE feed [<!ENTITY a "aaaaaaaaaa">
+<!ENTITY b "&a;&a;&a;&a;">]><feed xmlns="http://www.w3.org/2005/Atom"><id>&b;</id></feed>"""
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error", "said"),
+    [
+        (server.cut(), ArxivUnavailable, "can't be reached"),
+        (server.cut_in_the_middle(), ArxivUnavailable, "can't be reached"),
+        (server.fails(500), ArxivUnavailable, "answers 500"),
+        (server.fails(502), ArxivUnavailable, "answers 502"),
+        (server.fails(503), ArxivUnavailable, "answers 503"),
+        (server.fails(301), ArxivUnavailable, "answers 301"),
+        (server.fails(403), ArxivRefused, "with 403"),
+        (server.says(b"<html>", "text/html"), ArxivNonsense, "text/html"),
+        (server.says(b"<feed"), ArxivNonsense, "no XML"),
+        (server.says(b""), ArxivNonsense, "no XML"),
+        (server.says(b"\xff\xfe<feed/>"), ArxivNonsense, "no XML"),
+        (server.says(b"<rss/>"), ArxivNonsense, "no Atom feed"),
+        (server.says(b"<a>" * 100_000), ArxivNonsense, "nested too deeply"),
+        (server.says(BILLION), ArxivNonsense, "DOCTYPE"),
+        (
+            server.says(b'<feed xmlns="http://www.w3.org/2005/Atom"/>'),
+            ArxivNonsense,
+            "startIndex",
+        ),
+    ],
+)
+async def test_an_answer_that_is_none_has_its_error(
+    client: ArxivClient,
+    site: ArxivServer,
+    behaviour: server.Behaviour,
+    error: type[Exception],
+    said: str,
+) -> None:
+    site.next(behaviour)
+    with pytest.raises(error, match=said):
+        await client.entries(["1605.08386"])
+    assert len(site.requests) == 1
+
+
+async def test_an_answer_without_an_end_is_not_read_to_its_end(
+    client: ArxivClient, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arxiv, "MAX_BYTES", 10_000)
+    site.next(server.says(b"<a>" + b"a" * 100_000))
+    with pytest.raises(ArxivNonsense, match="exceeds 10,000 bytes"):
+        await client.entries(["1605.08386"])
+
+
+async def test_a_server_that_is_too_slow_is_given_up(
+    client: ArxivClient, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arxiv, "REQUEST_TIMEOUT", 0.2)
+    site.next(server.slow(30))
+    with pytest.raises(ArxivUnavailable, match="did not answer within"):
+        await client.entries(["1605.08386"])
+
+
+# --- arXiv's rules ------------------------------------------------------------------------------
+
+
+async def test_requests_keep_their_distance_in_all_processes_together(
+    hasty: Settings, ledger: Ledger, site: ArxivServer
+) -> None:
+    """Two ledgers are what two processes have."""
+    careful = hasty.model_copy(update={"arxiv_interval": 0.2})
+    async with (
+        await Ledger.open(careful.ledger_url) as other,
+        ArxivClient.connect(careful, ledger, patience=30) as first,
+        ArxivClient.connect(careful, other, patience=30) as second,
+    ):
+        site.always(server.slow(0.05))
+        await asyncio.gather(
+            *(
+                each.entries([f"2403.0000{number}"])
+                for number in range(3)
+                for each in (first, second)
+            )
+        )
+    times = sorted(request.at for request in site.requests)
+    assert len(times) == 6
+    # The clock of the ledger counts milliseconds.
+    assert min(b - a for a, b in pairwise(times)) > 0.19
+    assert site.most_at_once == 1
+
+
+async def test_requests_never_overlap_however_long_one_takes(
+    hasty: Settings, ledger: Ledger, site: ArxivServer
+) -> None:
+    async with ArxivClient.connect(hasty, ledger, patience=30) as client:
+        site.always(server.slow(0.1))
+        await asyncio.gather(*(client.entries(["2403.00001"]) for _ in range(4)))
+    assert site.most_at_once == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_retry_after_pauses_every_process(
+    hasty: Settings, ledger: Ledger, site: ArxivServer, status: int
+) -> None:
+    async with (
+        await Ledger.open(hasty.ledger_url) as other,
+        ArxivClient.connect(hasty, ledger) as first,
+        ArxivClient.connect(hasty, other) as second,
+    ):
+        site.next(server.throttled(100, status))
+        with pytest.raises(ArxivBusy) as busy:
+            await first.entries(["2403.00001"])
+        assert busy.value.wait == 100
+        for client in (first, second):
+            with pytest.raises(ArxivBusy, match="whole fleet") as busy:
+                await client.entries(["2403.00001"])
+            assert 90 < busy.value.wait <= 100
+    assert len(site.requests) == 1
+
+
+async def test_a_short_pause_is_waited_for(
+    hasty: Settings, ledger: Ledger, site: ArxivServer
+) -> None:
+    async with ArxivClient.connect(hasty, ledger) as client:
+        site.next(server.throttled(1))
+        with pytest.raises(ArxivBusy):
+            await client.entries(["2403.00001"])
+        began = time.monotonic()
+        assert await client.entries(["2403.00001"])
+        assert time.monotonic() - began > 0.8
+
+
+async def test_a_429_without_retry_after_pauses_for_a_while(
+    client: ArxivClient, site: ArxivServer
+) -> None:
+    site.next(server.throttled(None))
+    with pytest.raises(ArxivBusy, match="429"):
+        await client.entries(["2403.00001"])
+    with pytest.raises(ArxivBusy):
+        await client.entries(["2403.00001"])
+    assert len(site.requests) == 1
