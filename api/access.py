@@ -60,7 +60,7 @@ async def identify(request: Request) -> Principal:
     """Who makes this request. Raises Problem (401, 403, 429), LedgerError."""
     state = state_of(request)
     key = key_in(request)
-    if key:
+    if key is not None:
         principal = await state.keys.identify(key)
         if principal is None:
             raise _unauthorized("the API key is unknown or revoked")
@@ -76,11 +76,20 @@ async def identify(request: Request) -> Principal:
 
 
 def key_in(request: Request) -> str | None:
-    """The key that was sent, in either header."""
-    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and credentials.strip():
+    """The key that was sent, in either header; None when neither was.
+
+    Raises Problem (401) for one that is not of this form: a key that was sent and can't be right
+    is never overlooked, also where nobody needs one.
+    """
+    headers = request.headers
+    if "authorization" in headers:
+        scheme, _, credentials = headers["authorization"].partition(" ")
+        if scheme.lower() != "bearer" or not credentials.strip():
+            raise _unauthorized("`Authorization` must be `Bearer KEY`")
         return credentials.strip()
-    return request.headers.get("x-api-key")
+    if "x-api-key" in headers and not headers["x-api-key"].strip():
+        raise _unauthorized("the API key in `X-API-Key` is empty")
+    return headers.get("x-api-key")
 
 
 def limit(request: Request, allowance: Allowance) -> None:

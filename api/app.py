@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 
 from api import (
     admin,
@@ -23,11 +23,10 @@ from api import (
     problems,
     search,
 )
-from api.access import check_keys, identify, require_scope
+from api.access import check_keys
 from api.bodies import BodyLimits
 from api.edge import Edge
 from api.state import open_state
-from services.api_keys import Scope
 from services.asyncapi import version
 from services.documents import open_desks
 from services.rate_limit import RateLimiter
@@ -65,10 +64,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             publisher = state.broker.jobs if state.broker is not None else None
             async with open_desks(settings, state.registry, state.ledger, publisher) as desks:
                 app.state.api = state
-                app.state.settings = settings
-                app.state.ledger = state.ledger
-                app.state.registry = state.registry
-                app.state.jobs = publisher
                 app.state.desks = desks
                 yield
 
@@ -79,8 +74,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
+        generate_unique_id_function=openapi.operation_id,
     )
-    app.state.check_scope = _check_scope
     for router in ROUTERS:
         app.include_router(router)
     problems.install(app, [route for router in ROUTERS for route in router.routes])
@@ -90,7 +85,3 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     limiter = RateLimiter(settings.api_rate_limit, settings.api_rate_burst)
     app.add_middleware(Edge, limiter=limiter)
     return app
-
-
-async def _check_scope(request: Request, scope: str) -> None:
-    require_scope(await identify(request), Scope(scope))

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
-from pydantic import BaseModel, Field
 
 from api import models
 from api.access import needs
@@ -18,6 +17,7 @@ from api.document_errors import (
     problem_of,
     unreadable,
 )
+from api.document_models import DocumentList, DocumentSummary, DocumentView, FailureView
 from api.problems import responses
 from api.uploads import UploadForm
 from services.api_keys import Scope
@@ -38,64 +38,6 @@ POLL_AFTER = "1"
 DocumentIdOf = Annotated[
     str, InPath(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="As the upload said it.")
 ]
-
-
-class FailureView(BaseModel):
-    """Why a document's pipeline stands still."""
-
-    reason: str = Field(examples=["permanent"])
-    error_type: str | None = Field(examples=["CorruptDocument"])
-    message: str | None
-    job_id: str | None = Field(description="The job to redrive.")
-    attempts: int
-
-
-class DocumentView(BaseModel):
-    """How far a document is. Times are seconds since the epoch."""
-
-    document_id: str
-    state: str = Field(
-        examples=["summarizing"],
-        description="queued, storing, extracting, summarizing, embedding, linking, completed, "
-        "needs_ocr or failed; further stages bring states of their own.",
-    )
-    current_stage: str | None = Field(examples=["summarize_content"])
-    completed_stages: list[str] = Field(examples=[["ingest_document", "extract_text"]])
-    job_id: str | None = Field(description="The first job of the pipeline's latest run.")
-    error: FailureView | None
-    title: str | None
-    filename: str | None
-    source: str | None
-    media_type: str | None
-    size: int | None = Field(description="Bytes.")
-    created_at: float | None
-    updated_at: float | None
-    duplicate: bool = Field(
-        default=False, description="In the answer to an upload: it was known, nothing was started."
-    )
-    result: dict[str, Any] | None = Field(
-        default=None, description="In the answer to an upload without a broker: what was made."
-    )
-
-
-class DocumentSummary(BaseModel):
-    """A document of the listing, as its record says; `/documents/{id}` says more exactly."""
-
-    document_id: str
-    state: str
-    current_stage: str | None
-    title: str | None
-    filename: str | None
-    source: str | None
-    media_type: str | None
-    size: int | None
-    created_at: float
-    updated_at: float
-
-
-class DocumentList(BaseModel):
-    documents: list[DocumentSummary]
-    next_cursor: str | None = Field(description="For the following page; null after the last.")
 
 
 FORM: dict[str, Any] = {
@@ -197,8 +139,8 @@ async def list_documents(
             source=document.source,
             media_type=document.media_type,
             size=document.size_bytes,
-            created_at=document.created_at,
-            updated_at=document.updated_at,
+            created_at=models.moment(document.created_at),
+            updated_at=models.moment(document.updated_at),
         )
         for document in page.items
     ]
@@ -263,7 +205,7 @@ def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:
         source=status.source,
         media_type=status.media_type,
         size=status.size,
-        created_at=status.created_at,
-        updated_at=status.updated_at,
+        created_at=models.moment(status.created_at),
+        updated_at=models.moment(status.updated_at),
         duplicate=duplicate,
     )

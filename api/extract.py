@@ -6,28 +6,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
-from pydantic import BaseModel, Field
 
 from api.access import needs
 from api.dependencies import ExtractionsOf
 from api.document_errors import RESULT_PROBLEMS, UPLOAD_PROBLEMS, problem_of, unreadable
+from api.document_models import ExtractionView
 from api.documents import FORM, POLL_AFTER, receive_upload
 from services.api_keys import Scope
 from services.extractions import ExtractionNotFinished, UnknownExtraction
 from services.registry import InvalidPayload
 
 router = APIRouter(prefix="/extract", tags=["extraction"])
-
-
-class ExtractionView(BaseModel):
-    """A text that was ordered."""
-
-    job_id: str
-    result: dict[str, Any] | None = Field(
-        default=None,
-        description="Without a broker: title, counts, and `pages` with their text; else fetch it "
-        "from /extract/text/{job_id}.",
-    )
 
 
 @router.post(

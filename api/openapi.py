@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from api.problems import MEDIA_TYPE, FieldError, ProblemDetails, responses
 
@@ -15,6 +16,12 @@ PUBLIC = ("/health", "/problems")
 WITH_KEY = ("unauthorized", "forbidden", "rate-limited", "ledger-away")
 WITH_BODY = ("malformed-request", "request-timeout", "too-large")
 REF = "#/components/schemas/"
+
+
+def operation_id(route: APIRoute) -> str:
+    """An operation's name in the document: `jobs-publish`, of its tag and its function."""
+    tag = route.tags[0] if route.tags else "api"
+    return f"{tag}-{route.name}"
 
 
 def install(app: FastAPI) -> None:

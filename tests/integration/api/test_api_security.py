@@ -46,6 +46,24 @@ async def test_nobody_gets_in_without_a_key_once_there_is_one(
 
 
 @pytest.mark.parametrize(
+    "headers",
+    [
+        bearer("wrong"),
+        {"X-API-Key": "swy_wrong"},
+        {"X-API-Key": ""},
+        {"Authorization": "Bearer"},
+        {"Authorization": "swy_wrong"},
+        {"Authorization": "Basic c3d5X3dyb25nOg=="},
+    ],
+)
+async def test_a_wrong_key_is_refused_also_where_nobody_needs_one(
+    api: RunningApi, headers: dict[str, str]
+) -> None:
+    assert (await api.client.get("/jobs")).status_code == 200
+    problem(await api.client.get("/jobs", headers=headers), 401, "unauthorized")
+
+
+@pytest.mark.parametrize(
     ("scope", "allowed"),
     [
         ("read", {"read"}),

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -57,6 +58,10 @@ async def test_an_upload_is_accepted_worked_and_found(
         done = await ended(client, document_id)
         assert (done["state"], done["current_stage"]) == ("completed", None)
         assert (done["title"], done["source"], done["filename"]) == ("Mine", "here", "paper.pdf")
+        listed = (await client.get("/documents")).json()["documents"][0]
+        for view in (done, listed):
+            for name in ("created_at", "updated_at"):
+                assert datetime.fromisoformat(view[name]).utcoffset() == timedelta(0)
         result = await client.get(f"/documents/{document_id}/result", params={"include": "text"})
         assert result.json()["pages"][0]["text"]
         found = (await client.post("/search", json={"query": result.json()["title"]})).json()

@@ -1,0 +1,141 @@
+"""The operations as methods: each is named once here, and is a method of both clients."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+
+from api.client import calls
+from api.client.calls import Operation
+
+if TYPE_CHECKING:
+    from api.client.clients import AsyncClient, Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+class _Page(Protocol):
+    @property
+    def next_cursor(self) -> str | None: ...
+
+
+PageT = TypeVar("PageT", bound=_Page)
+
+
+class Method(Generic[P, T]):
+    """An operation as a method of both clients."""
+
+    def __init__(self, operation: Operation[P, T]) -> None:
+        self.operations = (operation.id,)
+        self._call = operation.call
+
+    @overload
+    def __get__(self, client: None, owner: object) -> Self: ...
+    @overload
+    def __get__(self, client: Client, owner: object) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: AsyncClient, owner: object) -> Callable[P, Awaitable[T]]: ...
+    def __get__(self, client: Any, owner: object) -> Any:
+        if client is None:
+            return self
+
+        @wraps(self._call)
+        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.send(self._call(*args, **kwargs))
+
+        return method
+
+
+class Listing(Generic[P, PageT, Item]):
+    """A listing as a method of both clients that goes through all its pages."""
+
+    def __init__(
+        self, operation: Operation[P, PageT], items: Callable[[PageT], Sequence[Item]]
+    ) -> None:
+        self.operations = (operation.id,)
+        self._call = operation.call
+        self._items = items
+
+    @overload
+    def __get__(self, client: None, owner: object) -> Self: ...
+    @overload
+    def __get__(self, client: Client, owner: object) -> Callable[P, Iterator[Item]]: ...
+    @overload
+    def __get__(self, client: AsyncClient, owner: object) -> Callable[P, AsyncIterator[Item]]: ...
+    def __get__(self, client: Any, owner: object) -> Any:
+        if client is None:
+            return self
+
+        def pages(*args: P.args, **kwargs: P.kwargs) -> Iterator[Item]:
+            while True:
+                page = client.send(self._call(*args, **kwargs))
+                yield from self._items(page)
+                if page.next_cursor is None:
+                    return
+                kwargs["cursor"] = page.next_cursor
+
+        async def async_pages(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Item]:
+            while True:
+                page = await client.send(self._call(*args, **kwargs))
+                for item in self._items(page):
+                    yield item
+                if page.next_cursor is None:
+                    return
+                kwargs["cursor"] = page.next_cursor
+
+        return wraps(self._call)(async_pages if client.is_async else pages)
+
+
+class Operations:
+    """What both clients can do; `await` it in AsyncClient. docs/client.md has examples."""
+
+    publish = Method(calls.publish)
+    jobs_page = Method(calls.jobs_page)
+    jobs = Listing(calls.jobs_page, lambda page: page.jobs)
+    job = Method(calls.job)
+    job_status = Method(calls.job_status)
+    cancel = Method(calls.cancel)
+
+    upload = Method(calls.upload)
+    documents_page = Method(calls.documents_page)
+    documents = Listing(calls.documents_page, lambda page: page.documents)
+    document = Method(calls.document)
+    document_result = Method(calls.document_result)
+    extract_text = Method(calls.extract_text)
+    extracted_text = Method(calls.extracted_text)
+    search = Method(calls.search)
+
+    backpressure = Method(calls.backpressure)
+    schemas = Method(calls.schemas)
+    schema = Method(calls.schema)
+    asyncapi = Method(calls.asyncapi)
+    problems = Method(calls.problems)
+    problem = Method(calls.problem)
+    live = Method(calls.live)
+    ready = Method(calls.ready)
+    health = Method(calls.health_of_all)
+
+    lanes = Method(calls.lanes)
+    workers = Method(calls.workers)
+    dead_page = Method(calls.dead_page)
+    dead = Listing(calls.dead_page, lambda page: page.dead_letters)
+    dead_letter = Method(calls.dead_letter)
+
+
+def streams(operation: str) -> Callable[[T], T]:
+    """Name the operation that a method of both clients follows."""
+
+    def mark(method: T) -> T:
+        method.operations = (operation,)  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def operations_of(client: type[Operations]) -> set[str]:
+    """The ids of the operations of the API that a client covers."""
+    members = (getattr(client, name) for name in dir(client))
+    return {each for member in members for each in getattr(member, "operations", ())}
