@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,14 +40,18 @@ class Stage:
         return with_vhost(self.amqp_url, name)
 
     def switchyard(
-        self, name: str, ledger: str = "sqlite", max_length: int = 1_000_000
+        self,
+        name: str,
+        ledger: str = "sqlite",
+        max_length: int = 1_000_000,
+        modules: Sequence[str] = ("benchmarks.contenders.with_switchyard",),
     ) -> dict[str, str]:
         """A virtual host with the topology, and a ledger; the settings to reach them.
 
         The lanes are made long: these runs fill them further than the product would.
         """
         amqp_url = self.vhost(name)
-        registry = Registry.load(["benchmarks.contenders.with_switchyard"])
+        registry = Registry.load(modules)
 
         async def prepare() -> None:
             async with ManagementClient(self.management_url, name) as client:
