@@ -29,20 +29,26 @@ def explain(error: BaseException) -> str | None:
         return one_line(str(error))
     from broker.errors import BrokerError
     from broker.node import LocalNodeError
+    from services.backfill.sources import InvalidBackfill, SourceAway
+    from services.bulk import BulkConflict, UnknownBulkOperation
     from services.ledger import LedgerError
+    from services.letter_changes import InvalidRedrive
     from services.publishing import InvalidJob
-    from services.redrive import InvalidRedrive
     from services.registry import InvalidPayload, RegistryError, UnknownJobType
     from services.worker import UnknownWorker
 
     expected = (
         BrokerError,
+        BulkConflict,
+        InvalidBackfill,
         InvalidJob,
         InvalidPayload,
         InvalidRedrive,
         LedgerError,
         LocalNodeError,
         RegistryError,
+        SourceAway,
+        UnknownBulkOperation,
         UnknownJobType,
         UnknownWorker,
     )

@@ -1,7 +1,9 @@
-"""`jobctl scheduler`: what is due is published, what a crash left behind is healed."""
+"""`jobctl scheduler`: what is due is published, what a crash left behind is healed, and bulk
+operations run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cli.common import IncludeOption, load_registry, load_settings, open_ledger, require_broker, run
@@ -12,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def scheduler(include: IncludeOption = None) -> None:
-    """Publish what is due, and index dead letters, until SIGTERM or Ctrl-C.
+    """Publish what is due, index dead letters, and run backfills, until SIGTERM or Ctrl-C.
 
-    Run two or more: one is active, the others stand by and take over within seconds.
+    Run two or more: one is active, the others stand by and take over within seconds. Backfills
+    are shared among them.
     """
     from services.logs import configure
 
@@ -22,17 +25,29 @@ def scheduler(include: IncludeOption = None) -> None:
     require_broker(settings)
     registry = load_registry(settings, include)
     configure(settings.log_level, settings.log_format)
-    run(_schedule(settings, registry))
+    run(_schedule(settings, registry, [*settings.modules, *(include or ())]))
 
 
-async def _schedule(settings: Settings, registry: Registry) -> None:
+async def _schedule(settings: Settings, registry: Registry, modules: Sequence[str]) -> None:
+    import asyncio
+
     from broker.lanes import DEAD_LOG_QUEUE
     from cli.queues import require_queues
     from cli.stopping import stop_on_signals
+    from services.bulk import BulkRunner
+    from services.bulk_handlers import bulk_handlers
     from services.scheduler import Scheduler
 
     await require_queues(settings.require_amqp_url(), [DEAD_LOG_QUEUE])
     async with open_ledger(settings) as ledger:
         scheduling = Scheduler(settings, registry, ledger)
-        stop_on_signals(scheduling.stop)
-        await scheduling.run()
+        bulk = BulkRunner(ledger, bulk_handlers(settings, registry, ledger, modules))
+
+        def stop() -> None:
+            scheduling.stop()
+            bulk.stop()
+
+        stop_on_signals(stop)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scheduling.run())
+            group.create_task(bulk.run())

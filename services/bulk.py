@@ -93,8 +93,17 @@ class BulkSession:
         counts: Mapping[str, Any] | None = None,
     ) -> None:
         """Note how far it has come. Ends the handler when the operation is not to go on."""
-        await self._write(cursor=cursor, counts=counts)
+        await self.record(cursor=cursor, counts=counts)
         self.check()
+
+    async def record(
+        self,
+        *,
+        cursor: Mapping[str, Any] | None = None,
+        counts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Note how far it has come; for what was under way when the handler was ended."""
+        await self._write(cursor=cursor, counts=counts)
 
     async def move(self, state: BulkState, note: str | None = None) -> None:
         """Show another state, or what is waited for. Ends the handler when it is not to go on."""

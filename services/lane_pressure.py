@@ -19,7 +19,7 @@ from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
 
 from broker.connection import CHANNEL_ERRORS, Link
 from broker.errors import BrokerAway, ManagementError
-from broker.lanes import DEAD_QUEUE, LANES, lane_named, lane_of, queue_name
+from broker.lanes import DEAD_QUEUE, LANES, Lane, lane_named, lane_of, queue_name
 from broker.management import ManagementClient
 from services.registry import Registry
 from services.settings import Settings
@@ -90,8 +90,17 @@ def pressure_of(ready: int, limit: int, *, slow_at: float, full_at: float) -> Pr
 class LanePressure:
     """Asks the broker at most once a second, and only while somebody wants to know."""
 
-    def __init__(self, settings: Settings, registry: Registry) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        *,
+        fresh_for: float = FRESH_FOR,
+        lanes: tuple[Lane, ...] = LANES,
+    ) -> None:
         self._settings = settings
+        self._fresh_for = fresh_for
+        self._lanes = lanes
         self._names = {
             lane.name: tuple(
                 dict.fromkeys(
@@ -99,7 +108,7 @@ class LanePressure:
                     + [route.queue for route in registry.routes if route.lane == lane.name]
                 )
             )
-            for lane in LANES
+            for lane in lanes
         }
         self._log = structlog.get_logger("lane pressure")
         self._link = Link(settings.require_amqp_url(), "lane pressure", self._log)
@@ -118,7 +127,7 @@ class LanePressure:
     async def snapshot(self) -> Snapshot:
         """The depths, at most a second old. Raises BrokerAway."""
         known = self._snapshot
-        if known is not None and time.monotonic() - known.at < FRESH_FOR:
+        if known is not None and time.monotonic() - known.at < self._fresh_for:
             return known
         return await asyncio.shield(self._ask())
 
@@ -224,7 +233,7 @@ class LanePressure:
     def _queue(
         self, name: str, depth: tuple[int, int] | None, limits: Mapping[str, int]
     ) -> QueueDepth:
-        limit = limits.get(name, lane_named(lane_of(name)).max_length)
+        limit = limits.get(name, lane_named(lane_of(name), self._lanes).max_length)
         if depth is None:
             return QueueDepth(name, None, 0, limit, Pressure.OK)
         pressure = pressure_of(

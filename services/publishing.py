@@ -224,7 +224,10 @@ class JobPublisher:
         Outcomes are in the order of the requests. Raises as `publish` does where it is about the
         batch as a whole (an invalid request, the ledger).
         """
-        jobs = [prepare(self._registry, request) for request in requests]
+        return await self.publish_prepared([prepare(self._registry, each) for each in requests])
+
+    async def publish_prepared(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
+        """`publish_many` of jobs that `prepare` has made."""
         recorded = await self._ledger.record_many(jobs)
         outcomes: list[PublishOutcome | None] = [
             _known(job, record) for job, record in zip(jobs, recorded, strict=True)

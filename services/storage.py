@@ -169,12 +169,17 @@ class Storage:
             raise TooLarge(f"{found.meta['size']:,} bytes, {max_bytes:,} are allowed")
         return bytes(await found.bytes_async())
 
-    async def stream_async(self, key: str) -> AsyncIterator[bytes]:
-        """A file in parts of a few MiB. Raises NotStored, InvalidKey."""
+    async def stream_async(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
+        """A file from that byte on, in parts of a few MiB. Raises NotStored, InvalidKey."""
         import obstore
 
+        stored = await self.stat_async(key)
+        if stored is not None and 0 < stored.size <= start:
+            return  # stores refuse a range that is empty
         try:
-            found = await obstore.get_async(self._store, check_key(key))
+            found = await obstore.get_async(
+                self._store, check_key(key), options={"range": {"offset": start}} if start else {}
+            )
         except FileNotFoundError as error:
             _not_stored(key, error)
         async for part in found.stream():

@@ -108,6 +108,7 @@ class BulkOperations(LedgerBase):
         reason: str | None = None,
         rate: float | None = None,
         max_open: int | None = None,
+        counts: Mapping[str, Any] | None = None,
     ) -> BulkOperation:
         """Record an operation that waits for a process to run it. The same id again answers with
         the record that is there."""
@@ -124,7 +125,7 @@ class BulkOperations(LedgerBase):
             "created_at": now,
             "updated_at": now,
             "spec": to_json(spec),
-            "counts": "{}",
+            "counts": to_json(counts or {}),
         }
 
         def work(connection: Connection) -> BulkOperation:

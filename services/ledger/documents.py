@@ -9,7 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, Row, delete, insert, or_, select, text, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Select,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 
 from services.ledger.base import LedgerBase
 from services.ledger.dialect import clock, insert_into

@@ -1,0 +1,53 @@
+"""What a backfill has done, as its record keeps it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+NOTES = 50
+SAMPLES = 60
+
+
+class Sample(BaseModel):
+    """How far it was at one moment."""
+
+    at: float
+    """Seconds since the epoch."""
+    published: int
+    finished: int
+
+
+class Counts(BaseModel):
+    """Counted with the cursor, in one write: exact whatever crashes."""
+
+    total: int | None = None
+    """Items in all; None where the source does not know."""
+    read: int = 0
+    """Items behind the cursor."""
+    published: int = 0
+    skipped: int = 0
+    """Items that could not be made into a job."""
+    exhausted: bool = False
+    """All is published that will be."""
+    notes: list[str] = []
+    """Why items were skipped; the first 50."""
+    samples: list[Sample] = []
+    """Moments of its course, the last one now, the first at its start."""
+
+    @classmethod
+    def of(cls, counts: Mapping[str, Any]) -> Counts:
+        return cls.model_validate(counts)
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+    def add_sample(self, finished: int) -> None:
+        """Keep a sample of now. The older ones get thinner, so that there are never many."""
+        self.samples.append(Sample(at=time.time(), published=self.published, finished=finished))
+        if len(self.samples) > SAMPLES:
+            half = len(self.samples) // 2
+            self.samples = self.samples[:half:2] + self.samples[half:]

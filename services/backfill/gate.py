@@ -1,0 +1,113 @@
+"""How much a backfill may publish now: it fills its queues no more than workers need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from broker.lanes import HOT
+from services.backfill.sources import InvalidBackfill
+from services.lane_pressure import LanePressure, QueueDepth, Snapshot
+
+HOT_BACKLOG = 20
+"""Hot jobs that wait for a worker from which backfills slow down."""
+SLOW_BATCH = 10
+SLOW_PAUSE = 0.2
+"""Seconds between batches of `SLOW_BATCH` while hot work waits: 50 jobs a second."""
+FRESH_FOR = 0.5
+"""Seconds for which depths are used again."""
+
+
+class Gate:
+    """Closes when one of the lane's queues holds `high` messages, or when `max_open` jobs of the
+    backfill are not finished; opens again at `low`. What was let through since the last look is
+    counted as if it all still waited: no queue gets more than `high` from here."""
+
+    def __init__(
+        self,
+        pressure: LanePressure,
+        count_open: Callable[[], Awaitable[int]],
+        *,
+        lane: str,
+        queue: str,
+        low: int | None,
+        high: int | None,
+    ) -> None:
+        self._pressure = pressure
+        self._count_open = count_open
+        self._lane = lane
+        self._queue = queue
+        self._low = low
+        self._high = high
+        self._looked_at = float("-inf")
+        self._slow_until = 0.0
+        self._limit = self._depth = self._open_jobs = self._let_through = 0
+        self._is_closed = False
+        self._hot_waits = 0
+        self._fullest = queue
+        self.why: str | None = None
+        """What it waits for; None while it is open."""
+
+    def refused(self) -> None:
+        """The broker has refused something: others publish, too. Look again."""
+        self._looked_at = float("-inf")
+
+    async def room(self, wanted: int, max_open: int | None) -> int:
+        """Jobs that may be published now, 0 to `wanted`; they count as published.
+
+        Raises InvalidBackfill when the lane has no such queue, BrokerAway, LedgerUnavailable.
+        """
+        now = time.monotonic()
+        if now - self._looked_at >= FRESH_FOR:
+            await self._look(max_open)
+            self._looked_at = now
+        low, high = self._watermarks
+        depth = self._depth + self._let_through
+        room = high - depth
+        if depth >= high:
+            self._is_closed = True
+        elif self._depth <= low:
+            self._is_closed = False
+        self.why = f"{self._fullest} holds {self._depth:,} jobs; goes on at {low:,}"
+        if max_open is not None:
+            free = max_open - self._open_jobs - self._let_through
+            if free < room and not self._is_closed:
+                room = free
+                self.why = f"{self._open_jobs:,} of its jobs are not finished"
+        if self._is_closed or room <= 0:
+            return 0
+        self.why = None
+        if self._hot_waits > HOT_BACKLOG and self._lane != HOT.name:
+            self.why = f"slow: {self._hot_waits:,} hot jobs wait"
+            if now < self._slow_until:
+                return 0
+            self._slow_until = now + SLOW_PAUSE
+            wanted = min(wanted, SLOW_BATCH)
+        granted = min(wanted, room)
+        self._let_through += granted
+        return granted
+
+    @property
+    def _watermarks(self) -> tuple[int, int]:
+        high = max(1, self._limit // 2) if self._high is None else self._high
+        low = high // 2 if self._low is None else min(self._low, high - 1)
+        return low, high
+
+    async def _look(self, max_open: int | None) -> None:
+        snapshot = await self._pressure.snapshot()
+        self._let_through = 0
+        target = snapshot.queue(self._queue)
+        if target is None or target.ready is None:
+            raise InvalidBackfill(f"there is no queue {self._queue}: run `jobctl topology apply`")
+        self._limit = target.limit
+        # Also the lane's other queues: what follows from its jobs must find room there.
+        depths = {queue.name: queue.ready or 0 for queue in _lane(snapshot, self._lane)}
+        self._fullest = max(depths, key=lambda name: depths[name])
+        self._depth = depths[self._fullest]
+        self._hot_waits = sum(queue.ready or 0 for queue in _lane(snapshot, HOT.name))
+        if max_open is not None:
+            self._open_jobs = await self._count_open()
+
+
+def _lane(snapshot: Snapshot, name: str) -> list[QueueDepth]:
+    return [queue for lane in snapshot.lanes if lane.name == name for queue in lane.queues]

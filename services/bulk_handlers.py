@@ -1,0 +1,20 @@
+"""What runs each kind of bulk operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from services.backfill.handler import BackfillHandler
+from services.backfill.sources import Sources
+from services.bulk import BulkHandler
+from services.ledger import Ledger
+from services.registry import Registry
+from services.settings import Settings
+
+
+def bulk_handlers(
+    settings: Settings, registry: Registry, ledger: Ledger, modules: Iterable[str]
+) -> list[BulkHandler]:
+    """A handler for every kind; `modules` may have sources of backfills. Raises
+    InvalidBackfill."""
+    return [BackfillHandler(settings, registry, ledger, Sources.load(modules))]

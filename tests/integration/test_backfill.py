@@ -1,0 +1,341 @@
+"""Backfills on real brokers: what is published, how fast, and what it makes way for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services import bulk
+from services.backfill import gate, handler
+from services.backfill.files import FileFormat
+from services.backfill.sources import InvalidBackfill
+from services.backfill.spec import parse_spec
+from services.ledger import BulkState, JobFilter, Ledger, State
+from tests.support.backfills import BackfillUser
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.system import System, lanes_with, open_system
+
+QUEUE = "backfill.llm"
+
+
+@asynccontextmanager
+async def opened(
+    broker: TestBroker, url: str, directory: Path, **options: Any
+) -> AsyncIterator[tuple[System, BackfillUser]]:
+    files = (directory / "files").as_uri()
+    async with open_system(broker, url, storage_url=files, **options) as system:
+        yield system, BackfillUser(system)
+
+
+@pytest.fixture
+async def user(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> AsyncIterator[BackfillUser]:
+    async with opened(broker310, sqlite_url, tmp_path) as (_, user):
+        yield user
+
+
+async def numbers(ledger: Ledger) -> list[int]:
+    """The numbers of all jobs of `noop`, sorted."""
+    found: list[int] = []
+    cursor: str | None = None
+    while True:
+        page = await ledger.list_jobs(JobFilter(job_type="noop"), limit=1000, cursor=cursor)
+        for job in page.items:
+            record = await ledger.get(job.id)
+            assert record is not None
+            found.append(record.payload["n"])
+        cursor = page.next_cursor
+        if cursor is None:
+            return sorted(found)
+
+
+async def test_each_item_becomes_one_job_and_is_done(
+    broker: TestBroker, database_url: str, tmp_path: Path
+) -> None:
+    async with opened(broker, database_url, tmp_path) as (system, user):
+        options = await user.store({"n": n} for n in range(1200))
+        operation = await user.start("file", options, job_type="noop")
+        await system.start_worker(slots=8)
+        ended = await user.run(operation)
+        assert ended.state is BulkState.COMPLETED
+        progress = await user.progress(operation)
+        assert (progress.total, progress.read, progress.published) == (1200, 1200, 1200)
+        assert progress.jobs == {State.SUCCEEDED: 1200}
+        assert progress.succeeded
+        assert await numbers(system.ledger) == list(range(1200))
+        assert len(journal.starts) == 1200
+
+
+# --- sources ------------------------------------------------------------------------------------
+
+
+async def test_a_template_makes_payloads_of_csv(user: BackfillUser) -> None:
+    data = '\ufeffid,title\r\n7,"two\nlines, and ""quotes"""\r\n8,plain\r\n'.encode()
+    options = await user.store(data, FileFormat.CSV)
+    template = {"text": "{title} ({id})", "n": 3}
+    wanted = {"source": "file", "options": options, "job_type": "noop", "payload": template}
+    preview = await user.backfills.preview(parse_spec(wanted))
+    assert preview.total == 2
+    assert [job.message.payload for job in preview.jobs] == [
+        {"text": 'two\nlines, and "quotes" (7)', "n": 3},
+        {"text": "plain (8)", "n": 3},
+    ]
+
+
+async def test_what_can_not_be_used_is_skipped_and_told(user: BackfillUser) -> None:
+    lines = [b'{"n": 0}', b"", b"{nonsense", b'{"n": "many"}', b"\xff\xfe", b'{"n": 5}']
+    options = await user.store(b"\n".join(lines))
+    operation = await user.start("file", options, job_type="noop")
+    await user.system.start_worker()
+    await user.run(operation)
+    progress = await user.progress(operation)
+    assert (progress.total, progress.read, progress.published) == (5, 5, 2)
+    assert progress.skipped == 3
+    assert [note.partition(":")[0] for note in progress.notes] == ["line 3", "4", "line 5"]
+    assert await numbers(user.system.ledger) == [0, 5]
+    assert not progress.succeeded
+
+
+async def test_an_own_source_is_read_on_after_it_was_away(
+    user: BackfillUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "FIRST_PAUSE", 0.05)
+    await user.system.start_worker()
+    operation = await user.start("numbers", {"to": 900, "away_at": 700})
+    ended = await user.run(operation)
+    assert ended.state is BulkState.COMPLETED
+    assert await numbers(user.system.ledger) == list(range(900))
+
+
+async def test_documents_that_are_stored_are_gone_through_once(user: BackfillUser) -> None:
+    ledger = user.system.ledger
+    for number in range(7):
+        source = f"arxiv:{number}" if number % 2 else f"upload:{number}"
+        await ledger.upsert_document(f"hash-{number}", source=source, title=f"T{number}")
+    template = {"text": "{source} {title}"}
+    operation = await user.start(
+        "documents", {"source": "arxiv:"}, job_type="noop", payload=template
+    )
+    await ledger.upsert_document("late", source="arxiv:late", title="came later")
+    await user.system.start_worker()
+    await user.run(operation)
+    texts = {start.message.payload["text"] for start in journal.starts}
+    assert texts == {"arxiv:1 T1", "arxiv:3 T3", "arxiv:5 T5"}
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "spec", "message"),
+    [
+        ("nowhere", {}, {}, "no source 'nowhere'; known are: arxiv, documents, file, numbers"),
+        ("numbers", {"to": "x"}, {}, "source numbers: to: Input should be a valid integer"),
+        ("numbers", {"to": 0}, {}, "numbers to=0: no items"),
+        ("documents", {}, {}, "source documents needs a job type: name one with --type"),
+        ("numbers", {"to": 9}, {"job_type": "nothing"}, "no job type 'nothing'"),
+        ("numbers", {"to": 9}, {"lane": "maintenance"}, "not worked in lane maintenance"),
+        ("numbers", {"to": 9}, {"payload": {"n": "{m}"}}, "the item has no field 'm'; it has: n"),
+        ("numbers", {"to": 9}, {"payload": {"n": "x{n}"}}, "payload of noop: n: Input should be"),
+        ("numbers", {"to": 9}, {"low": 5, "high": 5}, "low watermark must be below the high"),
+        ("numbers", {"to": 9}, {"until": "2020-01-01T00:00:00Z"}, "its end lies in the past"),
+        ("file", {"key": "backfills/none.csv", "format": "csv"}, {"job_type": "noop"}, "no file"),
+        ("file", {"key": "uploads/x", "format": "csv"}, {"job_type": "noop"}, "key: String should"),
+    ],
+)
+async def test_what_can_not_work_is_refused_at_the_start(
+    user: BackfillUser,
+    source: str,
+    options: dict[str, Any],
+    spec: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(InvalidBackfill) as refused:
+        await user.start(source, options, **spec)
+    assert message in str(refused.value)
+    assert (await user.system.ledger.list_bulk()).items == ()
+
+
+# --- control ------------------------------------------------------------------------------------
+
+
+async def test_pause_means_no_further_publish_within_a_second(user: BackfillUser) -> None:
+    operation = await user.start("numbers", {"to": 100_000}, rate=400, high=9_000)
+    async with user.running():
+
+        async def published() -> int:
+            own, _ = await user.system.ledger.count_bulk_jobs(operation.id)
+            return sum(own.values())
+
+        await eventually(published)
+        await bulk.pause(user.system.ledger, operation.id)
+
+        async def let_go() -> bool:
+            return (await bulk.require_bulk(user.system.ledger, operation.id)).holder is None
+
+        await eventually(let_go, timeout=1)
+        before = await published()
+        progress = await user.progress(operation)
+        assert progress.published == before  # also the cursor knows of all
+        await user.system.wait_until_ready(QUEUE, before)
+        await asyncio.sleep(0.5)  # there is no signal for what does not happen
+        assert await published() == before
+        await bulk.resume(user.system.ledger, operation.id)
+
+        async def goes_on() -> bool:
+            return await published() > before
+
+        await eventually(goes_on)
+
+
+async def test_cancelled_its_queued_jobs_never_run(user: BackfillUser) -> None:
+    operation = await user.start("numbers", {"to": 3_000})
+    async with user.running():
+        await user.system.wait_until_ready(QUEUE, 3_000)
+        assert await user.backfills.cancel(operation.id, jobs=True) == 3_000
+    progress = await user.progress(operation)
+    assert progress.operation.state is BulkState.CANCELLED
+    assert progress.jobs == {State.CANCELLED: 3_000}
+    await user.system.start_worker()
+    await user.system.wait_until_ready(QUEUE, 0)
+    last = await user.system.publish("backfill.noop", {"n": -1})
+    await user.system.wait_for_state(last, State.SUCCEEDED)
+    assert [start.job_id for start in journal.starts] == [last]
+
+
+async def test_it_ends_at_its_date(user: BackfillUser) -> None:
+    until = datetime.now(UTC) + timedelta(seconds=1.5)
+    operation = await user.start("numbers", {"to": 100_000}, rate=100, until=until.isoformat())
+    await user.system.start_worker()
+    ended = await user.run(operation)
+    progress = await user.progress(operation)
+    assert (ended.state, ended.note) == (
+        BulkState.COMPLETED,
+        "its end date came before the end of the source",
+    )
+    assert 0 < progress.published < 1_000
+    assert progress.jobs == {State.SUCCEEDED: progress.published}
+
+
+async def test_no_more_of_its_jobs_are_open_than_it_may_have(user: BackfillUser) -> None:
+    operation = await user.start("numbers", {"to": 100}, max_open=7, job_type="gated")
+    await user.system.start_worker(slots=20)
+    async with user.running():
+        await eventually(lambda: len(journal.starts) == 7)
+
+        async def waits() -> bool:
+            note = (await bulk.require_bulk(user.system.ledger, operation.id)).note
+            return note == "7 of its jobs are not finished"
+
+        await eventually(waits)
+        for start in list(journal.starts):
+            journal.release(start.job_id)
+        await eventually(lambda: len(journal.starts) == 14)
+        own, _ = await user.system.ledger.count_bulk_jobs(operation.id)
+        assert sum(own.values()) == 14
+
+
+# --- making way ---------------------------------------------------------------------------------
+
+
+async def test_it_keeps_its_queue_between_the_watermarks(user: BackfillUser) -> None:
+    system = user.system
+    operation = await user.start("numbers", {"to": 5_000}, low=200, high=600, job_type="gated")
+    async with user.running():
+        await system.wait_until_ready(QUEUE, 600)
+
+        async def waits() -> bool:
+            note = (await bulk.require_bulk(system.ledger, operation.id)).note
+            return note == f"{QUEUE} holds 600 jobs; goes on at 200"
+
+        await eventually(waits)
+        await take(system, 350)
+        await asyncio.sleep(2 * gate.FRESH_FOR)  # between the watermarks nothing happens
+        assert await system.ready(QUEUE) == 250
+        await take(system, 51)
+        await system.wait_until_ready(QUEUE, 600)
+
+
+async def take(system: System, count: int) -> None:
+    async with system.channel() as channel:
+        queue = await channel.get_queue(QUEUE, ensure=False)
+        for _ in range(count):
+            message = await queue.get()
+            await message.ack()
+
+
+async def test_a_lane_that_is_full_all_the_same_loses_nothing(
+    broker: TestBroker, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "REFUSED_PAUSE", 0.05)
+    lanes = lanes_with(max_length={"backfill": 50})
+    async with opened(broker, sqlite_url, tmp_path, lanes=lanes) as (system, user):
+        operation = await user.start("numbers", {"to": 700}, high=100_000)
+        async with user.running():
+            await eventually(lambda: system.ready(QUEUE))
+            await system.start_worker(slots=8)
+
+            async def is_over() -> bool:
+                return (await user.progress(operation)).is_over
+
+            await eventually(is_over, timeout=60)
+        assert await numbers(system.ledger) == list(range(700))
+        assert (await user.progress(operation)).jobs == {State.SUCCEEDED: 700}
+
+
+async def test_it_slows_down_while_hot_jobs_wait(user: BackfillUser) -> None:
+    system = user.system
+    for number in range(gate.HOT_BACKLOG + 1):
+        await system.publish("hot.gated", {"n": number})
+    operation = await user.start("numbers", {"to": 100_000})
+    async with user.running():
+
+        async def says_so() -> bool:
+            note = (await bulk.require_bulk(system.ledger, operation.id)).note
+            return note == f"slow: {gate.HOT_BACKLOG + 1} hot jobs wait"
+
+        await eventually(says_so)
+        own, _ = await system.ledger.count_bulk_jobs(operation.id)
+        await asyncio.sleep(1)
+        later, _ = await system.ledger.count_bulk_jobs(operation.id)
+        assert 0 < sum(later.values()) - sum(own.values()) <= 100
+        await system.start_worker(slots=30)  # which run all the hot ones
+        await system.wait_until_ready("hot.llm", 0)
+
+        async def is_fast() -> bool:
+            return (await user.progress(operation)).published > 3_000
+
+        await eventually(is_fast, timeout=20)
+
+
+# --- what comes of it ---------------------------------------------------------------------------
+
+
+async def test_its_end_waits_for_what_followed_and_tells_the_dead(user: BackfillUser) -> None:
+    system = user.system
+    await system.start_worker("llm", "embed")
+    steps = [{"steps": ["done"]}, {"steps": ["permanent"]}, {"steps": ["permanent"]}]
+    scripted = await user.start("file", await user.store(steps), job_type="scripted")
+    spread = await user.start(
+        "file", await user.store([{"count": 2}, {"count": 3}]), job_type="spread"
+    )
+    await user.run(scripted)
+    await user.run(spread)
+    progress = await user.progress(scripted)
+    assert progress.jobs == {State.SUCCEEDED: 1, State.DEAD: 2}
+    assert (progress.dead, progress.succeeded) == (2, False)
+    (cause,) = progress.deaths
+    assert (cause.job_type, cause.reason, cause.error_type, cause.count) == (
+        "scripted",
+        "permanent",
+        "PermanentError",
+        2,
+    )
+    progress = await user.progress(spread)
+    assert progress.jobs == {State.SUCCEEDED: 2}
+    assert progress.followers == {State.SUCCEEDED: 5}
+    assert progress.succeeded

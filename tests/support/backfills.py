@@ -1,0 +1,109 @@
+"""Backfills of a test's system: sources that a test controls, and a runner for them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+
+from services.backfill.files import FileFormat, store_input
+from services.backfill.handler import BackfillHandler
+from services.backfill.progress import Progress, progress_of
+from services.backfill.sources import Cursor, Item, Source, SourceAway, Sources, Unusable
+from services.backfill.spec import Backfills, parse_spec
+from services.bulk import BulkRunner, require_bulk
+from services.ledger import BulkOperation
+from services.storage import Storage
+from tests.support.system import System
+
+
+class NumberOptions(BaseModel):
+    to: int
+    away_at: int | None = None
+    """The first reading breaks off there."""
+
+
+class Numbers(Source):
+    """0, 1, 2, … as a source that somebody could have written."""
+
+    name: ClassVar[str] = "numbers"
+    Options = NumberOptions
+    options: NumberOptions
+    job_type: ClassVar[str | None] = "noop"
+    broken: ClassVar[set[str]] = set()
+
+    async def total(self) -> int | None:
+        return self.options.to
+
+    async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
+        for number in range(cursor["n"] if cursor else 0, self.options.to):
+            if number == self.options.away_at and cursor is None:
+                raise SourceAway("the numbers have gone out")
+            yield Item(str(number), {"n": number}, {"n": number + 1})
+
+
+class BackfillUser:
+    """What people do to backfills, on a test's system."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.storage = Storage(system.settings.files_url)
+        self.sources = Sources.load([__name__])
+        self.backfills = Backfills(
+            system.settings, system.registry, system.ledger, self.storage, self.sources
+        )
+
+    def runner(self) -> BulkRunner:
+        system = self.system
+        handler = BackfillHandler(
+            system.settings, system.registry, system.ledger, self.sources, lanes=system.lanes
+        )
+        return BulkRunner(system.ledger, [handler])
+
+    async def start(
+        self,
+        source: str,
+        options: Mapping[str, Any],
+        *,
+        rate: float | None = None,
+        max_open: int | None = None,
+        **spec: Any,
+    ) -> BulkOperation:
+        """Record a backfill; `spec` are further fields of its BackfillSpec."""
+        wanted = parse_spec({"source": source, "options": options, **spec})
+        return await self.backfills.start(wanted, created_by="test", rate=rate, max_open=max_open)
+
+    async def store(
+        self, data: bytes | Iterable[object], file_format: FileFormat = FileFormat.JSONL
+    ) -> dict[str, str]:
+        """Keep a file, given as bytes or as values of JSON Lines; the options of the source."""
+        if not isinstance(data, bytes):
+            data = b"".join(json.dumps(value).encode() + b"\n" for value in data)
+
+        async def parts() -> AsyncIterator[bytes]:
+            for start in range(0, len(data), 65_536):
+                yield data[start : start + 65_536]
+
+        key = await store_input(self.storage, parts(), file_format)
+        return {"key": key, "format": file_format.value}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[BulkRunner]:
+        """A runner as in a scheduler."""
+        runner = self.runner()
+        task = asyncio.create_task(runner.run())
+        try:
+            yield runner
+        finally:
+            runner.stop()
+            await task
+
+    async def run(self, operation: BulkOperation) -> BulkOperation:
+        """Run it in the foreground to its end."""
+        return await self.runner().run_one(operation.id)
+
+    async def progress(self, operation: BulkOperation) -> Progress:
+        found = await require_bulk(self.system.ledger, operation.id)
+        return await progress_of(self.system.ledger, found)
