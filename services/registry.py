@@ -20,6 +20,7 @@ from broker.message import DEFAULT_MAX_ATTEMPTS, describe
 
 BUILT_IN_MODULES = (
     "services.ingest.jobs",
+    "services.ingest.arxiv_jobs",
     "services.llm.jobs",
     "services.embed.jobs",
     "services.link.jobs",

@@ -178,6 +178,12 @@ class DocumentFiles:
         )
 
 
+def entry_of(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What the document's source says of it (authors, dates, …), for its `result.json`; `about`
+    is the result of the first stage. Empty where the source says nothing."""
+    return {"entry": about["entry"]} if "entry" in about else {}
+
+
 @asynccontextmanager
 async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIterator[None]:
     """Note in the ledger that the document is at this stage, and how that ended.

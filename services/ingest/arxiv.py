@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-import httpx
-
 from services.ingest.arxiv_errors import ArxivBusy, ArxivNonsense, ArxivRefused, ArxivUnavailable
 from services.ingest.arxiv_feed import ArxivId, Entry, Feed, parse_feed
 from services.ingest.arxiv_pace import FleetPace, LocalPace, Pace
@@ -28,6 +26,8 @@ from services.retry import parse_retry_after
 from services.settings import Settings
 
 if TYPE_CHECKING:
+    import httpx
+
     from services.ledger import Ledger
 
 SortBy = Literal["relevance", "submittedDate", "lastUpdatedDate"]
@@ -43,7 +43,7 @@ MAX_BYTES = 20 * 1024 * 1024
 """Longest answer that is read."""
 REQUEST_TIMEOUT = 60.0
 """Seconds for one request, all of its answer."""
-PATIENCE = 6.0
+PATIENCE = 3.5
 """Seconds that a job waits for its turn before it snoozes."""
 EMPTY_TRIES = 3
 """How often a page is asked for that comes empty although there is more."""
@@ -112,6 +112,8 @@ class ArxivClient:
         `patience` is in seconds: a request whose turn is further off raises ArxivBusy. With a
         ledger, turns are those of the whole fleet; without one, of this client alone.
         """
+        import httpx
+
         interval = settings.arxiv_interval
         pace: Pace
         if ledger is not None:
@@ -232,6 +234,8 @@ class ArxivClient:
         raise ArxivUnavailable(f"arXiv answers {status}{to}", after=after)
 
     async def _fetch(self, parameters: Mapping[str, str]) -> tuple[int, httpx.Headers, bytes]:
+        import httpx
+
         limit = asyncio.timeout(REQUEST_TIMEOUT)
         try:
             async with (

@@ -22,6 +22,7 @@ from services.stages import (
     DocumentJob,
     at_stage,
     document_id_of,
+    entry_of,
     note,
 )
 from services.storage import NotStored, Storage, content_hash, result_key, stage_key
@@ -85,7 +86,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
         )
         finished = document.state in FINISHED_STATES and not payload.force
         if not created and (finished or document.id != document_id):
-            return await _duplicate(files, document.id, document.state, finished=finished)
+            return await duplicate_of(files, document.id, document.state, finished=finished)
         # A redelivery finds the document that it made itself.
         duplicate = not created and document.pipeline != ctx.pipeline
     files = DocumentFiles(files.storage, document_id)
@@ -98,7 +99,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             force=payload.force,
         )
     await note(ctx, document_id, EXTRACT, "queued")
-    return _extract_next(document_id, force=payload.force, duplicate=duplicate)
+    return extract_next(document_id, force=payload.force, duplicate=duplicate)
 
 
 async def _described(
@@ -114,7 +115,7 @@ async def _described(
     }
 
 
-async def _duplicate(
+async def duplicate_of(
     files: DocumentFiles, document_id: str, state: str, *, finished: bool
 ) -> Outcome:
     """The answer for a document that is there already, under this content or this source."""
@@ -123,10 +124,11 @@ async def _duplicate(
     # The same source with other content, while the first is still on its way: help that along.
     if not await files.storage.exists_async(stage_key(document_id, INGEST.name)):
         raise RetryableError(f"document {document_id}, from the same source, is being stored")
-    return _extract_next(document_id, force=False, duplicate=True)
+    return extract_next(document_id, force=False, duplicate=True)
 
 
-def _extract_next(document_id: str, *, force: bool, duplicate: bool) -> Next:
+def extract_next(document_id: str, *, force: bool, duplicate: bool) -> Next:
+    """The answer of a job that has taken a document in."""
     following = {"document_id": document_id} | ({"force": True} if force else {})
     return Next(
         [Job(EXTRACT.name, following)], {"document_id": document_id, "duplicate": duplicate}
@@ -228,6 +230,7 @@ async def await_ocr(payload: DocumentJob, ctx: JobContext) -> Outcome:
         "media_type": about["media_type"],
         "page_count": text["page_count"],
         "word_count": 0,
+        **entry_of(about),
     }
     key = await files.put_result_async(result)
     await note(ctx, payload.document_id, EXTRACT, NEEDS_OCR, completed=True)

@@ -24,6 +24,7 @@ from services.stages import (
     DocumentFiles,
     DocumentJob,
     at_stage,
+    entry_of,
 )
 from services.storage import content_hash
 
@@ -105,4 +106,5 @@ async def _whole(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[
         "chunks": embedded["chunks"],
         "embedder": embedded["embedder"],
         "links": list(links),
+        **entry_of(about),
     }

@@ -103,6 +103,11 @@ class Exchange(BaseHTTPRequestHandler):
 Behaviour = Callable[[Exchange, Request], None]
 
 
+def answer_well(exchange: Exchange, request: Request) -> None:
+    """As arXiv would."""
+    exchange.server.owner.answer(exchange, request)
+
+
 def throttled(seconds: int | None, status: int = 429) -> Behaviour:
     """Too many requests; with Retry-After, unless None."""
     headers = {} if seconds is None else {"Retry-After": str(seconds)}
@@ -141,7 +146,7 @@ def slow(seconds: float) -> Behaviour:
 
     def behave(exchange: Exchange, request: Request) -> None:
         exchange.server.owner.stopped.wait(seconds)
-        exchange.server.owner.answer(exchange, request)
+        answer_well(exchange, request)
 
     return behave
 

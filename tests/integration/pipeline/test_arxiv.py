@@ -1,0 +1,149 @@
+"""From one published job to a linked document, with real workers on the real broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.dead import Reason
+from services.ledger import State
+from services.registry import BUILT_IN_MODULES, InvalidPayload
+from services.storage import Storage, result_key
+from tests.support import arxiv_server as server
+from tests.support.arxiv_server import ArxivServer, Paper, many
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.system import System, open_system
+
+ID = "1605.08386"
+STAGES = {
+    "ingest_arxiv",
+    "extract_text",
+    "summarize_content",
+    "embed_content",
+    "link_content",
+}
+
+
+@pytest.fixture
+def site() -> Iterator[ArxivServer]:
+    with ArxivServer([Paper(ID)]) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def system(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, site: ArxivServer
+) -> AsyncIterator[System]:
+    async with open_system(
+        broker310,
+        sqlite_url,
+        modules=BUILT_IN_MODULES,
+        data_dir=tmp_path / "data",
+        arxiv_base_url=site.url,
+        arxiv_interval=0.1,
+    ) as opened:
+        yield opened
+
+
+async def completed(system: System, *papers: str) -> None:
+    """Wait until the documents of these papers, and no others, are completed."""
+
+    async def reached() -> bool:
+        documents = (await system.ledger.list_documents()).items
+        done = {each.source for each in documents if each.state == "completed"}
+        return done == {f"arxiv:{each}" for each in papers}
+
+    await eventually(reached, 60.0, f"documents of {papers}")
+
+
+@pytest.mark.slow
+async def test_one_job_takes_a_paper_through_every_stage(system: System, site: ArxivServer) -> None:
+    await system.start_worker("ingest", "llm", "embed", "link")
+    first = await system.publish("hot.ingest_arxiv", {"id": ID})
+    await completed(system, ID)
+    record = await system.wait_for_state(first, State.SUCCEEDED)
+    assert record.result is not None
+    document_id = record.result["document_id"]
+    raw = Storage(system.settings.files_url).get(result_key(document_id))
+    result = json.loads(raw)
+    assert result["title"] == site.papers[0].title
+    assert result["entry"]["authors"] == list(site.papers[0].authors)
+    assert result["summary"]["summary"]
+    jobs = await system.ledger.pipeline(first)
+    assert {job.job_type for job in jobs} == STAGES
+
+    again = await system.publish("backfill.ingest_arxiv", {"id": f"arXiv:{ID}v1"})
+    record = await system.wait_for_state(again, State.SUCCEEDED)
+    assert record.result == {"document_id": document_id, "duplicate": True, "state": "completed"}
+    assert len(await system.ledger.pipeline(again)) == 1
+
+
+@pytest.mark.slow
+async def test_the_papers_of_a_query_go_through_every_stage(
+    system: System, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.ingest.arxiv_jobs.PAGE_SIZE", 2)
+    site.papers = many(3)
+    await system.start_worker("ingest", "llm", "embed", "link")
+    await system.publish("hot.ingest_arxiv", {"query": "cat:physics.ao-ph"})
+    await completed(system, *(paper.id for paper in site.papers))
+    assert len(site.requests) == 2  # a page each, and no paper by itself
+
+
+async def test_a_paper_that_does_not_exist_is_dead_after_one_attempt(system: System) -> None:
+    await system.start_worker("ingest")
+    job_id = await system.publish("hot.ingest_arxiv", {"id": "0000.0000"})
+    letter = await system.wait_for_letter(job_id)
+    assert letter.certificate.reason is Reason.PERMANENT
+    record = await system.wait_for_state(job_id, State.DEAD)
+    assert (record.attempts, record.error_message) == (1, "arXiv has no paper 0000.0000")
+
+
+async def test_a_malformed_id_is_refused_at_once_and_dead_when_it_comes_by_itself(
+    system: System, site: ArxivServer
+) -> None:
+    await system.start_worker("ingest")
+    with pytest.raises(InvalidPayload, match="'abc' is no arXiv id"):
+        await system.publish("hot.ingest_arxiv", {"id": "abc"})
+    foreign = await system.publish_foreign("hot.ingest_arxiv", {"id": "abc"})
+    letter = await system.wait_for_letter(foreign.job_id)
+    assert letter.certificate.reason is Reason.MALFORMED
+    assert "they look like 1605.08386" in letter.certificate.message
+    # This one looks well to us.
+    refused = server.refusal("incorrect id format for 2499.99999")
+    site.next(lambda exchange, _: exchange.send(400, refused))
+    job_id = await system.publish("hot.ingest_arxiv", {"id": "2499.99999"})
+    await system.wait_for_letter(job_id)
+    record = await system.wait_for_state(job_id, State.DEAD)
+    assert (record.error_type, record.attempts) == ("ArxivRefused", 1)
+
+
+async def test_what_goes_wrong_for_a_while_is_retried(system: System, site: ArxivServer) -> None:
+    await system.start_worker("ingest")
+    site.next(server.cut_in_the_middle(), server.says(b"<html>", "text/html"))
+    job_id = await system.publish("hot.ingest_arxiv", {"id": ID})
+    record = await system.wait_for_state(job_id, State.SUCCEEDED)
+    assert [each.outcome for each in record.timeline] == ["retry", "retry"]
+
+
+async def test_a_429_pauses_all_workers_and_uses_up_no_attempt(
+    system: System, site: ArxivServer
+) -> None:
+    site.papers = many(6)
+    site.next(server.throttled(2))
+    for _ in range(2):  # two workers, as on two machines
+        await system.start_worker("ingest")
+    jobs = [
+        await system.publish("hot.ingest_arxiv", {"id": paper.id}, max_attempts=1)
+        for paper in site.papers
+    ]
+    await system.wait_until_all(jobs, State.SUCCEEDED)
+    first, *later = sorted(request.at for request in site.requests)
+    assert len(later) == len(jobs)
+    assert min(later) - first > 1.9
+    assert site.most_at_once == 1
+    # One attempt was all that each of them had: snoozing has used up none.
