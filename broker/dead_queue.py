@@ -54,6 +54,14 @@ class Letter:
     def redrives(self) -> int:
         return self.message.metadata.redrives if self.message else 0
 
+    @property
+    def body(self) -> bytes:
+        return self.delivery.body
+
+    def ack(self) -> bool:
+        """Take it out of the queue. False when the channel is gone: it is back in its place."""
+        return self.delivery.ack()
+
 
 class Scan:
     """Letters of one queue, oldest first, each held until it is acknowledged or the scan ends.

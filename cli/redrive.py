@@ -75,7 +75,7 @@ def redrive(
     succeeded meanwhile are dropped. Asks before more than one. Exit code 1: something was
     refused or is not valid.
     """
-    from services.redrive import Change, parse_assignment
+    from services.letter_changes import Change, parse_assignment
 
     which = _filter(ids, reason, job_type, lane, error_type, older_than, everything)
     change = Change(to=to, values=dict(parse_assignment(text) for text in assignments or ()))

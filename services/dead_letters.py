@@ -8,18 +8,24 @@ from datetime import datetime
 
 import structlog
 
-from broker.connection import CHANNEL_ERRORS, FIRST_BACKOFF, LAST_BACKOFF, Link
+from broker.connection import CHANNEL_ERRORS, FIRST_BACKOFF, LAST_BACKOFF, Link, end_tasks
 from broker.dead_queue import Letter, scanning
 from broker.delivery import Delivery
-from broker.lanes import DEAD_LOG_QUEUE, split_routing_key
+from broker.lanes import DEAD_LOG_QUEUE, DEAD_TTL_SECONDS, split_routing_key
 from broker.message import now
 from broker.settings import BrokerSettings
 from broker.wire import open_channel
-from services.ledger import DeadLetterRecord, Ledger, LedgerError, RowRejected
+from services.causes import cause_of
+from services.ledger import DeadLetter, DeadLetterRecord, Ledger, LedgerError, RowRejected
+from services.letters import cause_of_letter
 from services.registry import Registry, UnknownJobType
 
 BATCH = 200
 """Letters written to the ledger in one go."""
+TIDY_SECONDS = 600.0
+"""Between looks for letters whose time on the broker is over."""
+GRACE_SECONDS = 3600.0
+"""How much longer than its time a letter counts as there: the index runs a little behind."""
 
 _log = structlog.get_logger("dead letter index")
 
@@ -53,7 +59,24 @@ def record_of(letter: Letter, registry: Registry) -> DeadLetterRecord:
         traceback=certificate.traceback or None,
         redrives=letter.redrives,
         attempts=message.metadata.attempts if message else 0,
+        fingerprint=cause_of_letter(letter).fingerprint,
     )
+
+
+def group_of(letter: DeadLetter) -> str:
+    """The group of a letter that is indexed already."""
+    return cause_of(
+        letter.reason, letter.job_type, letter.error_type, letter.error_message, letter.traceback
+    ).fingerprint
+
+
+async def tidy(ledger: Ledger) -> None:
+    """Give groups to letters of before there were any, and note whose time is over.
+
+    Raises LedgerUnavailable.
+    """
+    await ledger.group_letters(group_of)
+    await ledger.drop_expired_letters(now().timestamp() - DEAD_TTL_SECONDS - GRACE_SECONDS)
 
 
 async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Registry) -> int:
@@ -70,6 +93,7 @@ async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Regi
             if len(batch) >= BATCH:
                 count += await _index(batch, ledger, registry)
         count += await _index(batch, ledger, registry)
+    await tidy(ledger)
     return count
 
 
@@ -106,6 +130,7 @@ class DeadLetterIndexer:
     async def run(self) -> None:
         """Index letters as they come, until cancelled; again after each loss of the broker."""
         backoff = FIRST_BACKOFF
+        tidying = asyncio.create_task(self._tidy(), name="tidy dead letters")
         try:
             while True:
                 try:
@@ -116,7 +141,16 @@ class DeadLetterIndexer:
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF)
         finally:
+            await end_tasks(tidying)
             await self._link.close()
+
+    async def _tidy(self) -> None:
+        while True:
+            try:
+                await tidy(self._ledger)
+            except LedgerError as error:
+                _log.warning("can't tidy", error=str(error))
+            await asyncio.sleep(TIDY_SECONDS)
 
     async def _follow(self) -> None:
         channel = await open_channel(await self._link.connection(), confirms=False)

@@ -12,6 +12,7 @@ from services.ledger.errors import (
     SchemaOutdated,
 )
 from services.ledger.ledger import Ledger
+from services.ledger.redrives import RedriveOutcome
 from services.ledger.requests import (
     ClaimRequest,
     DeadLetterFilter,
@@ -19,7 +20,9 @@ from services.ledger.requests import (
     Edge,
     FinishRequest,
     JobFilter,
+    LetterEdit,
     NewJob,
+    RedrivenCopy,
 )
 from services.ledger.results import (
     AlreadyFinished,
@@ -29,6 +32,7 @@ from services.ledger.results import (
     Claimed,
     ClaimResult,
     Created,
+    DeadGroup,
     DeadLetter,
     Document,
     EdgeRecord,
@@ -61,6 +65,7 @@ __all__ = [
     "ClaimResult",
     "Claimed",
     "Created",
+    "DeadGroup",
     "DeadLetter",
     "DeadLetterFilter",
     "DeadLetterRecord",
@@ -79,10 +84,13 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "LedgerUnavailable",
+    "LetterEdit",
     "NewJob",
     "NotFound",
     "Page",
     "Recorded",
+    "RedriveOutcome",
+    "RedrivenCopy",
     "RowRejected",
     "Running",
     "SchemaOutdated",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, case, select, text, update
+from sqlalchemy import Connection, Row, Select, case, func, select, text
 
 from services.ledger.base import LedgerBase
 from services.ledger.codec import clean, to_json
@@ -71,17 +72,18 @@ class DeadLetters(LedgerBase):
         """Dead letters, the latest first. Raises ValueError for a limit outside 1 to 1,000 or a
         cursor that is not from a page before."""
         wanted = wanted or DeadLetterFilter()
-        query = select(dead_letters)
-        for name in ("state", "reason", "job_type", "lane", "error_type"):
-            value = getattr(wanted, name)
-            if value is not None:
-                query = query.where(dead_letters.c[name] == value)
-        if wanted.since is not None:
-            query = query.where(dead_letters.c.dead_at >= wanted.since)
+        query = filtered(select(dead_letters), wanted, self._database.dialect)
         at, key = dead_letters.c.dead_at, dead_letters.c.id
         return await self._database.read(
-            lambda connection: fetch_page(connection, query, at, key, _letter, limit, cursor)
+            lambda connection: fetch_page(connection, query, at, key, to_letter, limit, cursor)
         )
+
+    async def count_dead(self, wanted: DeadLetterFilter) -> int:
+        """How many dead letters fit."""
+        query = filtered(
+            select(func.count()).select_from(dead_letters), wanted, self._database.dialect
+        )
+        return await self._database.read(lambda connection: connection.scalar(query) or 0)
 
     async def get_dead(self, letter_id: str) -> DeadLetter | None:
         """One dead letter."""
@@ -89,30 +91,15 @@ class DeadLetters(LedgerBase):
         def work(connection: Connection) -> DeadLetter | None:
             query = select(dead_letters).where(dead_letters.c.id == letter_id)
             row = connection.execute(query).one_or_none()
-            return None if row is None else _letter(row)
+            return None if row is None else to_letter(row)
 
         return await self._database.read(work)
-
-    async def mark_letters_redriven(self, copies: Mapping[str, int], now: float) -> None:
-        """Note that letters went back to their lanes, each as the copy with that number of
-        redrives. A letter of such a copy, which has died again already, still waits."""
-        statement = (
-            update(dead_letters)
-            .where(
-                dead_letters.c.id == bindparam("letter"),
-                dead_letters.c.redrives < bindparam("number"),
-            )
-            .values(state=DeadLetterState.REDRIVEN.value, updated_at=now)
-        )
-        rows = [{"letter": letter, "number": number} for letter, number in sorted(copies.items())]
-        if rows:
-            await self._database.write(lambda connection: connection.execute(statement, rows))
 
     async def mark_dead_state(
         self, letter_ids: Sequence[str], state: DeadLetterState, now: float
     ) -> int:
         """Note what became of letters; returns how many there are. For a redrive, see
-        `mark_letters_redriven`."""
+        `note_redriven`."""
         dialect = self._database.dialect
         statement = text(
             "UPDATE dead_letters SET state = :state, updated_at = :now "
@@ -146,12 +133,36 @@ def _columns(letter: DeadLetterRecord) -> dict[str, Any]:
         "dead_at": letter.dead_at,
         "copies": 1,
         "state": DeadLetterState.WAITING.value,
-        "updated_at": letter.dead_at,
+        "updated_at": time.time(),
+        "fingerprint": letter.fingerprint,
         "headers": to_json(letter.headers),
         "body": letter.body,
     }
 
 
-def _letter(row: Row[Any]) -> DeadLetter:
+def filtered(query: Select[Any], wanted: DeadLetterFilter, dialect: str) -> Select[Any]:
+    """The query with the conditions of the filter."""
+    for name in ("state", "reason", "job_type", "lane", "error_type"):
+        value = getattr(wanted, name)
+        if value is not None:
+            query = query.where(dead_letters.c[name] == value)
+    if wanted.group is not None:
+        # A range, which an index serves, and not LIKE.
+        query = query.where(
+            dead_letters.c.fingerprint >= wanted.group,
+            dead_letters.c.fingerprint < wanted.group + "~",
+        )
+    if wanted.ids:
+        keys = keys_parameter(dialect, sorted(wanted.ids))
+        query = query.where(text(keys_condition(dialect, "id")).bindparams(**keys))
+    if wanted.since is not None:
+        query = query.where(dead_letters.c.dead_at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(dead_letters.c.dead_at <= wanted.until)
+    return query
+
+
+def to_letter(row: Row[Any]) -> DeadLetter:
+    """A row of the table."""
     fields = {column.name: row._mapping[column.name] for column in dead_letters.c}
     return DeadLetter(**{**fields, "headers": json.loads(fields["headers"])})

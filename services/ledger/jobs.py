@@ -62,11 +62,6 @@ class JobWrites(LedgerBase):
         """The job's lane was full and it waits in `jobs.dead`; False when it has gone on."""
         return await self._committer.submit(ops.Overflow(job_id, now))
 
-    async def mark_redriven(self, job_id: str, redrives: int, now: float) -> bool:
-        """A dead job is back in its lane for the `redrives`th time; False when the ledger knows
-        that already, for example because a worker has claimed it."""
-        return await self._committer.submit(ops.Redriven(job_id, redrives, now))
-
     async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Ask to run the job of a delivery; makes its row when there is none."""
         return await self._committer.submit(ops.Claim(request))

@@ -9,20 +9,24 @@ from sqlalchemy import Connection, text
 from services.ledger.api_keys import ApiKeys
 from services.ledger.bulk_operations import BulkOperations
 from services.ledger.database import connect
-from services.ledger.dead_letters import DeadLetters
+from services.ledger.dead_groups import DeadGroups
 from services.ledger.documents import Documents
 from services.ledger.errors import SchemaOutdated
 from services.ledger.jobs import JobWrites
 from services.ledger.reads import JobReads
+from services.ledger.redrives import Redrives
 from services.ledger.tables import SCHEMA_REVISION
 from services.ledger.workers import Workers
 
 
-class Ledger(JobWrites, JobReads, DeadLetters, Workers, Documents, ApiKeys, BulkOperations):
+class Ledger(
+    JobWrites, JobReads, DeadGroups, Redrives, Workers, Documents, ApiKeys, BulkOperations
+):
     """One database, used by one event loop.
 
-    `jobs` changes jobs, `reads` reads them; workers and leases, dead letters, documents, bulk
-    operations, and keys of the API have a module each. Errors are those of `errors`.
+    `jobs` changes jobs, `reads` reads them; workers and leases, dead letters, redrives,
+    documents, bulk operations, and keys of the API have a module each. Errors are those of
+    `errors`.
     """
 
     @classmethod

@@ -140,15 +140,19 @@ class Overflow:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """A dead job was sent back to its lane."""
+    """A dead job was sent back to its lane, perhaps as another job than it was."""
 
     order: ClassVar[int] = 2
     job_id: str
     redrives: int
     at: float
+    changed: NewJob | None = None
 
     def apply(self, rows: Rows) -> bool:
         row = rows.jobs.get(self.job_id)
+        if row is not None and self.changed is not None and self.redrives >= row.redrives:
+            # Also when its worker was faster: the record says what is being run.
+            rows.rewritten[row.id] = _new_columns(self.changed)
         if row is None or not rules.may_redrive(row, self.redrives):
             return False
         row.state, row.redrives, row.attempts, row.crashes = State.QUEUED, self.redrives, 0, 0
@@ -180,6 +184,9 @@ class Claim:
             if row.claim_id == request.claim_id:
                 return answer
             rows.end_attempt(row, AttemptOutcome.CRASHED, request.now)
+        elif request.message.metadata.redrives > row.redrives:
+            # Redriven, and whoever did that did not get to say so: it may be changed.
+            rows.rewritten[row.id] = _new_columns(request)
         row.state = State.RUNNING
         row.redrives, row.attempts = request.message.generation
         row.crashes = answer.crashes
@@ -236,6 +243,33 @@ class Cancel:
             return AlreadyFinished(row.state)
         row.end(State.CANCELLED, self.at, "cancelled")
         return Cancelled()
+
+
+@dataclass(frozen=True, slots=True)
+class Unredrive:
+    """A redrive is taken back: the copy in its lane is not to run, and the job is what it was.
+
+    The copy is of the generation that has died now, so whoever gets it skips it.
+    """
+
+    order: ClassVar[int] = 5
+    job: NewJob
+    """What it was."""
+    redrives: int
+    """Those of the copy."""
+    reason: str
+
+    @property
+    def job_id(self) -> str:
+        return self.job.message.job_id
+
+    def apply(self, rows: Rows) -> bool:
+        row = rows.jobs.get(self.job_id)
+        if row is None or not rules.may_unredrive(row, self.redrives):
+            return False
+        row.end(State.DEAD, self.job.now, clean(self.reason))
+        rows.rewritten[row.id] = _new_columns(self.job)
+        return True
 
 
 @dataclass(frozen=True, slots=True)

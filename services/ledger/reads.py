@@ -33,7 +33,7 @@ class JobReads(LedgerBase):
             ended = connection.execute(
                 select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.id)
             )
-            return _record(row, tuple(_attempt(each) for each in ended))
+            return to_record(row, tuple(_attempt(each) for each in ended))
 
         return await self._database.read(work)
 
@@ -127,13 +127,13 @@ class JobReads(LedgerBase):
                 .order_by(jobs.c.created_at)
                 .limit(limit)
             )
-            return [_record(row) for row in connection.execute(query, {"silent_for": silent_for})]
+            return [to_record(row) for row in connection.execute(query, {"silent_for": silent_for})]
 
         return await self._database.read(work)
 
     async def _records(self, query: Select[Any]) -> list[JobRecord]:
         return await self._database.read(
-            lambda connection: [_record(row) for row in connection.execute(query)]
+            lambda connection: [to_record(row) for row in connection.execute(query)]
         )
 
 
@@ -162,7 +162,7 @@ def _summary(row: Row[Any]) -> JobSummary:
     return JobSummary(**_fields(row._mapping))
 
 
-def _record(row: Row[Any], timeline: tuple[AttemptRecord, ...] = ()) -> JobRecord:
+def to_record(row: Row[Any], timeline: tuple[AttemptRecord, ...] = ()) -> JobRecord:
     columns = row._mapping
     result = columns["result"]
     return JobRecord(

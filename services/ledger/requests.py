@@ -90,6 +90,8 @@ class DeadLetterRecord:
     redrives: int = 0
     attempts: int = 0
     """With `redrives`, the letter's generation: an older letter does not bury a newer copy."""
+    fingerprint: str | None = None
+    """The group of letters that died of the same cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,47 @@ class DeadLetterFilter:
     job_type: str | None = None
     lane: str | None = None
     error_type: str | None = None
+    group: str | None = None
+    """A group's id, or its beginning."""
+    ids: frozenset[str] = frozenset()
+    """Only these, where there are any."""
     since: float | None = None
     """Died at this time or later."""
+    until: float | None = None
+    """Died at this time or earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedrivenCopy:
+    """A dead letter's copy that the broker has confirmed."""
+
+    letter_id: str
+    redrives: int
+    """The copy's own number."""
+    changed: NewJob | None = None
+    """What the job is now, where the redrive has changed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterEdit:
+    """A letter that goes back changed: what it was and what it is."""
+
+    letter_id: str
+    redrives: int
+    """Of the letter; those of the copy are one more."""
+    operation_id: str
+    routing_key: str
+    """Where the copy goes."""
+    edited_by: str
+    edited_at: float
+    headers: Mapping[str, Any]
+    """The letter's, as JSON."""
+    original: bytes
+    edited: bytes
+    undone_at: float | None = None
+    """Taken back before it ran."""
+    restored_at: float | None = None
+    """The original is in `jobs.dead` again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,6 +189,23 @@ class DeadLetter:
     state: str
     """waiting, redriven, purged or dropped."""
     updated_at: float
+    fingerprint: str | None
+    """The group of those that died of the same cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Dead letters of one cause."""
+
+    fingerprint: str
+    count: int
+    first_at: float
+    """When the first of them died."""
+    last_at: float
+    trend: tuple[int, ...]
+    """Deaths in each of the last 24 hours, the latest last."""
+    sample: DeadLetter
+    """The one that died last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ class Rows:
     keys: dict[str, KeyHolder] = field(default_factory=dict)
     attempts: list[list[Any]] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    rewritten: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What jobs are now, by id, where a redrive has changed that: all columns of a new row."""
 
     def end_attempt(
         self,

@@ -65,3 +65,8 @@ def buries(row: JobRow | None, letter: DeadLetterRecord) -> bool:
 def may_redrive(row: JobRow | None, redrives: int) -> bool:
     """Whether the redrive of that number is news: not after a worker has claimed it."""
     return row is not None and row.state is State.DEAD and redrives > row.redrives
+
+
+def may_unredrive(row: JobRow, redrives: int) -> bool:
+    """Whether the copy of that number still waits for its first run."""
+    return row.state is State.QUEUED and row.generation == (redrives, 0)

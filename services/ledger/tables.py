@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -118,10 +118,51 @@ dead_letters = Table(
     Column("copies", Integer, nullable=False),
     Column("state", Text, nullable=False),
     Column("updated_at", Double, nullable=False),
+    Column("fingerprint", Text),
     Column("headers", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
 )
 Index("ix_dead_letters_dead", dead_letters.c.dead_at, dead_letters.c.id)
+# All that the groups need, so that they are counted without reading a row.
+Index(
+    "ix_dead_letters_group",
+    dead_letters.c.state,
+    dead_letters.c.fingerprint,
+    dead_letters.c.dead_at,
+    dead_letters.c.id,
+)
+
+redriven_letters = Table(
+    "redriven_letters",
+    metadata,
+    Column("operation_id", Text, primary_key=True),
+    Column("letter_id", Text, primary_key=True),
+    Column("redrives", Integer, nullable=False),
+    Column("sent_at", Double),
+    Column("outcome", Text),
+)
+_partial(
+    "ix_redriven_letters_open",
+    redriven_letters.c.operation_id,
+    redriven_letters.c.letter_id,
+    where="outcome IS NULL",
+)
+
+letter_edits = Table(
+    "letter_edits",
+    metadata,
+    Column("letter_id", Text, primary_key=True),
+    Column("redrives", Integer, primary_key=True, autoincrement=False),
+    Column("operation_id", Text, nullable=False, index=True),
+    Column("routing_key", Text, nullable=False),
+    Column("edited_by", Text, nullable=False),
+    Column("edited_at", Double, nullable=False),
+    Column("undone_at", Double),
+    Column("restored_at", Double),
+    Column("headers", Text, nullable=False),
+    Column("original", LargeBinary, nullable=False),
+    Column("edited", LargeBinary, nullable=False),
+)
 
 workers = Table(
     "workers",

@@ -68,6 +68,18 @@ _INSERTED: Final[sql.Columns] = {
     name: kind for name, kind in {**_UPDATED, **_NEW}.items() if name != "ended"
 }
 
+_REWRITTEN: Final[sql.Columns] = {
+    "id": "text",
+    **{
+        name: _NEW[name]
+        for name in (
+            "job_type", "lane", "routing_key", "worker", "priority", "max_attempts", "expires_at",
+            "metadata", "payload",
+        )
+    },
+}  # fmt: skip
+"""What a redrive may change of a job."""
+
 _ATTEMPT: Final[sql.Columns] = {
     "job_id": "text",
     "redrive": "integer",
@@ -104,6 +116,11 @@ class JobWriter:
                     CASE WHEN r.ended = 1 THEN r.error_message ELSE jobs.error_message END,
                 result = COALESCE(r.result, jobs.result)
             FROM {sql.rows_source(dialect, _UPDATED)} WHERE jobs.id = r.id"""
+        )
+        changes = ", ".join(f"{name} = r.{name}" for name in _REWRITTEN if name != "id")
+        self._rewrite = text(
+            f"UPDATE jobs SET {changes} FROM {sql.rows_source(dialect, _REWRITTEN)} "
+            "WHERE jobs.id = r.id"
         )
         names = ", ".join(_INSERTED)
         self._insert = text(
@@ -163,6 +180,9 @@ class JobWriter:
         if changed:
             parameters = self._parameters(_UPDATED, [_updated(row) for row in changed])
             connection.execute(self._update, parameters)
+        if rows.rewritten:
+            lines = [[line[name] for name in _REWRITTEN] for line in rows.rewritten.values()]
+            connection.execute(self._rewrite, self._parameters(_REWRITTEN, lines))
         if rows.attempts:
             connection.execute(self._insert_attempts, self._parameters(_ATTEMPT, rows.attempts))
 

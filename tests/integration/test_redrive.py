@@ -14,7 +14,7 @@ from broker.lanes import DEAD_EXCHANGE
 from broker.message import JobMessage, Metadata, now
 from broker.publisher import Outgoing, envelope_of
 from services.dead_letters import index_waiting
-from services.ledger import Ledger, NewJob, State
+from services.ledger import Ledger, NewJob, RedrivenCopy, State
 from services.redrive import Change, LetterFilter, Redriver, Tally
 from services.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
@@ -310,17 +310,17 @@ async def test_redriven_job_that_dies_again_can_be_redriven_again(
 async def test_index_is_right_when_a_job_dies_again_before_its_redrive_is_noted(
     broker310: TestBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark_redriven = Ledger.mark_redriven
+    note_redriven = Ledger.note_redriven
 
-    async def late(ledger: Ledger, job_id: str, redrives: int, now: float) -> bool:
+    async def late(ledger: Ledger, copies: Sequence[RedrivenCopy], *options: Any) -> None:
         async def dead_again() -> bool:
-            letter = await ledger.get_dead(job_id)
-            return letter is not None and letter.redrives == redrives
+            letter = await ledger.get_dead(copies[0].letter_id)
+            return letter is not None and letter.redrives == copies[0].redrives
 
         await eventually(dead_again)
-        return await mark_redriven(ledger, job_id, redrives, now)
+        await note_redriven(ledger, copies, *options)
 
-    monkeypatch.setattr(Ledger, "mark_redriven", late)
+    monkeypatch.setattr(Ledger, "note_redriven", late)
     async with open_system(broker310, database_url) as system, indexing(system):
         await system.start_worker()
         job_id = await system.publish("hot.scripted", {"steps": ["permanent"]})

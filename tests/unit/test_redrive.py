@@ -13,7 +13,8 @@ from broker.dead_queue import Letter
 from broker.delivery import Delivery
 from broker.message import JobMessage, Metadata
 from broker.wire import PipelinedChannel
-from services.redrive import Change, InvalidRedrive, LetterFilter, changed, parse_assignment
+from services.letter_changes import Change, InvalidRedrive, changed, parse_assignment
+from services.letters import LetterFilter
 from services.registry import Registry
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

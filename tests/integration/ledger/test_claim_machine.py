@@ -14,7 +14,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from services.ledger import AttemptOutcome, Claimed, HeldBy, JobRecord, Ledger, State, upgrade
+from services.ledger import (
+    AttemptOutcome,
+    Claimed,
+    HeldBy,
+    JobRecord,
+    Ledger,
+    RedrivenCopy,
+    State,
+    upgrade,
+)
 from services.ledger.states import TRANSITIONS
 from tests.integration.ledger.made import NOW, claim, finish, letter, message, new_job
 
@@ -102,7 +111,8 @@ class Claims(RuleBasedStateMachine):
         if record is not None and record.state is State.DEAD:
             self.copies.append(Copy(record.redrives + 1, 0))
             if marked:
-                self.run(self.ledger.mark_redriven(self.job_id, record.redrives + 1, NOW))
+                copy = RedrivenCopy(self.job_id, record.redrives + 1)
+                self.run(self.ledger.note_redriven([copy], NOW))
 
     @rule(worker_id=WORKERS)
     def release(self, worker_id: str) -> None:

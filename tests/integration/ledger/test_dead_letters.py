@@ -4,6 +4,7 @@ from services.ledger import (
     DeadLetterFilter,
     DeadLetterState,
     Ledger,
+    RedrivenCopy,
     State,
 )
 from tests.integration.ledger.made import NOW, claim, finish, letter, new_job
@@ -97,11 +98,11 @@ async def test_a_letter_from_the_running_attempt_ends_it(ledger: Ledger) -> None
 async def test_a_redriven_job_is_queued_unless_a_worker_was_faster(ledger: Ledger) -> None:
     await ledger.claim(claim())
     await ledger.finish(finish(State.DEAD, attempts=3))
-    assert await ledger.mark_redriven("job-1", 1, NOW)
-    assert not await ledger.mark_redriven("job-1", 1, NOW)
+    for _ in range(2):
+        await ledger.note_redriven([RedrivenCopy("job-1", 1)], NOW)
     assert await state_of(ledger) is State.QUEUED
     await ledger.claim(claim(claim_id="c2", redrives=1))
-    assert not await ledger.mark_redriven("job-1", 1, NOW)
+    await ledger.note_redriven([RedrivenCopy("job-1", 1)], NOW)
     assert await state_of(ledger) is State.RUNNING
 
 

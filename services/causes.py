@@ -1,0 +1,108 @@
+"""Why letters died, so that those of one cause are one group.
+
+Ten thousand letters of one broken server differ in ids, times and addresses only. What varies is
+replaced by placeholders; what is left, with where in the code it happened, is the cause. The same
+function serves the index and a scan of `jobs.dead`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+
+FINGERPRINT_LENGTH = 10
+"""Hexadecimal digits of a group's id."""
+MESSAGE_LENGTH = 300
+"""Characters of a normalised message that count: the end of a long one is a dump of data."""
+
+# The order matters: what contains others comes first.
+_PLACEHOLDERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), placeholder)
+    for pattern, placeholder in (
+        (r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>)\]]+", "<url>"),
+        (r"[\w.+-]+@[\w-]+\.[\w.-]+", "<email>"),
+        (
+            r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?\b",
+            "<time>",
+        ),
+        (r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b", "<time>"),
+        (r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b", "<id>"),
+        (r"(?<!\w)'[^'\n]{0,500}'|\"[^\"\n]{0,500}\"|`[^`\n]{0,500}`", "<text>"),
+        (r"(?<![\w<])(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@%+=~-]+){2,}[/\\]?", "<path>"),
+        (r"(?<![\w<])/[\w.@%+=~-]+", "<path>"),
+        (r"\b0[xX][0-9a-fA-F]+\b", "<hex>"),
+        (r"\b(?=[a-zA-Z]*\d)(?=\d*[a-zA-Z])[0-9a-fA-F]{8,}\b", "<hex>"),
+        # Ids such as job-17, doc_2024a or 01HV…: letters with a number in them.
+        (r"\b[A-Za-z]+(?:[-_:.][A-Za-z]+)*[-_:.]?\d[\w:.-]*\b", "<id>"),
+        # A status is what one wants to know: `HTTP 503` is another cause than `HTTP 404`.
+        (r"(?<!HTTP )(?<!status )(?<!code )(?<![\w.])[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?", "<n>"),
+    )
+)
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in (?P<function>.+)$', re.MULTILINE)
+_LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python[\d.]+)[/\\]|^<")
+"""Files of other people's code: the standard library, what pip installed, `<frozen …>`."""
+_OWN_MACHINERY = re.compile(r"services[/\\](?:execution|runner)\.py$")
+"""What calls every handler, and so says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What all letters of a group have in common."""
+
+    reason: str
+    error_type: str
+    message: str
+    """The error's message with placeholders for what varies."""
+    location: str
+    """`file.py:function` of the innermost frame that is no library's; empty where unknown."""
+    job_type: str
+
+    @property
+    def fingerprint(self) -> str:
+        """The group's id."""
+        parts = (self.reason, self.error_type, self.message, self.location, self.job_type)
+        text = "\0".join(parts).encode("utf-8", "backslashreplace")
+        return sha256(text).hexdigest()[:FINGERPRINT_LENGTH]
+
+
+def cause_of(
+    reason: str,
+    job_type: str | None,
+    error_type: str | None,
+    message: str | None,
+    traceback: str | None,
+) -> Cause:
+    """The cause of a death. Never raises."""
+    return Cause(
+        reason=reason,
+        error_type=error_type or "",
+        message=normalised(message or ""),
+        location=location_of(traceback or ""),
+        job_type=job_type or "",
+    )
+
+
+def normalised(message: str) -> str:
+    """A message with placeholders for numbers, ids, paths, times and quoted text, in one line."""
+    text = message[: MESSAGE_LENGTH * 4]
+    for pattern, placeholder in _PLACEHOLDERS:
+        text = pattern.sub(placeholder, text)
+    return " ".join(text.split())[:MESSAGE_LENGTH]
+
+
+def location_of(traceback: str) -> str:
+    """Where it happened: the innermost frame of the job's own code, without its line number,
+    which every edit of the file moves."""
+    frames = [(each["file"], each["function"].strip()) for each in _FRAME.finditer(traceback)]
+    own = [
+        frame
+        for frame in frames
+        if not _LIBRARY.search(frame[0]) and not _OWN_MACHINERY.search(frame[0])
+    ]
+    if not (own or frames):
+        return ""
+    file, function = (own or frames)[-1]
+    # Two folders tell files of one name apart, and are the same on every host.
+    short = "/".join(re.split(r"[/\\]", file)[-2:])
+    return f"{short}:{function}"

@@ -1,0 +1,116 @@
+"""Dead letters that only the ledger has: the broker's time for them is over, or it lost them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+
+from broker.dead import DeathCertificate, Reason
+from broker.errors import MalformedMessage
+from broker.message import JobMessage, now
+from services.ledger import DeadLetter, DeadLetterFilter, JobRecord, Ledger, to_message
+from services.letters import LetterFilter
+
+GONE = ("dropped", "purged")
+"""States in which the broker has no letter; a purged one is taken only by its id."""
+
+
+@dataclass(frozen=True)
+class StoredLetter:
+    """A dead letter as the ledger has it."""
+
+    id: str
+    body: bytes
+    certificate: DeathCertificate
+
+    @cached_property
+    def message(self) -> JobMessage | None:
+        try:
+            return JobMessage.decode(self.body)
+        except MalformedMessage:
+            return None
+
+    @property
+    def redrives(self) -> int:
+        return self.message.metadata.redrives if self.message else 0
+
+    def ack(self) -> bool:
+        """There is nothing to take away."""
+        return True
+
+
+def stored_letter(letter: DeadLetter) -> StoredLetter:
+    """A letter of the index."""
+    return StoredLetter(letter.id, letter.body, certificate_of(letter))
+
+
+def certificate_of(letter: DeadLetter) -> DeathCertificate:
+    """What is known of a letter's death, as `jobs.dead` has it."""
+    queue = letter.headers.get("x-dead-queue")
+    worker = letter.headers.get("x-dead-worker")
+    return DeathCertificate(
+        _reason(letter.reason),
+        letter.routing_key or "",
+        queue=queue if isinstance(queue, str) else "",
+        error_type=letter.error_type or "",
+        message=letter.error_message or "",
+        traceback=letter.traceback or "",
+        attempts=letter.attempts,
+        worker=worker if isinstance(worker, str) else "",
+        dead_at=datetime.fromtimestamp(letter.dead_at, UTC).isoformat(),
+    )
+
+
+def letter_of_job(record: JobRecord) -> StoredLetter:
+    """The letter that a dead job would have, made of the job's record alone."""
+    died = datetime.fromtimestamp(record.finished_at, UTC) if record.finished_at else now()
+    certificate = DeathCertificate(
+        _reason(record.reason),
+        record.routing_key,
+        error_type=record.error_type or "",
+        message=record.error_message or "",
+        attempts=record.attempts,
+        worker=record.worker_id or "",
+        dead_at=died.isoformat(),
+    )
+    return StoredLetter(record.id, to_message(record).encode(), certificate)
+
+
+async def stored_letters(
+    ledger: Ledger, which: LetterFilter, moment: datetime, present: frozenset[str]
+) -> AsyncIterator[StoredLetter]:
+    """Letters that fit and of which the broker has none, oldest first; then dead jobs that have
+    no letter at all. `present` are the ids of those that it has."""
+    wanted = DeadLetterFilter(
+        job_type=which.job_type,
+        lane=which.lane,
+        reason=which.reason,
+        error_type=which.error_type,
+        group=which.group,
+        ids=which.ids,
+    )
+    after: tuple[float, str] | None = None
+    while page := await ledger.letters_without_message(
+        wanted, states=GONE if which.ids else GONE[:1], after=after
+    ):
+        for letter in page:
+            stored = stored_letter(letter)
+            if letter.id not in present and which.matches(stored, moment):
+                yield stored
+        after = (page[-1].dead_at, page[-1].id)
+    last = ""
+    while records := await ledger.dead_jobs_without_letter(after=last):
+        for record in records:
+            stored = letter_of_job(record)
+            if record.id not in present and which.matches(stored, moment):
+                yield stored
+        last = records[-1].id
+
+
+def _reason(text: str | None) -> Reason:
+    try:
+        return Reason(text or "")
+    except ValueError:
+        return Reason.EXHAUSTED
