@@ -1,6 +1,7 @@
 """The desks of documents and extractions, as FastAPI dependencies.
 
 The application opens them when it starts (`services.documents.open_desks`): `app.state.desks`.
+All are async: FastAPI runs others in a thread of their own.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ def _desks(request: Request) -> Desks:
     return found
 
 
-def _documents(request: Request) -> DocumentDesk:
+async def _documents(request: Request) -> DocumentDesk:
     return _desks(request).documents
 
 
-def _extractions(request: Request) -> ExtractionDesk:
+async def _extractions(request: Request) -> ExtractionDesk:
     return _desks(request).extractions
 
 

@@ -97,10 +97,15 @@ async def _open_broker(
 
 
 def state_of(request: Request) -> ApiState:
-    """The shared state, for handlers and dependencies."""
+    """The shared state."""
     state: ApiState = request.app.state.api
     return state
 
 
-State = Annotated[ApiState, Depends(state_of)]
+async def _state(request: Request) -> ApiState:
+    """`state_of` as a dependency: one that is not async would be run in a thread."""
+    return state_of(request)
+
+
+State = Annotated[ApiState, Depends(_state)]
 """`async def handler(state: State)`."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.common import IncludeOption, load_settings, run
+from cli.common import IncludeOption, load_settings
 from cli.errors import CommandFailed
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def api(
 
     Beyond this machine it needs an API key: `jobctl keys create`. docs/api.md tells the rest.
     """
+    import uvloop
+
     from services.logs import configure
 
     settings = load_settings()
@@ -36,7 +38,7 @@ def api(
         | {"modules": (*settings.modules, *(include or ()))}
     )
     configure(settings.log_level, settings.log_format)
-    run(_serve(settings))
+    uvloop.run(_serve(settings))
 
 
 async def _serve(settings: Settings) -> None:
