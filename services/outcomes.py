@@ -21,6 +21,9 @@ class Job:
     first lane."""
     priority: int | None = None
     """0 to 10; None takes the parent's."""
+    own_pipeline: bool = False
+    """The job begins a pipeline of its own, as each paper of a query does, and is no stage of its
+    parent's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ def _child(job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, in
         max_attempts=job_type.max_attempts,
         expires_at=parent.metadata.expires_at,
         parent_id=parent.job_id,
-        pipeline=parent.metadata.pipeline or parent.job_id,
+        pipeline=None if job.own_pipeline else parent.metadata.pipeline or parent.job_id,
         operation_id=parent.metadata.operation_id,
         traceparent=parent.metadata.traceparent,
     )

@@ -89,8 +89,7 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
         "title": entry.title[:1000],
         "media_type": identity.media_type,
         "size_bytes": identity.size,
-        # Not that of the query that it came from, which has other documents too.
-        "pipeline": ctx.job_id,
+        "pipeline": ctx.pipeline,
     }
     if ctx.ledger is not None and known is None:
         document, created = await ctx.ledger.upsert_document(
@@ -103,7 +102,7 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
     elif ctx.ledger is not None and (renews or force):
         await ctx.ledger.renew_document(document_id, identity.sha256, **described)
     else:
-        duplicate = known is not None and known.pipeline != ctx.job_id
+        duplicate = known is not None and known.pipeline != ctx.pipeline
     files = DocumentFiles.of(ctx, document_id)
     async with at_stage(ctx, document_id, INGEST):
         key = upload_key(document_id, identity.media_type)

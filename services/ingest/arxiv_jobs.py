@@ -120,7 +120,10 @@ async def _take_page(payload: IngestArxiv, query: str, ctx: JobContext) -> Outco
     options = {name: True for name in ("full_text", "force") if getattr(payload, name)}
     reached = payload.start + feed.count
     left = min(payload.wanted - feed.count, feed.total - reached)
-    jobs = [Job("ingest_arxiv", payload_of(entry, **options)) for entry in feed.entries]
+    jobs = [
+        Job("ingest_arxiv", payload_of(entry, **options), own_pipeline=True)
+        for entry in feed.entries
+    ]
     if left > 0 and feed.count > 0:
         following = payload.model_dump(mode="json", exclude_unset=True)
         following |= {"start": reached, "max_results": left}

@@ -89,8 +89,14 @@ async def test_the_papers_of_a_query_go_through_every_stage(
     monkeypatch.setattr("services.ingest.arxiv_jobs.PAGE_SIZE", 2)
     site.papers = many(3)
     await system.start_worker("ingest", "llm", "embed", "link")
-    await system.publish("hot.ingest_arxiv", {"query": "cat:physics.ao-ph"})
+    query = await system.publish("hot.ingest_arxiv", {"query": "cat:physics.ao-ph"})
     await completed(system, *(paper.id for paper in site.papers))
+    for document in (await system.ledger.list_documents()).items:
+        # A run of its own: what becomes of one paper says nothing of another.
+        assert document.pipeline is not None
+        jobs = await system.ledger.pipeline(document.pipeline)
+        assert (len(jobs), {job.job_type for job in jobs}) == (5, STAGES)
+    assert len(await system.ledger.pipeline(query)) == 2
     assert len(site.requests) == 2  # a page each, and no paper by itself
 
 

@@ -254,7 +254,7 @@ async def test_requests_keep_their_distance_in_all_processes_together(
     hasty: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
     """Two ledgers are what two processes have."""
-    careful = hasty.model_copy(update={"arxiv_interval": 0.2})
+    careful = hasty.model_copy(update={"arxiv_interval": 0.5})
     async with (
         await Ledger.open(careful.ledger_url) as other,
         ArxivClient.connect(careful, ledger, patience=30) as first,
@@ -264,14 +264,14 @@ async def test_requests_keep_their_distance_in_all_processes_together(
         await asyncio.gather(
             *(
                 each.entries([f"2403.0000{number}"])
-                for number in range(3)
+                for number in range(2)
                 for each in (first, second)
             )
         )
     times = sorted(request.at for request in site.requests)
-    assert len(times) == 6
+    assert len(times) == 4
     # The clock of the ledger counts milliseconds.
-    assert min(b - a for a, b in pairwise(times)) > 0.19
+    assert min(b - a for a, b in pairwise(times)) > 0.48
     assert site.most_at_once == 1
 
 
