@@ -110,6 +110,13 @@ class Settings(BrokerSettings):
         description="Address that the HTTP API listens on; beyond loopback it needs a key.",
     )
     api_port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP API.")
+    api_url: str = Field(
+        default="http://127.0.0.1:8000",
+        pattern="^https?://",
+        description="Address of the HTTP API for those who call it: `jobctl documents`, "
+        "`jobctl search`, the Python client.",
+    )
+    api_key: SecretStr | None = Field(default=None, description="The key that they send.")
     api_keys: SecretStr | None = Field(
         default=None,
         description="Keys of the HTTP API beside those of `jobctl keys`, comma-separated: KEY, or "

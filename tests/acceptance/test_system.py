@@ -2,10 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.acceptance.conftest import JOBCTL, CommandLine, clean_environment
@@ -107,7 +109,11 @@ def test_up_runs_until_it_is_told_and_restarts_what_dies(
 ) -> None:
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen(
-            [str(JOBCTL), "up"], env=environment, cwd=tmp_path, stdout=out, stderr=out
+            [str(JOBCTL), "up", "--api-port", "0"],
+            env=environment,
+            cwd=tmp_path,
+            stdout=out,
+            stderr=out,
         )
 
     def until_said(text: str) -> None:
@@ -130,6 +136,10 @@ def test_up_runs_until_it_is_told_and_restarts_what_dies(
             tmp_path,
         )
         until_said("Ctrl-C stops everything.")
+        url = exports["JOBS_API_URL"]
+        assert f"API         {url}\n" in (tmp_path / "out").read_text()
+        with httpx.Client(base_url=url, trust_env=False) as client:
+            assert client.get("/health/ready").json()["status"] == "ok"
         while len(workers := shell.json("workers")) < 4:
             assert process.poll() is None
         llm = next(worker for worker in workers if worker["kinds"] == ["llm"])
@@ -137,7 +147,7 @@ def test_up_runs_until_it_is_told_and_restarts_what_dies(
         until_said("worker-llm ended (SIGKILL)")
         until_said("worker-llm runs again")
         second = subprocess.run(
-            [str(JOBCTL), "up"],
+            [str(JOBCTL), "up", "--api-port", "0"],
             env=environment,
             cwd=tmp_path,
             capture_output=True,
@@ -150,5 +160,29 @@ def test_up_runs_until_it_is_told_and_restarts_what_dies(
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
-    assert process.returncode == 0, (tmp_path / "out").read_text()
+    said = (tmp_path / "out").read_text()
+    assert process.returncode == 0, said
+    assert "had to be killed" not in said
+    assert processes_of(tmp_path) == []
+
+
+def test_up_says_at_once_that_the_port_of_the_api_is_taken(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = subprocess.run(
+            [str(JOBCTL), "up", "--api-port", str(port)],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert refused.returncode == 1
+    assert f"can't have port {port}" in refused.stderr
+    assert "--api-port" in refused.stderr
     assert processes_of(tmp_path) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 
 from api.app import ROUTERS
 from api.problems import KINDS
@@ -190,6 +191,7 @@ def test_no_part_of_a_request_waits_for_a_thread() -> None:
     than all of them do."""
     for router in ROUTERS:
         for route in router.routes:
+            assert isinstance(route, APIRoute)
             waiting = [route.dependant]
             while waiting:
                 each = waiting.pop()
