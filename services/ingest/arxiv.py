@@ -43,8 +43,8 @@ MAX_BYTES = 20 * 1024 * 1024
 """Longest answer that is read."""
 REQUEST_TIMEOUT = 60.0
 """Seconds for one request, all of its answer."""
-PATIENCE = 3.5
-"""Seconds that a job waits for its turn before it snoozes."""
+PATIENCE = 1.0
+"""Seconds that a job waits for its turn before it snoozes: others need its worker's slot."""
 EMPTY_TRIES = 3
 """How often a page is asked for that comes empty although there is more."""
 THROTTLED_PAUSE = 30.0

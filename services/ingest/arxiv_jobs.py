@@ -17,6 +17,8 @@ from services.registry import job
 
 DEFAULT_RESULTS = 100
 DEFAULT_RESULTS_SINCE = 1000
+LONGEST_SNOOZE = 80.0
+"""Seconds, unless arXiv asks for more."""
 
 
 def _normalised(text: str) -> str:
@@ -93,7 +95,15 @@ async def ingest_arxiv(payload: IngestArxiv, ctx: JobContext) -> Outcome:
         entry = payload.entry or await _ask(ArxivId.parse(payload.id or ""), ctx)
         return await take_in(entry, ctx, full_text=payload.full_text, force=payload.force)
     except ArxivBusy as busy:
-        return Snooze(busy.wait, str(busy))
+        age = (datetime.now(UTC) - ctx.message.metadata.created_at).total_seconds()
+        return Snooze(snooze_for(busy.wait, age), str(busy))
+
+
+def snooze_for(wait: float, age: float) -> float:
+    """Seconds until a job asks for its turn again that is `age` seconds old. The older it is, the
+    more jobs there are before it: a thousand that came every few seconds would be all that the
+    workers do."""
+    return max(wait, min(age / 5, LONGEST_SNOOZE))
 
 
 async def _ask(arxiv_id: ArxivId, ctx: JobContext) -> Entry:

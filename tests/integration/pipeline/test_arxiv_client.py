@@ -307,7 +307,7 @@ async def test_retry_after_pauses_every_process(
 async def test_a_short_pause_is_waited_for(
     hasty: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
-    async with ArxivClient.connect(hasty, ledger) as client:
+    async with ArxivClient.connect(hasty, ledger, patience=5) as client:
         site.next(server.throttled(1))
         with pytest.raises(ArxivBusy):
             await client.entries(["2403.00001"])

@@ -13,6 +13,7 @@ import pytest
 from services.fetching import FetchFailed, FetchRefused
 from services.ingest.arxiv_documents import Taken, takes_over
 from services.ingest.arxiv_errors import ArxivNonsense, ArxivNotFound, ArxivRefused
+from services.ingest.arxiv_jobs import snooze_for
 from services.ledger import Document
 from services.outcomes import Done, Next, Snooze
 from services.registry import InvalidPayload
@@ -344,6 +345,16 @@ async def test_throttling_snoozes(arxiv: Pipeline, site: ArxivServer) -> None:
     assert isinstance(outcome, Snooze)
     assert 60 < outcome.after <= 77
     assert len(site.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("wait", "age", "seconds"),
+    [(3, 0, 3), (3, 10, 3), (3, 60, 12), (100, 60, 100), (3, 100_000, 80), (3, -5, 3)],
+)
+def test_a_job_that_waits_long_asks_for_its_turn_less_often(
+    wait: float, age: float, seconds: float
+) -> None:
+    assert snooze_for(wait, age) == seconds
 
 
 async def test_no_request_is_made_for_a_paper_whose_entry_is_carried_though_arxiv_is_paused(
