@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -159,5 +159,24 @@ async def scanning(url: str, queue: str = DEAD_QUEUE) -> AsyncIterator[Scan]:
             await scan.settle()
     except CHANNEL_ERRORS as error:
         raise BrokerAway(f"can't scan {queue}: {error}", maybe_accepted=False) from error
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def queue_depths(url: str) -> AsyncIterator[Callable[[str], Awaitable[int]]]:
+    """A function that tells how many messages wait in a queue. Raises BrokerAway, also where there
+    is no such queue."""
+    connection = await connect(url, "queue depths")
+    try:
+        channel = await open_channel(underlying(connection), confirms=False)
+
+        async def depth(queue: str) -> int:
+            declared = await channel.queue_declare(queue, passive=True)
+            return declared.message_count or 0
+
+        yield depth
+    except CHANNEL_ERRORS as error:
+        raise BrokerAway(f"can't ask for depths: {error}", maybe_accepted=False) from error
     finally:
         await connection.close()

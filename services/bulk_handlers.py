@@ -8,6 +8,7 @@ from services.backfill.handler import BackfillHandler
 from services.backfill.sources import Sources
 from services.bulk import BulkHandler
 from services.ledger import Ledger
+from services.redrive_operations import RedriveHandler
 from services.registry import Registry
 from services.settings import Settings
 
@@ -17,4 +18,7 @@ def bulk_handlers(
 ) -> list[BulkHandler]:
     """A handler for every kind; `modules` may have sources of backfills. Raises
     InvalidBackfill."""
-    return [BackfillHandler(settings, registry, ledger, Sources.load(modules))]
+    return [
+        BackfillHandler(settings, registry, ledger, Sources.load(modules)),
+        RedriveHandler(settings, registry, ledger),
+    ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 from broker.connection import end_tasks
@@ -37,12 +37,14 @@ TURN_SECONDS = 6.0
 
 
 @asynccontextmanager
-async def turn_to_scan(ledger: Ledger) -> AsyncIterator[None]:
+async def turn_to_scan(
+    ledger: Ledger, wait: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> AsyncIterator[None]:
     """Wait until nobody else goes through `jobs.dead`: of what one scan holds, another sees
     nothing. Safe without; but what it says would not be the whole. Raises LedgerUnavailable."""
     holder = f"{os.getpid()}-{os.urandom(4).hex()}"
-    while not await ledger.acquire_lease(TURN, holder, TURN_SECONDS):  # noqa: ASYNC110
-        await asyncio.sleep(TURN_LOOK)  # its holder is another process
+    while not await ledger.acquire_lease(TURN, holder, TURN_SECONDS):
+        await wait(TURN_LOOK)
     keeping = asyncio.create_task(_keep(ledger, holder), name=TURN)
     try:
         yield

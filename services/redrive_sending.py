@@ -143,6 +143,11 @@ class Sender:
             self._operation_id, {copy.letter.id: copy.redrives for copy in copies}, edits
         )
 
+    async def forget(self, letter_ids: Sequence[str]) -> None:
+        """The broker did not take these after all."""
+        if self._operation_id is not None:
+            await self._ledger.forget_planned(self._operation_id, letter_ids)
+
     async def send(
         self, publisher: Publisher, copies: Sequence[Copy], tally: Tally
     ) -> list[tuple[Copy, PublishError]]:

@@ -158,14 +158,14 @@ class Redrives(LedgerBase):
             "UPDATE redriven_letters SET outcome = CASE WHEN j.state = 'succeeded' "
             "AND j.redrives = redriven_letters.redrives THEN 'succeeded' ELSE 'failed' END "
             "FROM jobs j "
-            "WHERE operation_id = :operation AND outcome IS NULL AND j.id = letter_id "
-            "AND (j.redrives > redriven_letters.redrives OR (j.redrives = "
+            "WHERE redriven_letters.operation_id = :operation AND outcome IS NULL "
+            "AND j.id = letter_id AND (j.redrives > redriven_letters.redrives OR (j.redrives = "
             "redriven_letters.redrives AND j.state IN ('succeeded', 'dead', 'cancelled')))"
         )
         buried = text(
             "UPDATE redriven_letters SET outcome = 'failed' FROM dead_letters d "
-            "WHERE operation_id = :operation AND outcome IS NULL AND d.id = letter_id "
-            "AND d.redrives >= redriven_letters.redrives"
+            "WHERE redriven_letters.operation_id = :operation AND outcome IS NULL "
+            "AND d.id = letter_id AND d.redrives >= redriven_letters.redrives"
         )
         mine = redriven_letters.c.operation_id == operation_id
         outcome = redriven_letters.c.outcome

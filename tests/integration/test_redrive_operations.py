@@ -1,0 +1,395 @@
+"""Redrives with a record: canary, halt, rate, room, pause, several at once, what dies again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from broker.dead import DeathCertificate, Reason
+from broker.lanes import DEAD_EXCHANGE
+from broker.message import JobMessage, Metadata
+from broker.publisher import envelope_of
+from services import bulk
+from services.bulk import BulkConflict, BulkRunner
+from services.dead_letters import index_waiting
+from services.ledger import BulkOperation, BulkState, NewJob, State
+from services.letter_changes import Change, InvalidRedrive
+from services.letters import LetterFilter, cause_of_letter
+from services.redrive_operations import RedriveHandler
+from services.redrive_spec import (
+    Progress,
+    RedriveConflict,
+    RedriveSpec,
+    resume_redrive,
+    start_redrive,
+)
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.system import System, lanes_with, open_system
+
+EVERYTHING = LetterFilter()
+REDRIVES = 3
+"""Enough for a script to say what each life of a job does."""
+
+
+async def bury(
+    system: System,
+    ids: Sequence[str],
+    routing_key: str = "backfill.scripted",
+    *,
+    steps: Sequence[str] = ("done",),
+    cause: str = "it failed",
+    recorded: bool = True,
+    **metadata: Any,
+) -> list[str]:
+    """Dead letters of recorded jobs, in this order, indexed. A redriven one does its steps."""
+    lane, _, job_type = routing_key.partition(".")
+    certificate = DeathCertificate(
+        Reason.EXHAUSTED, routing_key, error_type="RuntimeError", message=cause
+    )
+    messages = [
+        JobMessage(
+            job_id=job_id,
+            job_type=job_type,
+            payload={"steps": list(steps)} if job_type == "scripted" else {},
+            metadata=Metadata(attempts=1, max_attempts=1, **metadata),
+        )
+        for job_id in ids
+    ]
+    for start in range(0, len(messages), 500):
+        group = messages[start : start + 500]
+        if recorded:
+            await system.ledger.record_many(
+                [NewJob(message, lane, "llm", routing_key) for message in group]
+            )
+        await asyncio.gather(
+            *(
+                system.wire.send(
+                    DEAD_EXCHANGE, routing_key, envelope_of(message, certificate.headers())
+                )
+                for message in group
+            )
+        )
+    await index_waiting(system.settings, system.ledger, system.registry)
+    return list(ids)
+
+
+def runner_of(system: System, **options: Any) -> BulkRunner:
+    handler = RedriveHandler(
+        system.settings, system.registry, system.ledger, lanes=system.lanes, **options
+    )
+    return BulkRunner(system.ledger, [handler])
+
+
+async def start(
+    system: System,
+    which: LetterFilter = EVERYTHING,
+    *,
+    rate: float | None = None,
+    **spec: Any,
+) -> BulkOperation:
+    return await start_redrive(
+        system.ledger, RedriveSpec(which, **spec), created_by="test", rate=rate
+    )
+
+
+async def run(system: System, operation: BulkOperation, **options: Any) -> BulkOperation:
+    """Run it in the foreground until it ends, halts or is paused."""
+    return await asyncio.wait_for(runner_of(system, **options).run_one(operation.id), 90)
+
+
+@asynccontextmanager
+async def running(
+    system: System, operation: BulkOperation, **options: Any
+) -> AsyncIterator[asyncio.Task[BulkOperation]]:
+    """It runs while the context lasts."""
+    runner = runner_of(system, **options)
+    task = asyncio.create_task(runner.run_one(operation.id))
+    yield task
+    runner.stop()
+    await asyncio.wait_for(task, 20)
+
+
+async def current(system: System, operation: BulkOperation) -> BulkOperation:
+    return await bulk.require_bulk(system.ledger, operation.id)
+
+
+async def ids(system: System) -> list[str]:
+    return [letter.id for letter in await system.letters()]
+
+
+def names(count: int, prefix: str = "job") -> list[str]:
+    return [f"{prefix}-{number:04}" for number in range(count)]
+
+
+# --- the whole of it --------------------------------------------------------------------------
+
+
+async def test_a_redrive_sends_what_fits_and_keeps_a_record(
+    broker: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker, database_url) as system:
+        await system.start_worker()
+        everything = names(700)
+        await bury(system, everything[::2], cause="no route to a")
+        await bury(system, everything[1::2], cause="disk full")
+        [first, *_] = await system.letters()
+        group = cause_of_letter(first).fingerprint
+        operation = await start_redrive(
+            system.ledger,
+            RedriveSpec(LetterFilter(group=group)),
+            created_by="ann",
+            reason="the route is back",
+        )
+        assert (operation.state, operation.created_by) == (BulkState.WAITING, "ann")
+
+        ended = await run(system, operation)
+        assert (ended.state, ended.reason) == (BulkState.COMPLETED, "the route is back")
+        assert ended.finished_at is not None
+        progress = Progress.of(ended)
+        assert (progress.total, progress.redriven, progress.invalid) == (350, 350, 0)
+        await system.wait_until_all(everything[::2], State.SUCCEEDED)
+        assert await ids(system) == everything[1::2]
+        counts = await system.ledger.settle_redriven(operation.id)
+        assert counts == {"succeeded": 350}
+
+
+async def test_what_is_not_valid_or_needs_no_redrive_is_counted(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await bury(system, ["a", "b"])
+        await bury(system, ["c"], "backfill.noop")
+        await system.ledger.record(
+            NewJob(JobMessage(job_id="d", job_type="noop", payload={}), "hot", "llm", "hot.noop")
+        )
+        await system.ledger.cancel("d", 1.0)
+        await bury(system, ["d"], "backfill.noop")
+        change = Change(values={"payload.steps": "no list"})
+        ended = await run(system, await start(system, change=change))
+        progress = Progress.of(ended)
+        assert (progress.redriven, progress.invalid, progress.dropped) == (1, 2, 1)
+        assert any("steps: Input should be a valid list" in note for note in progress.notes)
+        assert await ids(system) == ["a", "b"]
+
+
+async def test_limit_takes_the_oldest(broker310: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        everything = await bury(system, names(300), recorded=False)
+        ended = await run(system, await start(system, limit=250))
+        assert (ended.state, Progress.of(ended).redriven) == (BulkState.COMPLETED, 250)
+        assert await ids(system) == everything[250:]
+        assert await system.ready("backfill.llm") == 250
+
+
+async def test_what_dies_again_is_left_alone(broker: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        await system.start_worker()
+        everything = await bury(system, names(30), steps=["permanent"])
+        # So short that there are several passes, which find the letters that died again.
+        operation = await start(system, rate=20, which=LetterFilter(job_type="scripted"))
+        ended = await run(system, operation, hold=0.3)
+        assert ended.state is BulkState.COMPLETED
+        await system.wait_until_all(everything, State.DEAD)
+        assert {journal.runs(job_id) for job_id in everything} == {1}
+        assert Progress.of(ended).redriven == 30
+
+        async def all_failed() -> bool:
+            return await system.ledger.settle_redriven(operation.id) == {"failed": 30}
+
+        await eventually(all_failed)
+
+
+# --- canary and halt --------------------------------------------------------------------------
+
+
+async def test_canary_that_succeeds_lets_the_others_go(broker: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        everything = await bury(system, names(40), "backfill.gated")
+        operation = await start(system, canary=3)
+        async with running(system, operation) as task:
+            await system.wait_until_ready("backfill.llm", 3)
+            await system.start_worker()
+            await journal.started(*everything[:3])
+            # None of the others has been sent while the canary is out.
+            assert (await current(system, operation)).note == "canary: 0 of 3 have succeeded"
+            assert len(journal.starts) == 3
+            journal.release_all()
+            assert (await asyncio.wait_for(task, 30)).state is BulkState.COMPLETED
+        await system.wait_until_all(everything, State.SUCCEEDED)
+
+
+async def test_canary_that_fails_stops_the_rest(broker: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        await system.start_worker()
+        everything = await bury(system, names(40), steps=["permanent"])
+        operation = await start(system, canary=3)
+        ended = await run(system, operation)
+        assert ended.state is BulkState.HALTED
+        assert ended.note is not None
+        assert "failed again" in ended.note
+        assert f"jobctl dead redrives show {operation.id}" in ended.note
+        assert [journal.runs(job_id) for job_id in everything] == [1] * 3 + [0] * 37
+        assert (await ids(system))[:37] == everything[3:]
+
+        # Whoever resumes it tries as many again.
+        await resume_redrive(system.ledger, operation.id)
+        assert (await run(system, operation)).state is BulkState.HALTED
+        assert [journal.runs(job_id) for job_id in everything] == [1] * 6 + [0] * 34
+
+
+async def test_too_many_failures_halt_it(broker: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        await system.start_worker()
+        good = await bury(system, names(100, "good"))
+        bad = await bury(system, names(1_000, "bad"), steps=["permanent"])
+        operation = await start(system, halt_on=0.2)
+        ended = await run(system, operation)
+        assert ended.state is BulkState.HALTED
+        progress = Progress.of(ended)
+        assert progress.failed >= 0.2 * (progress.succeeded + progress.failed)
+        # What may be out at once bounds what goes wrong.
+        assert 100 < progress.redriven <= 100 + 25 + 200
+        await system.wait_until_all(good, State.SUCCEEDED)
+        assert len([each for each in bad if not journal.runs(each)]) >= 600
+
+
+async def test_few_failures_do_not_halt_it(broker310: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await system.start_worker()
+        await bury(system, names(2, "bad"), steps=["permanent"])
+        good = await bury(system, names(60, "good"))
+        ended = await run(system, await start(system, halt_on=0.5))
+        assert (ended.state, ended.note) == (BulkState.COMPLETED, "2 failed again")
+        await system.wait_until_all(good, State.SUCCEEDED)
+
+
+# --- rate, room, pause ------------------------------------------------------------------------
+
+
+async def test_rate_can_be_changed_while_it_runs(broker310: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await bury(system, names(300), recorded=False)
+        operation = await start(system, rate=5)
+        async with running(system, operation) as task:
+            await system.wait_until_ready("backfill.llm", 3)
+            assert not task.done()
+            await system.ledger.set_bulk_limits(operation.id, {"rate": None})
+            assert (await asyncio.wait_for(task, 20)).state is BulkState.COMPLETED
+        assert await system.ready("backfill.llm") == 300
+
+
+@pytest.mark.parametrize("lane", ["backfill", "hot"])
+async def test_full_lane_is_waited_for(broker: TestBroker, sqlite_url: str, lane: str) -> None:
+    lanes = lanes_with(max_length={lane: 20})
+    async with open_system(broker, sqlite_url, lanes=lanes) as system:
+        everything = await bury(system, names(60), f"{lane}.noop")
+        operation = await start(system)
+        async with running(system, operation, hold=1) as task:
+
+            async def says_so() -> bool:
+                seen = await current(system, operation)
+                return (seen.state, seen.note) == (
+                    BulkState.WAITING,
+                    f"waits for room in {lane}.llm",
+                )
+
+            await eventually(says_so)
+            assert await system.ready(f"{lane}.llm") == 20
+            await system.start_worker()
+            assert (await asyncio.wait_for(task, 40)).state is BulkState.COMPLETED
+        await system.wait_until_all(everything, State.SUCCEEDED)
+        assert {journal.runs(job_id) for job_id in everything} == {1}
+        assert await ids(system) == []
+
+
+async def test_pause_leaves_the_rest_and_resume_goes_on(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        everything = await bury(system, names(200), recorded=False)
+        operation = await start(system, rate=50)
+        async with running(system, operation) as task:
+            await eventually(lambda: _ready(system, 20), 20)
+            await bulk.pause(system.ledger, operation.id)
+            assert (await asyncio.wait_for(task, 10)).state is BulkState.PAUSED
+        sent = await system.ready("backfill.llm")
+        assert 20 <= sent < 200
+        assert await ids(system) == everything[sent:]
+        with pytest.raises(RedriveConflict, match="is paused and takes some"):
+            await start(system)
+
+        await resume_redrive(system.ledger, operation.id)
+        await system.ledger.set_bulk_limits(operation.id, {"rate": None})
+        ended = await run(system, operation)
+        assert (ended.state, Progress.of(ended).redriven) == (BulkState.COMPLETED, 200)
+        assert await system.ready("backfill.llm") == 200
+
+
+async def _ready(system: System, count: int) -> bool:
+    return await system.ready("backfill.llm") >= count
+
+
+async def test_cancelled_redrive_is_over(broker310: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await bury(system, names(100), recorded=False)
+        operation = await start(system, rate=5)
+        async with running(system, operation) as task:
+            await bulk.cancel(system.ledger, operation.id)
+            assert (await asyncio.wait_for(task, 10)).state is BulkState.CANCELLED
+        with pytest.raises(BulkConflict, match="is over"):
+            await resume_redrive(system.ledger, operation.id)
+        assert (await run(system, await start(system))).state is BulkState.COMPLETED
+
+
+# --- several at once --------------------------------------------------------------------------
+
+
+async def test_two_redrives_of_other_letters_both_get_all(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        await bury(system, names(400, "a"), "backfill.noop", recorded=False)
+        await bury(system, names(400, "b"), "backfill.scripted", recorded=False)
+        operations = [
+            await start(system, LetterFilter(job_type=name)) for name in ("noop", "scripted")
+        ]
+        ended = await asyncio.gather(*(run(system, each) for each in operations))
+        assert [Progress.of(each).redriven for each in ended] == [400, 400]
+        assert await system.ready("backfill.llm") == 800
+        assert await ids(system) == []
+
+
+async def test_a_redrive_of_the_same_letters_is_refused(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        began = await asyncio.gather(
+            *(start(system, LetterFilter(lane="hot")) for _ in range(5)), return_exceptions=True
+        )
+        assert sum(isinstance(each, BulkOperation) for each in began) == 1
+        assert sum(isinstance(each, RedriveConflict) for each in began) == 4
+        with pytest.raises(RedriveConflict, match="dead redrives cancel"):
+            await start(system, LetterFilter(reason="expired"))
+        await start(system, LetterFilter(lane="backfill"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        (RedriveSpec(EVERYTHING, canary=0), "canary must be 1 or more"),
+        (RedriveSpec(EVERYTHING, halt_on=20), "halt_on"),
+        (RedriveSpec(EVERYTHING, Change(to="nowhere")), "lane"),
+        (RedriveSpec(EVERYTHING, Change(jq=".a +")), "jq"),
+    ],
+)
+async def test_what_can_not_be_meant_is_refused_at_once(
+    broker310: TestBroker, sqlite_url: str, spec: RedriveSpec, complaint: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        with pytest.raises(InvalidRedrive, match=complaint):
+            await start_redrive(system.ledger, spec, created_by="test")
+        assert (await system.ledger.list_bulk()).items == ()
