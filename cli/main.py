@@ -15,6 +15,7 @@ import typer
 
 from cli import (
     api,
+    backfill,
     cancel,
     db,
     dead,
@@ -62,6 +63,7 @@ jobs.app.command()(cancel.cancel)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=LOOK)
 dead.app.command()(redrive.redrive)
 dead.app.command()(redrive.purge)
+app.add_typer(backfill.app, name="backfill", rich_help_panel=WORK)
 app.add_typer(dead.app, name="dead", rich_help_panel=REPAIR)
 app.add_typer(topology.app, name="topology", rich_help_panel=REPAIR)
 app.add_typer(db.app, name="db", rich_help_panel=REPAIR)

@@ -147,12 +147,14 @@ class BulkSession:
             # Unused time is kept for a moment only: a rate is no average over an hour.
             self._next_slot = max(self._next_slot, now - LISTEN)
             ready = int((now - self._next_slot) * rate)
-            if ready >= 1:
+            # Several at once, where the rate is high: each step costs a round trip.
+            least = max(1, min(wanted, int(rate * LISTEN / 2)))
+            if ready >= least:
                 taken = min(wanted, ready)
                 self._next_slot += taken / rate
                 return taken
             # In steps: a rate that is raised meanwhile counts at once.
-            await self.sleep(min(self._next_slot + 1 / rate - now, LISTEN))
+            await self.sleep(min(self._next_slot + least / rate - now, LISTEN))
 
     def let_go(self, why: str) -> None:
         """End the handler at its next step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Self
@@ -141,6 +141,18 @@ class Backfills:
     ledger: Ledger
     storage: Storage
     sources: Sources
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        modules: Iterable[str] | None = None,
+    ) -> Backfills:
+        """With the sources of JOBS_MODULES and of `modules`. Raises InvalidBackfill."""
+        sources = Sources.load([*settings.modules, *(modules or ())])
+        return cls(settings, registry, ledger, Storage(settings.files_url), sources)
 
     def open(self, spec: BackfillSpec, started_at: float) -> Source:
         """The source of a spec. Raises InvalidBackfill."""

@@ -1,0 +1,100 @@
+"""`jobctl backfill`, with the scheduler that publishes."""
+
+import json
+import re
+
+from cli.backfill_start import FormatName
+from services.backfill.files import FileFormat
+from tests.acceptance.conftest import CommandLine
+
+
+def started(jobctl: CommandLine, *arguments: str, stdin: str | None = None) -> str:
+    """Start a backfill; its id."""
+    return str(json.loads(jobctl.ok("backfill", "start", *arguments, "--json", stdin=stdin))["id"])
+
+
+def test_a_backfill_from_standard_input_to_its_report(jobctl: CommandLine) -> None:
+    lines = [json.dumps({"n": n, "fail": n == 5}) for n in range(12)] + ["nonsense"]
+    start = ("file", "-", "--type", "work", "--reason", "a trial")
+    with jobctl.worker(), jobctl.started("scheduler"):
+        backfill = started(
+            jobctl, "file", "-", "--type", "work", "--reason", "a trial", stdin=lines
+        )
+        watched = jobctl.run("backfill", "watch", backfill)
+    assert watched.returncode == 1  # one is dead, one was skipped
+    assert "11 succeeded, 1 dead" in watched.stdout
+    assert "line 13: not JSON" in watched.stdout
+    assert "PermanentError: it was told to" in watched.stdout
+    command = f"jobctl dead redrive --operation {backfill}"
+    assert command in watched.stdout
+    shown = jobctl.json("backfill", "show", backfill)
+    assert (shown["total"], shown["published"], shown["skipped"]) == (13, 12, 1)
+    assert shown["jobs"] == {"succeeded": 11, "dead": 1}
+    assert (shown["reason"], shown["redrive"]) == ("a trial", command)
+    assert [each["id"] for each in jobctl.json("backfill", "list")] == [backfill]
+
+
+def test_one_that_does_everything_ends_well(jobctl: CommandLine) -> None:
+    with jobctl.worker(), jobctl.started("scheduler"):
+        done = jobctl.run(
+            *("backfill", "start", "file", "-", "--format", "lines", "--type", "work"),
+            *("--payload", '{"n": 7}', "--watch"),
+            stdin="a\nb\n",
+        )
+    assert done.returncode == 0, done.stderr
+    assert "2 succeeded" in done.stdout
+
+
+def test_it_is_paused_changed_resumed_and_cancelled(jobctl: CommandLine) -> None:
+    backfill = started(
+        jobctl, "file", "-", "--type", "work", "--rate", "5", stdin='{"n": 1}\n' * 999
+    )
+    assert jobctl.json("backfill", "pause", backfill)["state"] == "paused"
+    assert jobctl.json("backfill", "set", backfill, "--rate", "0", "--max-open", "9") == {
+        "id": backfill,
+        "state": "paused",
+        "rate": None,
+        "max_open": 9,
+    }
+    assert jobctl.json("backfill", "resume", backfill)["state"] == "waiting"
+    with jobctl.started("scheduler"):
+        while jobctl.json("backfill", "show", backfill)["published"] < 9:
+            pass
+        cancelled = jobctl.json("backfill", "cancel", backfill, "--jobs")
+    assert cancelled == {"id": backfill, "state": "cancelled", "cancelled_jobs": 9}
+    assert "can't be resumed" in jobctl.fails("backfill", "resume", backfill)
+
+
+def test_a_dry_run_shows_the_jobs_and_leaves_nothing(jobctl: CommandLine) -> None:
+    shown = json.loads(
+        jobctl.ok(
+            *("backfill", "start", "file", "-", "--format", "csv", "--type", "work"),
+            *("--payload", '{"n": "{count}"}', "--dry-run", "--json"),
+            stdin="name,count\nx,3\ny,many\n",
+        )
+    )
+    assert (shown["total"], len(shown["unusable"])) == (2, 1)
+    (job,) = shown["jobs"]
+    assert (job["routing_key"], job["payload"]) == ("backfill.work", {"n": "3"})
+    assert jobctl.json("backfill", "list") == []
+
+
+def test_what_is_wrong_is_said_in_one_line(jobctl: CommandLine) -> None:
+    start = ("backfill", "start")
+    for arguments, code, text in (
+        (("file", "no-such-file", "--type", "work"), 2, "no such file: no-such-file"),
+        (("file", "-", "--type", "work"), 1, "no items"),
+        (("file", "-"), 1, "needs a job type: name one with --type"),
+        (("documents", "--filter", "state"), 2, "--filter 'state': write NAME=VALUE"),
+        (("documents", "--filter", "colour=red", "--type", "work"), 1, "colour: Extra inputs"),
+        (("arxiv",), 2, "name --query or --from"),
+        (("source", "nowhere"), 1, "no source 'nowhere'"),
+    ):
+        assert text in jobctl.fails(*start, *arguments, code=code), arguments
+    assert "no backfill 'nope'" in jobctl.fails("backfill", "show", "nope")
+    assert "name --rate or --max-open" in jobctl.fails("backfill", "set", "nope", code=2)
+    assert re.search("no backfill", jobctl.fails("backfill", "cancel", "nope"))
+
+
+def test_formats_of_the_command_line_are_those_of_the_source() -> None:
+    assert [each.value for each in FormatName] == [each.value for each in FileFormat]

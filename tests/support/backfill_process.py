@@ -1,0 +1,62 @@
+"""Runs a backfill in processes that are killed at random, one after the other.
+
+    python -m tests.support.backfill_process BACKFILL KILLS SEED
+
+Prints how many it has killed while they ran the backfill. A process is forked from one that has
+imported everything, so fifty take seconds.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+
+from services import bulk
+from services.backfill.handler import BackfillHandler
+from services.backfill.sources import Sources
+from services.bulk import BulkConflict, BulkRunner
+from services.ledger import BulkState, Ledger
+from services.registry import Registry
+from services.settings import Settings
+from tests.support.system import lanes_with
+
+LEASE = 0.3
+LONGEST = 0.7
+"""Seconds that a process lives, about half of it at work."""
+
+
+async def run_on(backfill: str) -> BulkState:
+    """Go on with the backfill as soon as the hold of the process before has run out."""
+    settings = Settings()
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        registry = Registry.load(settings.modules)
+        lanes = lanes_with(max_length={"backfill": 100_000})
+        handler = BackfillHandler(settings, registry, ledger, Sources.load(), lanes=lanes)
+        while True:
+            try:
+                return (await BulkRunner(ledger, [handler]).run_one(backfill)).state
+            except BulkConflict:
+                await asyncio.sleep(0.02)
+
+
+def main(backfill: str, kills: int, seed: int) -> None:
+    bulk.LEASE, bulk.LISTEN = LEASE, 0.05
+    dice = random.Random(seed)
+    killed = 0
+    while killed < kills:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if asyncio.run(run_on(backfill)) is BulkState.COMPLETED else 1)
+        time.sleep(LEASE / 2 + dice.random() * LONGEST)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            break
+        killed += 1
+    print(killed, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
