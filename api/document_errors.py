@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Any
 
-from fastapi import HTTPException
-
-from api.problems import MEDIA_TYPE, Kind, Problem, responses
+from api.problems import Problem, responses
 from api.uploads import InvalidUpload
 from services.document_status import DocumentStatus
 from services.documents import NotFinished, UnknownDocument
@@ -17,12 +14,8 @@ from services.ledger import State
 from services.quota import StorageFull
 from services.stages import FAILED
 
-NOT_FINISHED = Kind("not-finished", HTTPStatus.CONFLICT, "There is no result yet")
-FAILED_DOCUMENT = Kind("document-failed", HTTPStatus.CONFLICT, "The document has failed")
-SEARCH_AWAY = Kind(
-    "search-away", HTTPStatus.SERVICE_UNAVAILABLE, "The index or its embedder can't be used now"
-)
-UNREADABLE = Kind("document-unreadable", HTTPStatus.UNPROCESSABLE_ENTITY, "It can't be read")
+POLL_AFTER = 0.5
+"""Seconds after which a result that is not there yet may be."""
 
 _NAMES: tuple[tuple[type[Exception], str], ...] = (
     (UnknownDocument, "not-found"),
@@ -39,32 +32,17 @@ UPLOAD_PROBLEMS = responses(
     "too-large",
     "unsupported-media-type",
     "invalid",
+    "document-unreadable",
     "lane-full",
     "broker-away",
     "ledger-away",
     "storage-full",
 )
 READ_PROBLEMS = responses("not-found", "invalid", "ledger-away")
-RESULT_PROBLEMS: dict[int | str, dict[str, Any]] = READ_PROBLEMS | {
-    409: {
-        "description": f"{NOT_FINISHED.title}; {FAILED_DOCUMENT.title}",
-        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
-    }
-}
-SEARCH_PROBLEMS = responses("invalid", "ledger-away")
-SEARCH_PROBLEMS[503]["description"] += f"; {SEARCH_AWAY.title}"
-
-
-class DocumentProblem(Problem):
-    """A problem of a kind that only documents have."""
-
-    def __init__(
-        self, kind: Kind, detail: str, *, headers: dict[str, str] | None = None, **extra: Any
-    ) -> None:
-        HTTPException.__init__(self, kind.status, detail, headers)
-        self.kind = kind
-        self.text = detail
-        self.extra = extra
+RESULT_PROBLEMS = responses(
+    "not-found", "invalid", "ledger-away", "not-finished", "document-failed"
+)
+SEARCH_PROBLEMS = responses("invalid", "ledger-away", "search-away")
 
 
 def problem_of(error: Exception) -> Problem:
@@ -80,7 +58,7 @@ def problem_of(error: Exception) -> Problem:
 def unreadable(error: NotFinished | ExtractionNotFinished) -> Problem:
     """For an upload that was worked at once, and failed: it is the request that is at fault."""
     problem = problem_of(error)
-    return DocumentProblem(UNREADABLE, problem.text or "", **problem.extra)
+    return Problem("document-unreadable", problem.text, **problem.extra)
 
 
 def _unfinished(status: DocumentStatus) -> Problem:
@@ -93,16 +71,16 @@ def _unfinished(status: DocumentStatus) -> Problem:
     }
     if status.state != FAILED or failure is None:
         said = f"the document is {status.state}: ask again"
-        return DocumentProblem(NOT_FINISHED, said, headers={"Retry-After": "1"}, **extra)
+        return Problem("not-finished", said, retry_after=POLL_AFTER, **extra)
     extra |= {"reason": failure.reason, "error_type": failure.error_type}
     said = f"it failed at {status.current_stage}: {failure.message or failure.reason}"
-    return DocumentProblem(FAILED_DOCUMENT, said, **extra)
+    return Problem("document-failed", said, **extra)
 
 
 def _without_text(error: ExtractionNotFinished) -> Problem:
     record = error.record
     extra: dict[str, Any] = {"job_id": record.id, "state": str(record.state)}
     if record.state not in (State.DEAD, State.CANCELLED):
-        return DocumentProblem(NOT_FINISHED, str(error), headers={"Retry-After": "1"}, **extra)
+        return Problem("not-finished", str(error), retry_after=POLL_AFTER, **extra)
     extra |= {"reason": record.reason, "error_type": record.error_type}
-    return DocumentProblem(FAILED_DOCUMENT, record.error_message or str(error), **extra)
+    return Problem("document-failed", record.error_message or str(error), **extra)

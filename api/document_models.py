@@ -49,7 +49,7 @@ class DocumentView(BaseModel):
 
 
 class DocumentSummary(BaseModel):
-    """A document of the listing, as its record says; `/documents/{id}` says more exactly."""
+    """A document of the listing; `/documents/{id}` says more."""
 
     document_id: str
     state: str

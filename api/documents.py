@@ -28,7 +28,6 @@ from services.ingest.documents import Upload
 from services.ingest.errors import DocumentTooLarge, UnsupportedMedia
 from services.quota import StorageFull
 from services.registry import InvalidPayload
-from services.stages import FINISHED_STATES
 
 router = APIRouter(tags=["documents"])
 
@@ -124,25 +123,26 @@ async def list_documents(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
 ) -> DocumentList:
-    """Documents that were taken in, newest first."""
+    """Documents that were taken in, newest first. With `state`, a page may have fewer than `limit`
+    although others follow."""
     try:
         page = await documents.documents(state=state, source=source, limit=limit, cursor=cursor)
     except ValueError as error:
         raise problem_of(error) from error
     items = [
         DocumentSummary(
-            document_id=document.id,
-            state=document.state,
-            current_stage=None if document.state in FINISHED_STATES else document.current_stage,
-            title=document.title,
-            filename=document.filename,
-            source=document.source,
-            media_type=document.media_type,
-            size=document.size_bytes,
-            created_at=models.moment(document.created_at),
-            updated_at=models.moment(document.updated_at),
+            document_id=status.document_id,
+            state=status.state,
+            current_stage=status.current_stage,
+            title=status.title,
+            filename=status.filename,
+            source=status.source,
+            media_type=status.media_type,
+            size=status.size,
+            created_at=models.moment(status.created_at),
+            updated_at=models.moment(status.updated_at),
         )
-        for document in page.items
+        for status in page.items
     ]
     return DocumentList(documents=items, next_cursor=page.next_cursor)
 

@@ -15,6 +15,8 @@ from services.ledger.states import FINISHED
 from services.stages import COMPLETED, FAILED, FINISHED_STATES, INGEST, PIPELINE, Stage
 
 QUEUED = "queued"
+STOPPED = (State.DEAD, State.CANCELLED)
+"""A job in which a pipeline stands still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def _place(
 ) -> _Place:
     if document is not None and document.state in FINISHED_STATES:
         return _Place(document.state, None)
-    stopped = [job for job in jobs if job.state in (State.DEAD, State.CANCELLED)]
+    stopped = [job for job in jobs if job.state in STOPPED]
     if stopped:
         return _Place(FAILED, _stage_name(stopped[-1], document), _failure(stopped[-1]))
     active = [job for job in jobs if job.state not in FINISHED]

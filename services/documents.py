@@ -7,13 +7,13 @@ one the pipeline runs here, and whoever sends a document waits for it.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid5
 
-from services.document_status import DocumentStatus, status_of
+from services.document_status import STOPPED, DocumentStatus, status_of
 from services.extractions import ExtractionDesk
 from services.inbox import About, Inbox
 from services.ingest.documents import Upload
@@ -22,7 +22,7 @@ from services.ledger import Document, JobSummary, Ledger, Page, State
 from services.publishing import InvalidJob, JobPublisher, JobRequest
 from services.registry import Registry
 from services.settings import Settings
-from services.stages import EXTRACT, FAILED, INGEST, document_id_of
+from services.stages import EXTRACT, FAILED, FINISHED_STATES, INGEST, document_id_of
 from services.storage import NotStored, result_key, stage_key
 
 INCOMING = "uploads/incoming/"
@@ -30,6 +30,8 @@ INCOMING = "uploads/incoming/"
 
 _RUNS = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
 _MAX_RUNS = 1_000
+_LOOKS = 20
+"""Pages that are looked through for documents in a state, for one page of them."""
 
 
 class UnknownDocument(LookupError):
@@ -175,18 +177,25 @@ class DocumentDesk:
         return status_of(document_id, document, jobs)
 
     async def _latest_run(self, document_id: str, document: Document | None) -> list[JobSummary]:
-        """The jobs of the pipeline's latest run: a failed one is followed by that which the
-        same file, sent again, has started."""
-        run = document.pipeline if document else None
-        jobs = await self._ledger.pipeline(run or _run_id(document_id))
+        run = _run_of(document) if document else _run_id(document_id)
+        return (await self._latest_runs({document_id: run})).get(document_id, [])
+
+    async def _latest_runs(self, runs: Mapping[str, str]) -> dict[str, list[JobSummary]]:
+        """The jobs of the latest run of each document, given the one that its record knows: a
+        failed one is followed by that which the same file, sent again, has started."""
+        found: dict[str, list[JobSummary]] = {}
+        wanted = dict(runs)
         for _ in range(_MAX_RUNS):
-            if not any(job.state in (State.DEAD, State.CANCELLED) for job in jobs):
+            if not wanted:
                 break
-            later = await self._ledger.pipeline(_run_id(document_id, after=jobs[0].id))
-            if not later:
-                break
-            jobs = later
-        return jobs
+            jobs = await self._ledger.pipelines(wanted.values())
+            found |= {each: jobs[run] for each, run in wanted.items() if run in jobs}
+            wanted = {
+                each: _run_id(each, after=jobs[run][0].id)
+                for each, run in wanted.items()
+                if any(job.state in STOPPED for job in jobs.get(run, ()))
+            }
+        return found
 
     async def result(self, document_id: str, *, with_text: bool = False) -> dict[str, Any]:
         """All that the pipeline has made of a document; with its text, page by page.
@@ -206,12 +215,31 @@ class DocumentDesk:
 
     async def documents(
         self, *, state: str | None = None, source: str | None = None, limit: int, cursor: str | None
-    ) -> Page[Document]:
-        """Documents that were taken in, newest first. Raises ValueError for a cursor or limit
-        that is none."""
-        return await self._ledger.list_documents(
-            state=state, source=source, limit=limit, cursor=cursor
-        )
+    ) -> Page[DocumentStatus]:
+        """Documents that were taken in, newest first, each as `status` tells it.
+
+        A page may have fewer than `limit` although others follow: states are told from jobs, so
+        documents are looked through for those in a `state`. Raises ValueError for a cursor or
+        limit that is none.
+        """
+        recorded = state if state in FINISHED_STATES else None
+        not_states = FINISHED_STATES if state is not None and recorded is None else ()
+        found: list[DocumentStatus] = []
+        for _ in range(_LOOKS):
+            page = await self._ledger.list_documents(
+                state=recorded,
+                not_states=not_states,
+                source=source,
+                limit=limit - len(found),
+                cursor=cursor,
+            )
+            runs = await self._latest_runs({each.id: _run_of(each) for each in page.items})
+            statuses = [status_of(each.id, each, runs.get(each.id, [])) for each in page.items]
+            found += [each for each in statuses if state in (None, each.state)]
+            cursor = page.next_cursor
+            if cursor is None or len(found) == limit:
+                break
+        return Page(items=tuple(found), next_cursor=cursor)
 
     async def _json(self, key: str) -> dict[str, Any] | None:
         try:
@@ -219,6 +247,11 @@ class DocumentDesk:
         except NotStored:
             return None
         return found
+
+
+def _run_of(document: Document) -> str:
+    """The run that its record knows."""
+    return document.pipeline or _run_id(document.id)
 
 
 def _run_id(document_id: str, after: str | None = None) -> str:

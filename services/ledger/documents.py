@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -123,13 +123,17 @@ class Documents(LedgerBase):
         self,
         *,
         state: str | None = None,
+        not_states: Collection[str] = (),
         source: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Document]:
-        """Documents, newest first; those in that state, from that source. Raises ValueError for
-        a limit outside 1 to 1,000 or a cursor that is not from a page before."""
+        """Documents, newest first; those in that state and in none of the others, from that
+        source. Raises ValueError for a limit outside 1 to 1,000 or a cursor that is not from a
+        page before."""
         query = select(documents)
+        if not_states:
+            query = query.where(documents.c.state.not_in(sorted(not_states)))
         if state is not None:
             query = query.where(documents.c.state == state)
         if source is not None:

@@ -102,6 +102,11 @@ async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
             assert (failed["state"], failed["current_stage"]) == ("failed", "summarize_content")
             assert failed["completed_stages"] == ["ingest_document", "extract_text"]
             assert (failed["error"]["reason"], failed["error"]["attempts"]) == ("exhausted", 3)
+            # Its record says `summarizing`: a job that is exhausted does not get to change it.
+            for params, found in (({}, 1), ({"state": "failed"}, 1), ({"state": "summarizing"}, 0)):
+                answer = await client.get("/documents", params=params)
+                listed = answer.json()["documents"]
+                assert [each.items() <= failed.items() for each in listed] == [True] * found
             refused = await client.get(f"/documents/{document_id}/result")
             assert (refused.status_code, refused.json()["type"]) == (
                 409,
@@ -123,6 +128,29 @@ async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
             assert result["summary"]["method"] == "llm"
 
 
+async def test_documents_of_a_state_are_looked_for_page_by_page(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+):
+    async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
+        for n in range(30):
+            document, _ = await system.ledger.upsert_document(
+                f"hash {n}", state="extracting", pipeline=f"run-{n}"
+            )
+            if n == 2:
+                dead = document.id
+                await system.publish("hot.link_content", {"document_id": dead}, job_id="run-2")
+                await system.ledger.cancel("run-2", time.time())
+        found, pages, cursor = [], 0, None
+        while pages == 0 or cursor:
+            params = {"state": "failed", "limit": "1", **({"cursor": cursor} if cursor else {})}
+            page = (await client.get("/documents", params=params)).json()
+            found += [each["document_id"] for each in page["documents"]]
+            cursor = page["next_cursor"]
+            pages += 1
+        assert found == [dead]
+        assert 1 < pages < 10
+
+
 async def test_a_failed_document_sent_again_gets_another_run(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ):
@@ -136,7 +164,10 @@ async def test_a_failed_document_sent_again_gets_another_run(
         assert "send the file again" in failed["error"]["message"]
         again = await send(client, sample(0).content)
         assert (again.status_code, again.json()["document_id"]) == (202, failed["document_id"])
-        assert (await ended(client, failed["document_id"]))["state"] == "completed"
+        done = await ended(client, failed["document_id"])
+        assert done["state"] == "completed"
+        listed = (await client.get("/documents")).json()["documents"]
+        assert [each.items() <= done.items() for each in listed] == [True]
         assert (await send(client, sample(0).content)).status_code == 200
 
 
