@@ -43,8 +43,8 @@ MAX_BYTES = 20 * 1024 * 1024
 """Longest answer that is read."""
 REQUEST_TIMEOUT = 60.0
 """Seconds for one request, all of its answer."""
-PATIENCE = 1.0
-"""Seconds that a job waits for its turn before it snoozes: others need its worker's slot."""
+LONGEST_WAIT = 10.0
+"""Seconds that a job waits for its turn, in one of the two places for that, before it snoozes."""
 EMPTY_TRIES = 3
 """How often a page is asked for that comes empty although there is more."""
 THROTTLED_PAUSE = 30.0
@@ -105,21 +105,25 @@ class ArxivClient:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, settings: Settings, ledger: Ledger | None = None, *, patience: float = PATIENCE
+        cls, settings: Settings, ledger: Ledger | None = None, *, patience: float | None = None
     ) -> AsyncIterator[ArxivClient]:
         """A client for the address and the interval of the settings.
 
-        `patience` is in seconds: a request whose turn is further off raises ArxivBusy. With a
-        ledger, turns are those of the whole fleet; without one, of this client alone.
+        `patience` is in seconds: a request whose turn is further off raises ArxivBusy. None is
+        for jobs: they wait for two turns at most, and not at all where others wait already. With
+        a ledger, turns are those of the whole fleet; without one, of this client alone.
         """
         import httpx
 
         interval = settings.arxiv_interval
         pace: Pace
+        waits = min(2 * interval + 2, LONGEST_WAIT) if patience is None else patience
         if ledger is not None:
-            pace = FleetPace(ledger, interval=interval, patience=patience)
+            pace = FleetPace(
+                ledger, interval=interval, patience=waits, waits_for_place=patience is not None
+            )
         else:
-            pace = LocalPace(interval=interval, patience=patience)
+            pace = LocalPace(interval=interval, patience=waits)
         headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}
         async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT, headers=headers) as http:
             yield cls(http, settings.arxiv_base_url, pace)

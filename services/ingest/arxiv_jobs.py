@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -96,14 +97,14 @@ async def ingest_arxiv(payload: IngestArxiv, ctx: JobContext) -> Outcome:
         return await take_in(entry, ctx, full_text=payload.full_text, force=payload.force)
     except ArxivBusy as busy:
         age = (datetime.now(UTC) - ctx.message.metadata.created_at).total_seconds()
-        return Snooze(snooze_for(busy.wait, age), str(busy))
+        return Snooze(snooze_for(busy.wait, age, random.random()), str(busy))
 
 
-def snooze_for(wait: float, age: float) -> float:
-    """Seconds until a job asks for its turn again that is `age` seconds old. The older it is, the
-    more jobs there are before it: a thousand that came every few seconds would be all that the
-    workers do."""
-    return max(wait, min(age / 5, LONGEST_SNOOZE))
+def snooze_for(wait: float, age: float, chance: float) -> float:
+    """Seconds until a job asks for its turn again that is `age` seconds old. Jobs that came
+    together come again one by one (`chance` is 0 to 1), and the less often the longer they wait: a
+    thousand that came every few seconds would be all that the workers do."""
+    return max(wait, chance * min(age / 5, LONGEST_SNOOZE))
 
 
 async def _ask(arxiv_id: ArxivId, ctx: JobContext) -> Entry:

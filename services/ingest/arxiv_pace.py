@@ -1,16 +1,18 @@
 """When the next request to arXiv may be sent: one rule for all processes together.
 
 arXiv asks for one connection at a time, and for at most one request every three seconds, over
-all machines that somebody has (https://info.arxiv.org/help/api/tou.html). Two leases in the
-ledger keep that: `arxiv.connection` is held while a request is under way, `arxiv.pause` until the
-next one may begin. A process that dies lets go of both when they run out.
+all machines that somebody has (https://info.arxiv.org/help/api/tou.html). Leases in the ledger
+keep that: `arxiv.connection` is held while a request is under way, `arxiv.pause` until the next
+one may begin. Who waits for them has a place, of which there are two: the one whose turn is next,
+and one behind, so that no turn is lost; all others are sent away at once, or they would keep their
+workers from other work. A process that dies lets go of everything when it runs out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -23,10 +25,11 @@ if TYPE_CHECKING:
 
 CONNECTION = "arxiv.connection"
 PAUSE = "arxiv.pause"
+PLACES = ("arxiv.place.1", "arxiv.place.2")
 LONGEST_PAUSE = 3600.0
 """Seconds; whatever Retry-After says, somebody looks again after that."""
 _POLL = 0.2
-"""Seconds between looks at a connection that another one has."""
+"""Seconds between looks at what another one has."""
 _MARGIN = 5.0
 """Seconds that a connection is held longer than its request may take."""
 
@@ -56,21 +59,28 @@ class Pace(Protocol):
 class FleetPace:
     """The pace of all processes that share a ledger."""
 
-    def __init__(self, ledger: Ledger, *, interval: float, patience: float) -> None:
+    def __init__(
+        self, ledger: Ledger, *, interval: float, patience: float, waits_for_place: bool
+    ) -> None:
         self._ledger = ledger
         self._interval = interval
         """Seconds from one request's beginning to the next one's."""
         self._patience = patience
         """Seconds that a caller is kept waiting."""
+        self._waits_for_place = waits_for_place
+        """Or is sent away when both places are taken."""
 
     @asynccontextmanager
     async def turn(self, *, takes: float) -> AsyncIterator[Turn]:
         """As in Pace. Raises LedgerUnavailable too."""
         holder = str(uuid4())
         until = time.monotonic() + self._patience
+        held = self._patience + takes + _MARGIN
         self._refuse_long(await self._ledger.lease_remaining(PAUSE), until)
-        await self._connect(holder, until, takes)
-        try:
+        async with (
+            self._holding(PLACES, holder, held, until if self._waits_for_place else 0.0),
+            self._holding((CONNECTION,), holder, held, until),
+        ):
             await self._wait(holder, until)
 
             async def pause(seconds: float) -> None:
@@ -78,15 +88,26 @@ class FleetPace:
                 await self._ledger.acquire_lease(PAUSE, holder, max(seconds, self._interval))
 
             yield Turn(pause)
-        finally:
-            await self._ledger.release_lease(CONNECTION, holder)
 
-    async def _connect(self, holder: str, until: float, takes: float) -> None:
-        held = self._patience + takes + _MARGIN
-        while not await self._ledger.acquire_lease(CONNECTION, holder, held):
+    @asynccontextmanager
+    async def _holding(
+        self, names: Sequence[str], holder: str, seconds: float, until: float
+    ) -> AsyncIterator[None]:
+        """Hold one of these leases, waited for as long as it is not `until`."""
+        while not (name := await self._take(names, holder, seconds)):
             if time.monotonic() >= until:
-                raise ArxivBusy("another worker is asking arXiv", wait=self._interval)
+                raise ArxivBusy("others are waiting to ask arXiv", wait=self._interval)
             await asyncio.sleep(_POLL)
+        try:
+            yield
+        finally:
+            await self._ledger.release_lease(name, holder)
+
+    async def _take(self, names: Sequence[str], holder: str, seconds: float) -> str | None:
+        for name in names:
+            if await self._ledger.acquire_lease(name, holder, seconds):
+                return name
+        return None
 
     async def _wait(self, holder: str, until: float) -> None:
         while not await self._ledger.acquire_lease(PAUSE, holder, self._interval):

@@ -284,6 +284,23 @@ async def test_requests_never_overlap_however_long_one_takes(
     assert site.most_at_once == 1
 
 
+async def test_two_wait_for_their_turn_and_all_others_are_sent_away(
+    hasty: Settings, ledger: Ledger, site: ArxivServer
+) -> None:
+    """So that waiting takes two slots of all workers together, and no turn is lost."""
+    careful = hasty.model_copy(update={"arxiv_interval": 0.5})
+    async with ArxivClient.connect(careful, ledger) as client:
+        asked = time.monotonic()
+        answers = await asyncio.gather(
+            *(client.entries(["2403.00001"]) for _ in range(5)), return_exceptions=True
+        )
+        assert time.monotonic() - asked < 2
+        busy = [answer for answer in answers if isinstance(answer, ArxivBusy)]
+        assert [each.wait for each in busy] == [0.5] * 3
+        assert len(site.requests) == 2
+        assert await client.entries(["2403.00001"])  # the places are free again
+
+
 @pytest.mark.parametrize("status", [429, 503])
 async def test_retry_after_pauses_every_process(
     hasty: Settings, ledger: Ledger, site: ArxivServer, status: int

@@ -348,13 +348,22 @@ async def test_throttling_snoozes(arxiv: Pipeline, site: ArxivServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wait", "age", "seconds"),
-    [(3, 0, 3), (3, 10, 3), (3, 60, 12), (100, 60, 100), (3, 100_000, 80), (3, -5, 3)],
+    ("wait", "age", "chance", "seconds"),
+    [
+        (3, 0, 1, 3),
+        (3, 10, 1, 3),
+        (3, 60, 1, 12),
+        (3, 60, 0.5, 6),
+        (3, 60, 0, 3),
+        (100, 60, 1, 100),
+        (3, 100_000, 1, 80),
+        (3, -5, 1, 3),
+    ],
 )
 def test_a_job_that_waits_long_asks_for_its_turn_less_often(
-    wait: float, age: float, seconds: float
+    wait: float, age: float, chance: float, seconds: float
 ) -> None:
-    assert snooze_for(wait, age) == seconds
+    assert snooze_for(wait, age, chance) == seconds
 
 
 async def test_no_request_is_made_for_a_paper_whose_entry_is_carried_though_arxiv_is_paused(
