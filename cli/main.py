@@ -21,12 +21,14 @@ from cli import (
     dead,
     demo,
     doctor,
+    documents,
     jobs,
     keys,
     lanes,
     publish,
     redrive,
     scheduler,
+    search,
     topology,
     up,
     worker,
@@ -53,11 +55,13 @@ app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(up.up)
 app.command(rich_help_panel=START)(doctor.doctor)
 app.command(rich_help_panel=WORK)(publish.publish)
+app.add_typer(documents.app, name="documents", rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(worker.worker)
 app.command(rich_help_panel=WORK)(scheduler.scheduler)
 app.command(rich_help_panel=WORK)(api.api)
 app.command(rich_help_panel=LOOK)(lanes.lanes)
 app.command(rich_help_panel=LOOK)(workers.workers)
+app.command(rich_help_panel=LOOK)(search.search)
 
 jobs.app.command()(cancel.cancel)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=LOOK)

@@ -24,7 +24,14 @@ sys.stderr.write(json.dumps([code, sorted(sys.modules)]))
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["publish", "--help"], ["dead", "--help"], ["up", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["publish", "--help"],
+        ["dead", "--help"],
+        ["up", "--help"],
+        ["documents", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     done = subprocess.run(

@@ -1,0 +1,130 @@
+"""`jobctl documents` and `jobctl search`: documents over the HTTP API."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from cli.search import ModeName
+from services.ledger import upgrade
+from services.samples import sample
+from services.search import Mode
+from services.settings import Settings
+from tests.acceptance.conftest import CommandLine, clean_environment
+from tests.support.api_server import serving
+
+KEY = "a-key-of-the-settings-alone"
+
+
+@pytest.fixture
+async def shell(tmp_path: Path) -> AsyncIterator[CommandLine]:
+    """A command line that knows an API, which works documents itself, and nothing else."""
+    settings = Settings(amqp_url=None, data_dir=tmp_path / "data", api_keys=SecretStr(KEY))
+    await upgrade(settings.ledger_url)
+    async with serving(settings) as api:
+        yield CommandLine(clean_environment(api_url=api.url, api_key=KEY), tmp_path)
+
+
+@pytest.fixture
+async def waiting(jobctl: CommandLine) -> AsyncIterator[CommandLine]:
+    """A command line whose documents wait for workers, of which there are none."""
+    async with serving(Settings()) as api:
+        jobctl.environment["JOBS_API_URL"] = api.url
+        yield jobctl
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> list[str]:
+    paths = [tmp_path / f"paper-{n}.pdf" for n in range(2)]
+    for n, path in enumerate(paths):
+        path.write_bytes(sample(n).content)
+    return [str(path) for path in paths]
+
+
+def test_documents_are_sent_shown_and_found(shell: CommandLine, papers: list[str]) -> None:
+    first, second = shell.ok("documents", "upload", *papers).split()
+    shown = shell.json("documents", "show", first)
+    assert (shown["state"], shown["filename"]) == ("completed", "paper-0.pdf")
+    assert "completed" in shell.ok("documents", "show", first)
+    assert {each["document_id"] for each in shell.json("documents", "list")} == {first, second}
+    assert first in shell.ok("documents", "list")
+    newest = shell.run("documents", "list", "--limit", "1")
+    assert second in newest.stdout
+    assert first not in newest.stdout
+    assert "more with --limit" in newest.stderr
+    assert shell.json("documents", "list", "--state", "failed") == []
+    assert shell.ok("documents", "wait", first).split() == [first, "completed"]
+    made = shell.json("documents", "result", first, "--text")
+    for told in (made["title"], made["summary"]["summary"].split()[0], made["pages"][0]["text"]):
+        assert told in shell.ok("documents", "result", first, "--text")
+    words = " ".join(made["pages"][0]["text"].split()[:8])
+    hits = shell.json("search", words, "--mode", "keyword", "--document", first, "--limit", "2")
+    assert {hit["document_id"] for hit in hits} == {first}
+    assert made["title"] in shell.ok("search", words)
+    assert "Nothing found" in shell.run("search", words, "--source", "elsewhere").stderr
+
+
+def test_what_is_known_is_told(shell: CommandLine, papers: list[str]) -> None:
+    sent = shell.ok("documents", "upload", papers[0], "--source", "s", "--title", "Mine")
+    again = shell.run("documents", "upload", papers[0], "--wait", "--json")
+    assert json.loads(again.stdout)["duplicate"] is False  # as the document itself has it
+    known = shell.run("documents", "upload", papers[0])
+    assert (known.returncode, known.stdout) == (0, sent)
+    assert "known already" in known.stderr
+    assert shell.json("documents", "list", "--source", "s")[0]["title"] == "Mine"
+
+
+def test_a_refused_file_does_not_hold_up_the_others(
+    shell: CommandLine, papers: list[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "picture.pdf"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    done = shell.run("documents", "upload", str(picture), str(tmp_path / "none.pdf"), papers[0])
+    assert done.returncode == 1
+    assert len(done.stdout.split()) == 1
+    assert f"{picture}: The content is not supported" in done.stderr
+    assert f"{tmp_path / 'none.pdf'}: No such file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_text_of_a_file(shell: CommandLine, tmp_path: Path) -> None:
+    note = tmp_path / "note.md"
+    note.write_text("# A note\n\nThe tide rises, the tide falls.\n")
+    assert "The tide rises, the tide falls." in shell.ok("documents", "text", str(note))
+    assert shell.json("documents", "text", str(note))["page_count"] == 1
+    assert shell.json("documents", "list") == []
+    assert "No such file" in shell.fails("documents", "text", str(tmp_path / "none"))
+
+
+def test_what_fails_is_one_line_and_says_what_to_do(shell: CommandLine, papers: list[str]) -> None:
+    assert "there is no document none" in shell.fails("documents", "show", "none")
+    assert "JOBS_API_KEY" in shell.fails("documents", "list", JOBS_API_KEY="wrong")
+    away = shell.fails("search", "tide", JOBS_API_URL="http://127.0.0.1:9")
+    assert "127.0.0.1:9 can't be reached" in away
+    assert "jobctl api" in away
+    usage = ("documents", "upload", *papers, "--title", "Both")
+    assert "send one file" in shell.fails(*usage, code=2)
+    assert "--wait" in shell.fails("documents", "upload", papers[0], "--timeout", "1s", code=2)
+    assert "JOBS_API_URL" in shell.fails("documents", "list", JOBS_API_URL="localhost")
+
+
+def test_waiting_ends_with_the_document_or_the_time(
+    waiting: CommandLine, papers: list[str]
+) -> None:
+    document_id = waiting.ok("documents", "upload", papers[0], "--lane", "backfill").strip()
+    began = time.monotonic()
+    assert "within 0.3 s" in waiting.fails("documents", "wait", document_id, "--timeout", "300ms")
+    assert time.monotonic() - began < 10
+    job_id = waiting.json("documents", "show", document_id)["job_id"]
+    waiting.ok("jobs", "cancel", job_id)
+    ended = waiting.run("documents", "wait", document_id)
+    assert (ended.returncode, ended.stdout.split()) == (1, [document_id, "failed"])
+    assert "cancelled" in ended.stderr
+    assert job_id in waiting.ok("documents", "show", document_id)
+
+
+def test_modes_of_the_command_line_are_those_of_the_search() -> None:
+    assert {mode.value for mode in ModeName} == {mode.value for mode in Mode}
