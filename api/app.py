@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from api import (
     admin,
+    backfills,
     contract,
     documents,
     events,
@@ -38,6 +39,7 @@ ROUTERS = (
     documents.router,
     extract.router,
     search.router,
+    backfills.router,
     pressure.router,
     contract.router,
     admin.router,

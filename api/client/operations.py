@@ -108,6 +108,17 @@ class Operations:
     extracted_text = Method(calls.extracted_text)
     search = Method(calls.search)
 
+    start_backfill = Method(calls.start_backfill)
+    preview_backfill = Method(calls.preview_backfill)
+    store_backfill_input = Method(calls.store_backfill_input)
+    backfills_page = Method(calls.backfills_page)
+    backfills = Listing(calls.backfills_page, lambda page: page.backfills)
+    backfill = Method(calls.backfill)
+    set_backfill_limits = Method(calls.set_backfill_limits)
+    pause_backfill = Method(calls.pause_backfill)
+    resume_backfill = Method(calls.resume_backfill)
+    cancel_backfill = Method(calls.cancel_backfill)
+
     backpressure = Method(calls.backpressure)
     schemas = Method(calls.schemas)
     schema = Method(calls.schema)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.backfill.sources import Cursor, Item, Source, SourceAway, SourceFailed, Unusable
-from services.ingest.arxiv import FIRST_DAY, ArxivClient
+from services.ingest.arxiv import FIRST_DAY, ArxivClient, payload_of
 from services.ingest.arxiv import Cursor as Place
 from services.ingest.arxiv_errors import ArxivRefused
 from services.outcomes import RetryableError
 
 PAGE_SIZE = 200
-PATIENCE = 60.0
-"""Seconds to wait for a turn to ask arXiv, which the whole fleet shares."""
 
 
 class ArxivOptions(BaseModel):
@@ -81,6 +79,7 @@ class ArxivSource(Source):
         begin, end = self._dates
         place = Place.parse(cursor["page"]) if cursor else None
         done = cursor["done"] if cursor else 0
+        options = {"full_text": True} if self.options.full_text else {}
         try:
             async with self._client() as client:
                 pages = client.pages(
@@ -94,12 +93,7 @@ class ArxivSource(Source):
                     for number, entry in enumerate(page.entries, start=1):
                         if number <= done:
                             continue
-                        values: dict[str, Any] = {
-                            "id": entry.id,
-                            "entry": entry.model_dump(mode="json"),
-                        }
-                        if self.options.full_text:
-                            values["full_text"] = True
+                        values = payload_of(entry, **options)
                         yield Item(entry.id, values, {"page": str(page.window), "done": number})
                     done = 0
         except ArxivRefused as error:
@@ -108,4 +102,5 @@ class ArxivSource(Source):
             raise SourceAway(str(error)) from error
 
     def _client(self) -> AbstractAsyncContextManager[ArxivClient]:
-        return ArxivClient.connect(self.context.settings, self.context.ledger, patience=PATIENCE)
+        context = self.context
+        return ArxivClient.connect(context.settings, context.ledger, patience=context.patience)

@@ -29,6 +29,8 @@ BUILT_IN_MODULES = (
 )
 """Modules with the sources that come along."""
 
+PATIENCE = 60.0
+
 Cursor = Mapping[str, Any]
 """JSON that says how far a source was read; only the source knows its form."""
 
@@ -119,6 +121,8 @@ class SourceContext:
     storage: Storage
     started_at: float
     """When the backfill was started: what came later is not its."""
+    patience: float = PATIENCE
+    """Seconds to wait for a turn, where a source lets everybody ask in turn."""
 
 
 class Sources:

@@ -15,6 +15,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from broker.lanes import BACKFILL, lane_named
 from broker.message import MAX_PRIORITY, describe
 from services.backfill.sources import (
+    PATIENCE,
     InvalidBackfill,
     Item,
     Source,
@@ -141,6 +142,8 @@ class Backfills:
     ledger: Ledger
     storage: Storage
     sources: Sources
+    patience: float = PATIENCE
+    """Seconds to wait for a turn to ask a source."""
 
     @classmethod
     def of(
@@ -149,14 +152,17 @@ class Backfills:
         registry: Registry,
         ledger: Ledger,
         modules: Iterable[str] | None = None,
+        *,
+        patience: float = PATIENCE,
     ) -> Backfills:
         """With the sources of JOBS_MODULES and of `modules`. Raises InvalidBackfill."""
         sources = Sources.load([*settings.modules, *(modules or ())])
-        return cls(settings, registry, ledger, Storage(settings.files_url), sources)
+        storage = Storage(settings.files_url)
+        return cls(settings, registry, ledger, storage, sources, patience)
 
     def open(self, spec: BackfillSpec, started_at: float) -> Source:
         """The source of a spec. Raises InvalidBackfill."""
-        context = SourceContext(self.settings, self.ledger, self.storage, started_at)
+        context = SourceContext(self.settings, self.ledger, self.storage, started_at, self.patience)
         return self.sources.open(spec.source, spec.options, context)
 
     async def preview(self, spec: BackfillSpec, *, operation_id: str = "preview") -> Preview:

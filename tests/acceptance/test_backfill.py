@@ -17,9 +17,7 @@ def test_a_backfill_from_standard_input_to_its_report(jobctl: CommandLine) -> No
     lines = [json.dumps({"n": n, "fail": n == 5}) for n in range(12)] + ["nonsense"]
     start = ("file", "-", "--type", "work", "--reason", "a trial")
     with jobctl.worker(), jobctl.started("scheduler"):
-        backfill = started(
-            jobctl, "file", "-", "--type", "work", "--reason", "a trial", stdin=lines
-        )
+        backfill = started(jobctl, *start, stdin="\n".join(lines))
         watched = jobctl.run("backfill", "watch", backfill)
     assert watched.returncode == 1  # one is dead, one was skipped
     assert "11 succeeded, 1 dead" in watched.stdout

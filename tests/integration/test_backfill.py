@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from services import bulk
-from services.backfill import gate, handler
+from services.backfill import arxiv, gate, handler
 from services.backfill.files import FileFormat
 from services.backfill.sources import InvalidBackfill
 from services.backfill.spec import parse_spec
 from services.ledger import BulkState, JobFilter, Ledger, State
+from tests.support.arxiv_server import ArxivServer, Paper, answer_well, fails
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
-from tests.support.system import System, lanes_with, open_system
+from tests.support.system import JOB_MODULES, System, lanes_with, open_system
 
 QUEUE = "backfill.llm"
 
@@ -128,6 +129,39 @@ async def test_documents_that_are_stored_are_gone_through_once(user: BackfillUse
     await user.run(operation)
     texts = {start.message.payload["text"] for start in journal.starts}
     assert texts == {"arxiv:1 T1", "arxiv:3 T3", "arxiv:5 T5"}
+
+
+async def test_papers_of_arxiv_are_published_page_by_page(
+    broker310: TestBroker,
+    sqlite_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(arxiv, "PAGE_SIZE", 10)
+    first = datetime(2024, 3, 1, 12, tzinfo=UTC)
+    papers = [
+        Paper(f"2403.{number:05}", published=first + timedelta(hours=number), categories=("cs.DB",))
+        for number in range(60)
+    ]
+    modules = (*JOB_MODULES, "services.ingest.arxiv_jobs")
+    with ArxivServer([*papers, Paper("2403.99999", categories=("math.CO",))]) as server:
+        source = {"arxiv_base_url": server.url, "arxiv_interval": 0.001}
+        async with opened(broker310, sqlite_url, tmp_path, modules=modules, **source) as (
+            system,
+            user,
+        ):
+            options = {"query": "cat:cs.DB", "from": "2024-03-02", "to": "2024-03-02"}
+            operation = await user.start("arxiv", options)
+            server.next(answer_well, fails(500))  # its second page fails at first
+            async with user.running():
+                await system.wait_until_ready("backfill.ingest", 24)
+            page = await system.ledger.list_jobs(JobFilter(job_type="ingest_arxiv"))
+            records = [await system.ledger.get(job.id) for job in page.items]
+            ids = sorted(record.payload["id"] for record in records if record is not None)
+            assert ids == [f"2403.{number:05}v1" for number in range(12, 36)]
+            progress = await user.progress(operation)
+            assert (progress.total, progress.published) == (24, 24)
 
 
 @pytest.mark.parametrize(
