@@ -18,8 +18,9 @@ from cli.common import (
     require_broker,
     run,
 )
-from cli.durations import DURATION_HELP, age, optional_duration
+from cli.durations import age
 from cli.errors import CommandFailed, WrongUsage, one_line
+from cli.letter_options import filtered
 from cli.output import (
     JsonOption,
     add_row,
@@ -40,59 +41,31 @@ if TYPE_CHECKING:
 MAX_LIMIT = 1_000
 WAITING, ALL = "waiting", "all"
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, purge.")
-
-ReasonOption = Annotated[
-    str | None,
-    typer.Option(
-        help="exhausted, permanent, expired, overflowed, unroutable, malformed or crashed."
-    ),
-]
-TypeOption = Annotated[
-    str | None, typer.Option("--type", metavar="JOB_TYPE", help="Only this job type.")
-]
-LaneOption = Annotated[str | None, typer.Option(help="Only this lane.")]
-ErrorTypeOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Only this error, such as TimeoutError.")
-]
-OlderOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help=f"Died so long ago or longer, {DURATION_HELP}.")
-]
+app = typer.Typer(no_args_is_help=True, help="Dead letters: what died, why, and back again.")
 
 
 @app.command(name="list")
+@filtered
 def list_dead(
-    reason: ReasonOption = None,
-    job_type: TypeOption = None,
-    lane: LaneOption = None,
-    error_type: ErrorTypeOption = None,
-    older_than: OlderOption = None,
     state: Annotated[
         str, typer.Option(help="waiting, redriven, purged or dropped; or all.")
     ] = WAITING,
     limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 50,
     as_json: JsonOption = False,
+    *,
+    which: Any,
 ) -> None:
     """List dead letters, the latest first."""
-    from services.ledger import DeadLetterFilter, DeadLetterState
-
-    if state not in (ALL, *DeadLetterState):
-        raise WrongUsage(f"--state {state!r}: choose {', '.join(DeadLetterState)} or {ALL}")
-    known_reason(reason)
-    wanted = DeadLetterFilter(
-        state=None if state == ALL else state,
-        reason=reason,
-        job_type=job_type,
-        lane=lane,
-        error_type=error_type,
-    )
+    wanted_state = known_state(state)
     quiet_logs()
-    before = optional_duration(older_than)
 
     async def read(settings: Settings, registry: Registry) -> list[DeadLetter]:
+        from broker.message import now
+
         async with open_ledger(settings) as ledger:
             await bring_up_to_date(settings, ledger, registry)
-            return await _read(ledger, wanted, before, limit)
+            page = await ledger.list_dead(which.for_index(wanted_state, now()), limit=limit)
+            return list(page.items)
 
     settings = load_settings()
     letters = run(read(settings, load_registry(settings)))
@@ -117,17 +90,13 @@ def list_dead(
         say(f"The latest {limit}; more with --limit (at most {MAX_LIMIT}) or a filter.")
 
 
-async def _read(ledger: Ledger, wanted: Any, before: float | None, limit: int) -> list[DeadLetter]:
-    """Letters that fit; the ledger itself does not filter by the least age."""
-    latest = time.time() - (before or 0)
-    found: list[DeadLetter] = []
-    cursor: str | None = None
-    while True:
-        page = await ledger.list_dead(wanted, limit=min(limit, MAX_LIMIT), cursor=cursor)
-        found += [letter for letter in page.items if before is None or letter.dead_at <= latest]
-        cursor = page.next_cursor
-        if cursor is None or len(found) >= limit:
-            return found[:limit]
+def known_state(state: str) -> str | None:
+    """None for all. Raises WrongUsage for a state that there is not."""
+    from services.ledger import DeadLetterState
+
+    if state not in (ALL, *DeadLetterState):
+        raise WrongUsage(f"--state {state!r}: choose {', '.join(DeadLetterState)} or {ALL}")
+    return None if state == ALL else state
 
 
 @app.command()
@@ -171,14 +140,6 @@ async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registr
         say(f"the latest may be missing: {one_line(str(error))}")
 
 
-def known_reason(reason: str | None) -> None:
-    """Raises WrongUsage for a reason that there is not."""
-    from broker.dead import Reason
-
-    if reason is not None and reason not in list(Reason):
-        raise WrongUsage(f"--reason {reason!r}: choose one of {', '.join(Reason)}")
-
-
 def error_of(letter: DeadLetter) -> str:
     """The error in one line."""
     parts = [part for part in (letter.error_type, letter.error_message) if part]
@@ -208,6 +169,7 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None) -> None:
             ("id", letter.id),
             ("job", letter.routing_key or ""),
             ("reason", letter.reason),
+            ("group", letter.fingerprint or ""),
             ("state", letter.state),
             ("error", error_of(letter)),
             ("tries", str(letter.attempts)),
@@ -238,7 +200,7 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None) -> None:
     if letter.traceback:
         _section("Traceback")
         typer.echo(letter.traceback.rstrip())
-    if letter.state == WAITING:
+    if letter.state in (WAITING, "dropped"):
         _section("What to do")
         for line in hints(letter, message):
             typer.echo(line)
@@ -256,6 +218,8 @@ def _when(moment: float) -> str:
 def hints(letter: DeadLetter, message: object) -> list[str]:
     """The exact commands with which one can go on."""
     again = f"jobctl dead redrive {letter.id}"
+    if letter.state != WAITING:
+        return [f"{again} --from-ledger      # the broker has it no longer"]
     lines = []
     if message is None:
         lines.append("It is no job message: mend the publisher, and publish the job anew.")
@@ -272,5 +236,10 @@ def hints(letter: DeadLetter, message: object) -> list[str]:
             shown = json.dumps(value, ensure_ascii=False)
             text = shown if len(shown) <= 40 else "…"
             lines.append(f"{again} --set 'payload.{name}={text}'      # with another value")
+    if message is not None:
+        lines.append(f"jobctl dead edit {letter.id}      # in your editor")
+        lines.append(
+            f"jobctl dead replay {letter.id} --local      # what happens, touching nothing"
+        )
     lines.append(f"jobctl dead purge {letter.id}      # throw it away")
     return lines

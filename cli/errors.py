@@ -33,6 +33,7 @@ def explain(error: BaseException) -> str | None:
     from services.bulk import BulkConflict, UnknownBulkOperation
     from services.ledger import LedgerError
     from services.letter_changes import InvalidRedrive
+    from services.letter_edits import NothingToUndo
     from services.publishing import InvalidJob
     from services.registry import InvalidPayload, RegistryError, UnknownJobType
     from services.worker import UnknownWorker
@@ -46,6 +47,7 @@ def explain(error: BaseException) -> str | None:
         InvalidRedrive,
         LedgerError,
         LocalNodeError,
+        NothingToUndo,
         RegistryError,
         SourceAway,
         UnknownBulkOperation,

@@ -19,6 +19,9 @@ from cli import (
     cancel,
     db,
     dead,
+    dead_edit,
+    dead_files,
+    dead_groups,
     demo,
     doctor,
     documents,
@@ -26,7 +29,9 @@ from cli import (
     keys,
     lanes,
     publish,
+    purge,
     redrive,
+    redrives,
     scheduler,
     search,
     topology,
@@ -65,8 +70,15 @@ app.command(rich_help_panel=LOOK)(search.search)
 
 jobs.app.command()(cancel.cancel)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=LOOK)
+dead.app.command()(dead_groups.groups)
 dead.app.command()(redrive.redrive)
-dead.app.command()(redrive.purge)
+dead.app.add_typer(redrives.app, name="redrives")
+dead.app.command()(dead_edit.edit)
+dead.app.command()(dead_edit.undo)
+dead.app.command()(dead_files.replay)
+dead.app.command()(dead_files.export)
+dead.app.command(name="import")(dead_files.import_)
+dead.app.command()(purge.purge)
 app.add_typer(backfill.app, name="backfill", rich_help_panel=WORK)
 app.add_typer(dead.app, name="dead", rich_help_panel=REPAIR)
 app.add_typer(topology.app, name="topology", rich_help_panel=REPAIR)

@@ -1,12 +1,9 @@
-"""`jobctl dead redrive` and `jobctl dead purge`: dead letters go back, or go away."""
+"""`jobctl dead redrive`: dead letters go back, under a record that can be watched and paused."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,187 +16,114 @@ from cli.common import (
     require_broker,
     run,
 )
-from cli.dead import (
-    ErrorTypeOption,
-    LaneOption,
-    OlderOption,
-    ReasonOption,
-    TypeOption,
-    bring_up_to_date,
-    known_reason,
-)
-from cli.durations import optional_duration
+from cli.dead import bring_up_to_date
 from cli.errors import CommandFailed, WrongUsage
-from cli.output import JsonOption, console, print_json, say
+from cli.letter_changes import (
+    AttemptsOption,
+    JqOption,
+    MergeOption,
+    PriorityOption,
+    SetOption,
+    ToOption,
+    change_of,
+)
+from cli.letter_options import AllOption, IdsArgument, chosen, filtered
+from cli.output import JsonOption, print_json, say
+from cli.purge import DryRunOption, YesOption, ask
 
 if TYPE_CHECKING:
-    from services.redrive import Change, LetterFilter, Redriver, Tally
-
-IdsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="ID…", help="Only these dead letters.")
-]
-AllOption = Annotated[bool, typer.Option("--all", help="All of them, where no filter is given.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+    from services.ledger import BulkOperation, Ledger
+    from services.redrive_sending import Tally
+    from services.redrive_spec import RedriveSpec
+    from services.registry import Registry
+    from services.settings import Settings
 
 
+@filtered
 def redrive(
     ids: IdsArgument = None,
-    reason: ReasonOption = None,
-    job_type: TypeOption = None,
-    lane: LaneOption = None,
-    error_type: ErrorTypeOption = None,
-    older_than: OlderOption = None,
     everything: AllOption = False,
-    to: Annotated[
-        str | None, typer.Option(metavar="ROUTING_KEY", help="Send them here instead.")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PATH=VALUE",
-            help="Change the message: payload.x=1, priority=9; checked against the job type; "
-            "repeatable.",
-        ),
-    ] = None,
+    to: ToOption = None,
+    assignments: SetOption = None,
+    merge: MergeOption = None,
+    jq: JqOption = None,
+    priority: PriorityOption = None,
+    max_attempts: AttemptsOption = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The oldest so many.")] = None,
+    canary: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many first; the others only when all these have succeeded."),
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="N/s", help="So many a second at most: 50/s, 100/m.")
+    ] = None,
+    halt_on: Annotated[
+        str | None,
+        typer.Option(metavar="N%", help="Stop when this part of them has failed again."),
+    ] = None,
+    from_ledger: Annotated[
+        bool,
+        typer.Option("--from-ledger", help="Those that the broker no longer has, from the ledger."),
+    ] = False,
+    why: Annotated[str | None, typer.Option(help="Why, for the record.")] = None,
+    background: Annotated[
+        bool, typer.Option("--background", help="Let a scheduler run it; only start it.")
+    ] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     include: IncludeOption = None,
     as_json: JsonOption = False,
+    *,
+    which: Any,
 ) -> None:
     """Send dead letters back to their lanes, with all their attempts before them again.
 
-    Each is published, confirmed, and only then taken out of the dead letters. Jobs that have
-    succeeded meanwhile are dropped. Asks before more than one. Exit code 1: something was
-    refused or is not valid.
+    Each is published, confirmed, and only then taken out of the dead letters. Asks before more
+    than one. Ctrl-C pauses it. Exit code 1: it was halted, or some are not valid.
     """
-    from services.letter_changes import Change, parse_assignment
+    from services.redrive_spec import RedriveSpec
 
-    which = _filter(ids, reason, job_type, lane, error_type, older_than, everything)
-    change = Change(to=to, values=dict(parse_assignment(text) for text in assignments or ()))
+    which = chosen(which, ids, everything=everything)
+    spec = RedriveSpec(
+        which,
+        change_of(to, assignments, merge, jq, priority, max_attempts),
+        limit=limit,
+        canary=canary,
+        halt_on=None if halt_on is None else percentage(halt_on),
+        from_ledger=from_ledger,
+    )
+    spec.check()
+    per_second = None if rate is None else per_second_of(rate)
+    if not (dry_run or yes or limit == 1 or len(which.ids) == 1 or sys.stdin.isatty()):
+        raise WrongUsage("to redrive without a terminal to ask at, give --yes")
+    quiet_logs()
     run(
-        _handle(
-            Command("redrive", "redriven", may_be_one=True),
-            which,
-            lambda redriver, dry: redriver.redrive(which, change, dry_run=dry, limit=limit),
-            change=change,
+        _redrive(
+            spec,
+            rate=per_second,
+            why=why,
+            background=background,
             dry_run=dry_run,
             yes=yes,
-            limit=limit,
             include=include,
             as_json=as_json,
         )
     )
 
 
-def purge(
-    ids: IdsArgument = None,
-    reason: ReasonOption = None,
-    job_type: TypeOption = None,
-    lane: LaneOption = None,
-    error_type: ErrorTypeOption = None,
-    older_than: OlderOption = None,
-    everything: AllOption = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    include: IncludeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Throw dead letters away for good; the ledger remembers that. Always asks first."""
-    from services.redrive import Change
-
-    which = _filter(ids, reason, job_type, lane, error_type, older_than, everything)
-    run(
-        _handle(
-            Command("purge", "purged", may_be_one=False),
-            which,
-            lambda redriver, dry: redriver.purge(which, dry_run=dry),
-            change=Change(),
-            dry_run=dry_run,
-            yes=yes,
-            limit=None,
-            include=include,
-            as_json=as_json,
-        )
-    )
-
-
-class Command:
-    """The words of a command, and whether it may touch a single letter without asking."""
-
-    def __init__(self, verb: str, done: str, *, may_be_one: bool) -> None:
-        self.verb = verb
-        self.done = done
-        self.may_be_one = may_be_one
-
-
-Work = Callable[["Redriver", bool], Awaitable["Tally"]]
-
-
-def _filter(
-    ids: list[str] | None,
-    reason: str | None,
-    job_type: str | None,
-    lane: str | None,
-    error_type: str | None,
-    older_than: str | None,
-    everything: bool,
-) -> LetterFilter:
-    """Raises WrongUsage where nothing says which letters are meant."""
-    from services.redrive import LetterFilter
-
-    known_reason(reason)
-    which = LetterFilter(
-        ids=frozenset(ids or ()),
-        reason=reason,
-        job_type=job_type,
-        lane=lane,
-        error_type=error_type,
-        older_than=optional_duration(older_than),
-    )
-    if which.is_empty and not everything:
-        raise WrongUsage("which ones? name ids, or a filter such as --type, or --all")
-    if everything and not which.is_empty:
-        raise WrongUsage("--all is for all of them: leave it out, or the ids and filters")
-    return which
-
-
-async def _handle(
-    command: Command,
-    which: LetterFilter,
-    work: Work,
+async def _redrive(
+    spec: RedriveSpec,
     *,
-    change: Change,
+    rate: float | None,
+    why: str | None,
+    background: bool,
     dry_run: bool,
     yes: bool,
-    limit: int | None,
     include: list[str] | None,
     as_json: bool,
 ) -> None:
-    asks = not (dry_run or yes or (command.may_be_one and (limit == 1 or len(which.ids) == 1)))
-    if asks and not sys.stdin.isatty():
-        raise WrongUsage(f"to {command.verb} without a terminal to ask at, give --yes")
-    quiet_logs()
-    async with _redriver(include) as redriver:
-        if asks:
-            found = await work(redriver(lambda tally, total: None), True)
-            number = found.matched
-            if number and (number > 1 or not command.may_be_one):
-                letters = "one dead letter" if number == 1 else f"{number:,} dead letters"
-                typer.confirm(f"{command.verb} {letters}?".capitalize(), abort=True, err=True)
-        with _progress(command.verb) as on_progress:
-            tally = await work(redriver(on_progress), dry_run)
-    _report(command, which, tally, dry_run=dry_run, as_json=as_json)
-
-
-@asynccontextmanager
-async def _redriver(
-    include: list[str] | None,
-) -> AsyncIterator[Callable[[Callable[[Tally, int], None]], Redriver]]:
-    """Makes redrivers that report their progress, on an index that is up to date."""
-    from services.redrive import Redriver
+    from broker.message import now
+    from services.redrive_plan import plan_redrive
 
     settings = load_settings()
     require_broker(settings)
@@ -207,52 +131,146 @@ async def _redriver(
     async with open_ledger(settings) as ledger:
         # A letter that is not indexed yet would be noted as waiting after it has gone.
         await bring_up_to_date(settings, ledger, registry)
-        yield lambda on_progress: Redriver(settings, registry, ledger, on_progress=on_progress)
+        if dry_run:
+            report_plan(spec, await plan_redrive(settings, registry, ledger, spec), as_json=as_json)
+            return
+        if not yes and not (spec.limit == 1 or len(spec.which.ids) == 1):
+            if spec.from_ledger:
+                number = (await plan_redrive(settings, registry, ledger, spec)).matched
+            else:
+                number = await ledger.count_dead(spec.which.for_index("waiting", now()))
+            if number > 1:
+                ask("redrive", min(number, spec.limit or number), spec.which)
+        await begin(
+            settings,
+            registry,
+            ledger,
+            spec,
+            rate=rate,
+            why=why,
+            background=background,
+            as_json=as_json,
+        )
 
 
-@contextmanager
-def _progress(verb: str) -> Iterator[Callable[[Tally, int], None]]:
-    """A progress bar on stderr, where that is a terminal."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda tally, total: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[of]}"))
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(verb, total=None, of="")
-
-        def on_progress(tally: Tally, total: int) -> None:
-            bar.update(task, completed=tally.scanned, total=total, of=f"{tally.done:,} done")
-
-        yield on_progress
-
-
-def _report(
-    command: Command, which: LetterFilter, tally: Tally, *, dry_run: bool, as_json: bool
+async def begin(
+    settings: Settings,
+    registry: Registry,
+    ledger: Ledger,
+    spec: RedriveSpec,
+    *,
+    rate: float | None = None,
+    why: str | None = None,
+    background: bool = False,
+    as_json: bool = False,
 ) -> None:
-    missing = len(which.ids) - tally.matched if which.ids else 0
+    """Record a redrive, run it here unless it is for a scheduler, and report."""
+    from cli.redrive_view import public, run_here
+    from cli.who import user
+    from services.redrive_spec import start_redrive
+
+    operation = await start_redrive(ledger, spec, created_by=user(), reason=why, rate=rate)
+    if background:
+        if as_json:
+            print_json(public(operation))
+        else:
+            say(f"watch it with `jobctl dead redrives watch {operation.id}`; a scheduler runs it")
+            typer.echo(operation.id)
+        return
+    operation = await run_here(settings, registry, ledger, operation)
+    report(spec, operation, as_json=as_json)
+
+
+def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> None:
+    """Say how it ended. Raises CommandFailed unless all went as it was asked."""
+    from cli.redrive_view import public
+    from services.ledger import BulkState
+    from services.redrive_spec import Progress
+
+    progress = Progress.of(operation)
+    seen = progress.redriven + progress.dropped + progress.invalid
+    missing = max(0, len(spec.which.ids) - seen) if spec.which.ids else 0
     if as_json:
-        print_json(asdict(tally) | {"dry_run": dry_run, "missing": max(0, missing)})
+        done = {"done": progress.redriven, "missing": missing, "dry_run": False}
+        print_json(public(operation) | done)
+    else:
+        for note in progress.notes:
+            say(note)
+        typer.echo(summary(progress.redriven, progress.dropped, progress.invalid, "redriven"))
+        if progress.redriven > 1:
+            say(f"What becomes of them: `jobctl dead redrives show {operation.id}`")
+    if operation.state is not BulkState.COMPLETED:
+        raise CommandFailed(
+            f"{operation.id} is {operation.state}: {operation.note or 'by somebody'}; go on with "
+            f"`jobctl dead redrives resume {operation.id}`"
+        )
+    _fail_for(missing, progress.invalid)
+
+
+def report_plan(spec: RedriveSpec, tally: Tally, *, as_json: bool) -> None:
+    """Say what would go where. Raises CommandFailed for what could not go."""
+    missing = max(0, len(spec.which.ids) - tally.matched) if spec.which.ids else 0
+    if as_json:
+        print_json(
+            {
+                "matched": tally.matched,
+                "done": tally.done,
+                "dropped": tally.dropped,
+                "invalid": tally.invalid,
+                "routes": tally.routes,
+                "notes": tally.notes,
+                "missing": missing,
+                "dry_run": True,
+            }
+        )
     else:
         for note in tally.notes:
             say(note)
-        would = f"would be {command.done}" if dry_run else command.done
-        parts = [f"{tally.done:,} {would}"]
-        for number, what in (
-            (tally.dropped, "dropped: their jobs have ended meanwhile"),
-            (tally.refused, "refused: still dead letters"),
-            (tally.invalid, "not valid: still dead letters"),
-        ):
-            if number:
-                parts.append(f"{number:,} {what}")
-        typer.echo("; ".join(parts))
-    if missing > 0:
+        for routing_key, number in sorted(tally.routes.items()):
+            typer.echo(f"{number:,} to {routing_key}")
+        typer.echo(summary(tally.done, tally.dropped, tally.invalid, "would be redriven"))
+    _fail_for(missing, tally.invalid)
+
+
+def summary(done: int, dropped: int, invalid: int, verb: str) -> str:
+    """In one line."""
+    parts = [f"{done:,} {verb}"]
+    if dropped:
+        parts.append(f"{dropped:,} dropped: their jobs have ended meanwhile")
+    if invalid:
+        parts.append(f"{invalid:,} not valid: still dead letters")
+    return "; ".join(parts)
+
+
+def _fail_for(missing: int, invalid: int) -> None:
+    if missing:
         raise CommandFailed(
-            f"{missing} of the ids named are not in jobs.dead: see `jobctl dead list --state all`"
+            f"{missing} of the ids named are not in jobs.dead: see `jobctl dead list --state all`; "
+            "what only the ledger has goes back with --from-ledger"
         )
-    if tally.refused or tally.invalid:
-        raise CommandFailed(
-            f"{tally.refused + tally.invalid} dead letters are still in their place"
-        )
+    if invalid:
+        raise CommandFailed(f"{invalid} dead letters are still in their place")
+
+
+def percentage(text: str) -> float:
+    """`20%` or `0.2` as a part of one. Raises WrongUsage."""
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = 0
+    if not 0 < number <= 1:
+        raise WrongUsage(f"--halt-on {text!r}: write it as 20%")
+    return number
+
+
+def per_second_of(text: str) -> float:
+    """`50/s`, `100/m`, `50` as a number for each second. Raises WrongUsage."""
+    number, _, unit = text.partition("/")
+    seconds = {"": 1, "s": 1, "m": 60, "h": 3600}.get(unit)
+    try:
+        found = float(number)
+    except ValueError:
+        found = 0
+    if seconds is None or not 0 < found < 1_000_000:
+        raise WrongUsage(f"--rate {text!r}: write it as 50/s or 100/m")
+    return found / seconds

@@ -11,6 +11,7 @@ from broker.dead import DeathCertificate
 from broker.lanes import lane_of, split_routing_key
 from broker.message import JobMessage
 from services.causes import Cause, cause_of
+from services.ledger import DeadLetterFilter
 
 
 class DeadJob(Protocol):
@@ -53,6 +54,10 @@ def cause_of_letter(letter: DeadJob) -> Cause:
     )
 
 
+def _operation_of(letter: DeadJob) -> str | None:
+    return letter.message.metadata.operation_id if letter.message is not None else None
+
+
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
     """Which letters: those that fit every field that is set."""
@@ -64,6 +69,8 @@ class LetterFilter:
     error_type: str | None = None
     group: str | None = None
     """A group's id, or its beginning: see `Cause.fingerprint`."""
+    operation: str | None = None
+    """The backfill that the job, or one that it follows from, was published by."""
     older_than: float | None = None
     """Seconds since the death, at least."""
     younger_than: float | None = None
@@ -82,6 +89,7 @@ class LetterFilter:
             and (self.lane is None or lane_of(certificate.routing_key) == self.lane)
             and (self.reason is None or str(certificate.reason) == self.reason)
             and (self.error_type is None or certificate.error_type == self.error_type)
+            and (self.operation is None or _operation_of(letter) == self.operation)
             and self._fits_age(certificate.dead_at, moment)
             # The last, for it is the dearest.
             and (self.group is None or cause_of_letter(letter).fingerprint.startswith(self.group))
@@ -97,7 +105,23 @@ class LetterFilter:
                 return False
         return all(
             None in (mine := getattr(self, name), theirs := getattr(other, name)) or mine == theirs
-            for name in ("job_type", "lane", "reason", "error_type")
+            for name in ("job_type", "lane", "reason", "error_type", "operation")
+        )
+
+    def for_index(self, state: str | None, moment: datetime) -> DeadLetterFilter:
+        """The same letters in the ledger's index, of those in that state; None for any."""
+        at = moment.timestamp()
+        return DeadLetterFilter(
+            state=state,
+            reason=self.reason,
+            job_type=self.job_type,
+            lane=self.lane,
+            error_type=self.error_type,
+            group=self.group,
+            operation=self.operation,
+            ids=self.ids,
+            since=None if self.younger_than is None else at - self.younger_than,
+            until=None if self.older_than is None else at - self.older_than,
         )
 
     def to_json(self) -> dict[str, Any]:

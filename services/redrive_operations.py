@@ -165,27 +165,9 @@ class _Run:
         self._planned = sum(self._ended.values())
         self._cursor.setdefault("baseline", [0, 0])
         if self._before.total is None and not self.spec.from_ledger:
-            total = await self._ledger.count_dead(self._index_filter())
+            total = await self._ledger.count_dead(self.spec.which.for_index("waiting", self.moment))
             self._before = replace(self._before, total=min(total, self.spec.limit or total))
         await self.note_down(force=True)
-
-    def _index_filter(self) -> Any:
-        from services.ledger import DeadLetterFilter
-
-        which = self.spec.which
-        return DeadLetterFilter(
-            state="waiting",
-            reason=which.reason,
-            job_type=which.job_type,
-            lane=which.lane,
-            error_type=which.error_type,
-            group=which.group,
-            ids=which.ids,
-            until=None if which.older_than is None else self.moment.timestamp() - which.older_than,
-            since=None
-            if which.younger_than is None
-            else self.moment.timestamp() - which.younger_than,
-        )
 
     def is_ours(self, letter: DeadJob) -> bool:
         """Not one that died after the redrive began: while a cause lasts it would never end."""

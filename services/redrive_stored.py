@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -10,12 +10,8 @@ from functools import cached_property
 from broker.dead import DeathCertificate, Reason
 from broker.errors import MalformedMessage
 from broker.message import JobMessage, now
-from services.ledger import DeadLetter, DeadLetterFilter, JobRecord, Ledger, to_message
+from services.ledger import DeadLetter, JobRecord, Ledger, to_message
 from services.letters import LetterFilter
-
-GONE = ("dropped", "purged")
-"""States in which the broker has no letter; a purged one is taken only by its id."""
-
 
 @dataclass(frozen=True)
 class StoredLetter:
@@ -79,21 +75,24 @@ def letter_of_job(record: JobRecord) -> StoredLetter:
 
 
 async def stored_letters(
-    ledger: Ledger, which: LetterFilter, moment: datetime, present: frozenset[str]
-) -> AsyncIterator[StoredLetter]:
+    ledger: Ledger,
+    which: LetterFilter,
+    moment: datetime,
+    present: frozenset[str],
+    *,
+    also_waiting: bool = False,
+) -> AsyncGenerator[StoredLetter, None]:
     """Letters that fit and of which the broker has none, oldest first; then dead jobs that have
-    no letter at all. `present` are the ids of those that it has."""
-    wanted = DeadLetterFilter(
-        job_type=which.job_type,
-        lane=which.lane,
-        reason=which.reason,
-        error_type=which.error_type,
-        group=which.group,
-        ids=which.ids,
-    )
+    no letter at all. `present` are the ids of those that it has; with `also_waiting` the index
+    has not been told yet."""
+    # A purged one was thrown away on purpose: it is taken only by its id.
+    states: tuple[str, ...] = ("dropped", "purged") if which.ids else ("dropped",)
+    if also_waiting:
+        states = (*states, "waiting")
+    wanted = which.for_index(None, moment)
     after: tuple[float, str] | None = None
-    while page := await ledger.letters_without_message(
-        wanted, states=GONE if which.ids else GONE[:1], after=after
+    while page := await ledger.letters_in(
+        wanted, states=states, after=after
     ):
         for letter in page:
             stored = stored_letter(letter)

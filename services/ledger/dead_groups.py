@@ -123,7 +123,7 @@ class DeadGroups(DeadLetters):
         gone = [letter_id for letter_id in known if letter_id not in present]
         return await self.mark_dead_state(gone, DeadLetterState.DROPPED, time.time())
 
-    async def letters_without_message(
+    async def letters_in(
         self,
         wanted: DeadLetterFilter,
         *,

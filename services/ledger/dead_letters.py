@@ -17,7 +17,7 @@ from services.ledger.operations import Bury
 from services.ledger.paging import fetch_page
 from services.ledger.requests import DeadLetterFilter, DeadLetterRecord
 from services.ledger.results import DeadLetter, Page
-from services.ledger.tables import dead_letters
+from services.ledger.tables import dead_letters, jobs
 
 
 class DeadLetterState(StrEnum):
@@ -152,9 +152,14 @@ def filtered(query: Select[Any], wanted: DeadLetterFilter, dialect: str) -> Sele
             dead_letters.c.fingerprint >= wanted.group,
             dead_letters.c.fingerprint < wanted.group + "~",
         )
+    if wanted.operation is not None:
+        of_it = select(jobs.c.id).where(
+            jobs.c.id == dead_letters.c.id, jobs.c.operation_id == wanted.operation
+        )
+        query = query.where(of_it.exists())
     if wanted.ids:
         keys = keys_parameter(dialect, sorted(wanted.ids))
-        query = query.where(text(keys_condition(dialect, "id")).bindparams(**keys))
+        query = query.where(text(keys_condition(dialect, "dead_letters.id")).bindparams(**keys))
     if wanted.since is not None:
         query = query.where(dead_letters.c.dead_at >= wanted.since)
     if wanted.until is not None:

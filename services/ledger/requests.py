@@ -119,6 +119,8 @@ class DeadLetterFilter:
     error_type: str | None = None
     group: str | None = None
     """A group's id, or its beginning."""
+    operation: str | None = None
+    """The backfill whose jobs they are."""
     ids: frozenset[str] = frozenset()
     """Only these, where there are any."""
     since: float | None = None

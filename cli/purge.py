@@ -1,0 +1,111 @@
+"""`jobctl dead purge`: dead letters go away; their record stays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from cli.dead import bring_up_to_date
+from cli.errors import CommandFailed, WrongUsage
+from cli.letter_options import AllOption, IdsArgument, chosen, filtered
+from cli.output import JsonOption, console, print_json
+
+if TYPE_CHECKING:
+    from services.letters import LetterFilter
+    from services.redrive_sending import Tally
+
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+
+
+@filtered
+def purge(
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+    *,
+    which: Any,
+) -> None:
+    """Throw dead letters away for good; the ledger remembers them. Always asks first."""
+    which = chosen(which, ids, everything=everything)
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise WrongUsage("to purge without a terminal to ask at, give --yes")
+    quiet_logs()
+    tally = run(_purge(which, include, dry_run=dry_run, yes=yes))
+    missing = max(0, len(which.ids) - tally.matched) if which.ids else 0
+    if as_json:
+        print_json(asdict(tally) | {"dry_run": dry_run, "missing": missing})
+    else:
+        typer.echo(f"{tally.done:,} {'would be purged' if dry_run else 'purged'}")
+    if missing:
+        raise CommandFailed(
+            f"{missing} of the ids named are not in jobs.dead: see `jobctl dead list --state all`"
+        )
+
+
+async def _purge(
+    which: LetterFilter, include: list[str] | None, *, dry_run: bool, yes: bool
+) -> Tally:
+    from services.redrive import Redriver
+
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+    async with open_ledger(settings) as ledger:
+        # A letter that is not indexed yet would be noted as waiting after it has gone.
+        await bring_up_to_date(settings, ledger, registry)
+        if not (dry_run or yes):
+            found = await Redriver(settings, registry, ledger).purge(which, dry_run=True)
+            if found.matched:
+                ask("purge", found.matched, which)
+        with _progress() as on_progress:
+            redriver = Redriver(settings, registry, ledger, on_progress=on_progress)
+            return await redriver.purge(which, dry_run=dry_run)
+
+
+def ask(verb: str, number: int, which: LetterFilter) -> None:
+    """Raises Abort when the answer is no."""
+    letters = "one dead letter" if number == 1 else f"{number:,} dead letters"
+    question = f"{verb} {letters} ({which.describe()})?"
+    typer.confirm(question[0].upper() + question[1:], abort=True, err=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Tally, int], None]]:
+    """A progress bar on stderr, where that is a terminal."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda tally, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("purge"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[of]}"),
+    )
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("purge", total=None, of="")
+
+        def on_progress(tally: Tally, total: int) -> None:
+            bar.update(task, completed=tally.scanned, total=total, of=f"{tally.done:,} done")
+
+        yield on_progress

@@ -1,0 +1,188 @@
+"""A redrive on the terminal: run here, or watched."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cli.output import cell, console, plain, print_json_line, print_rows, say, styled
+
+if TYPE_CHECKING:
+    from services.ledger import BulkOperation, Ledger
+    from services.registry import Registry
+    from services.settings import Settings
+
+LOOK_SECONDS = 0.25
+WATCH_SECONDS = 1.0
+
+
+def public(operation: BulkOperation) -> dict[str, Any]:
+    """A redrive as `--json` prints it."""
+    from services.redrive_spec import Progress
+
+    shown: dict[str, Any] = plain(
+        {
+            "id": operation.id,
+            "title": operation.title,
+            "state": operation.state,
+            "note": operation.note,
+            "reason": operation.reason,
+            "created_by": operation.created_by,
+            "created_at": operation.created_at,
+            "started_at": operation.started_at,
+            "finished_at": operation.finished_at,
+            "rate": operation.rate,
+            "spec": operation.spec,
+            **Progress.of(operation).to_json(),
+        }
+    )
+    return shown
+
+
+async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
+    """The record with what has become of its letters by now."""
+    from dataclasses import replace
+
+    from services.ledger import RedriveOutcome
+
+    ended = await ledger.settle_redriven(operation.id)
+    counts = {
+        "succeeded": ended.get(RedriveOutcome.SUCCEEDED, 0),
+        "failed": ended.get(RedriveOutcome.FAILED, 0),
+        "undone": ended.get(RedriveOutcome.UNDONE, 0),
+        "unfinished": ended.get(None, 0),
+    }
+    return replace(operation, counts={**operation.counts, **counts})
+
+
+async def run_here(
+    settings: Settings, registry: Registry, ledger: Ledger, operation: BulkOperation
+) -> BulkOperation:
+    """Run it in this process, with a progress bar; SIGINT and SIGTERM pause it."""
+    from services import bulk
+    from services.ledger.bulk_operations import ACTIVE
+    from services.redrive_operations import RedriveHandler
+
+    handler = RedriveHandler(settings, registry, ledger)
+    runner = bulk.BulkRunner(ledger, [handler])
+    pausing: set[asyncio.Task[Any]] = set()
+
+    def pause() -> None:
+        pausing.add(asyncio.create_task(bulk.pause(ledger, operation.id, "by Ctrl-C")))
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, pause)
+    running = asyncio.create_task(runner.run_one(operation.id))
+    try:
+        with _bar() as show:
+            while not running.done():
+                show(await bulk.require_bulk(ledger, operation.id))
+                await asyncio.wait({running}, timeout=LOOK_SECONDS)
+        try:
+            return await running
+        except bulk.BulkConflict:
+            say(f"{operation.id} is run by another process; watching it")
+        with _bar() as show:
+            while (seen := await bulk.require_bulk(ledger, operation.id)).state in ACTIVE:
+                show(seen)
+                await asyncio.sleep(LOOK_SECONDS)
+        return seen
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        await asyncio.gather(*pausing, return_exceptions=True)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[BulkOperation], None]]:
+    """A progress bar on stderr, where that is a terminal."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda operation: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("redrive"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[of]}"),
+    )
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("redrive", total=None, of="")
+
+        def show(operation: BulkOperation) -> None:
+            counts = operation.counts
+            text = f"{operation.state}: {operation.note}" if operation.note else operation.state
+            bar.update(
+                task, completed=counts.get("redriven", 0), total=counts.get("total"), of=text
+            )
+
+        yield show
+
+
+def print_redrive(operation: BulkOperation) -> None:
+    """All that is known of it."""
+    import json
+
+    from cli.durations import age
+    from services.redrive_spec import Progress
+
+    progress = Progress.of(operation)
+    total = f" of {progress.total:,}" if progress.total is not None else ""
+    print_rows(
+        [
+            ("id", operation.id),
+            ("what", operation.title),
+            ("state", str(operation.state)),
+            ("note", operation.note or ""),
+            ("why", operation.reason or ""),
+            ("started by", f"{operation.created_by}, {age(operation.created_at)} ago"),
+            ("rate", f"{operation.rate:g}/s" if operation.rate else ""),
+            ("redriven", f"{progress.redriven:,}{total}"),
+            ("succeeded", f"{progress.succeeded:,}"),
+            ("failed again", f"{progress.failed:,}" if progress.failed else ""),
+            ("not at their end", f"{progress.unfinished:,}" if progress.unfinished else ""),
+            ("undone", f"{progress.undone:,}" if progress.undone else ""),
+            ("dropped", f"{progress.dropped:,}" if progress.dropped else ""),
+            ("not valid", f"{progress.invalid:,}" if progress.invalid else ""),
+            ("spec", json.dumps(dict(operation.spec), ensure_ascii=False)),
+        ]
+    )
+    for note in progress.notes:
+        say(note)
+
+
+async def watch_redrive(ledger: Ledger, operation_id: str, *, as_json: bool) -> BulkOperation:
+    """Show a redrive until it stops; its record then."""
+    from services.bulk import require_bulk
+    from services.ledger.bulk_operations import ACTIVE
+    from services.redrive_spec import KIND
+
+    last = ""
+    while True:
+        operation = await settled(ledger, await require_bulk(ledger, operation_id, KIND))
+        line = one_line(operation)
+        if as_json:
+            print_json_line(public(operation))
+        elif line != last:
+            console(stderr=True).print(line)
+        last = line
+        if operation.state not in ACTIVE:
+            return operation
+        await asyncio.sleep(WATCH_SECONDS)
+
+
+def one_line(operation: BulkOperation) -> str:
+    """How far it is."""
+    counts = operation.counts
+    parts = [f"{styled(operation.state)} {counts.get('redriven', 0):,} redriven"]
+    names = ("succeeded", "failed", "unfinished")
+    parts += [f"{counts[name]:,} {name}" for name in names if counts.get(name)]
+    if operation.note:
+        parts.append(cell(operation.note))
+    return " · ".join(parts)

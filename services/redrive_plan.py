@@ -1,0 +1,57 @@
+"""What a redrive would do: which letters would go where, and which could not."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+from broker.dead_queue import scanning
+from broker.lanes import LANES, Lane
+from broker.message import now
+from broker.settings import BrokerSettings
+from services.ledger import Ledger
+from services.letters import DeadJob
+from services.redrive import BATCH, Redriver, would_go
+from services.redrive_sending import Sender, Tally
+from services.redrive_spec import RedriveSpec
+from services.redrive_stored import stored_letters
+from services.redrive import turn_to_scan
+from services.registry import Registry
+
+
+async def plan_redrive(
+    settings: BrokerSettings,
+    registry: Registry,
+    ledger: Ledger,
+    spec: RedriveSpec,
+    *,
+    lanes: tuple[Lane, ...] = LANES,
+) -> Tally:
+    """The redrive's tally as it would be, without publishing or changing anything.
+
+    Raises InvalidRedrive, BrokerAway, LedgerUnavailable.
+    """
+    spec.check()
+    if not spec.from_ledger:
+        redriver = Redriver(settings, registry, ledger, lanes=lanes)
+        return await redriver.redrive(spec.which, spec.change, dry_run=True, limit=spec.limit)
+    async with (
+        turn_to_scan(ledger),
+        scanning(settings.require_amqp_url()) as scan,
+    ):
+        present = frozenset([letter.id async for letter in scan.letters()])
+    tally = Tally()
+    sender = Sender(registry, ledger, spec.change, lanes=lanes)
+    batch: list[DeadJob] = []
+    letters = stored_letters(ledger, spec.which, now(), present, also_waiting=True)
+    async with aclosing(letters):
+        async for letter in letters:
+            tally.scanned += 1
+            tally.matched += 1
+            batch.append(letter)
+            if len(batch) >= BATCH:
+                would_go(await sender.prepare(batch, tally, drop=False), tally)
+                batch = []
+            if spec.limit is not None and tally.matched >= spec.limit:
+                break
+    would_go(await sender.prepare(batch, tally, drop=False), tally)
+    return tally

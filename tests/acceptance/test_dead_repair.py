@@ -1,0 +1,206 @@
+"""`jobctl dead`: groups, redrives with a record, edits, undo, files, replay."""
+
+import json
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import CommandLine
+
+
+@pytest.fixture
+def dead_ids(jobctl: CommandLine) -> list[str]:
+    """Three jobs that have died."""
+    with jobctl.worker():
+        ids = [jobctl.publish(fail=True, n=n) for n in range(3)]
+        for job_id in ids:
+            jobctl.until_state(job_id, "dead")
+    return ids
+
+
+def editor(tmp_path: Path, *lines: str) -> str:
+    """An $EDITOR that runs these lines of shell on the file `$1`."""
+    script = tmp_path / "editor.sh"
+    script.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return str(script)
+
+
+def test_groups_tell_causes_and_choose_letters(jobctl: CommandLine, dead_ids: list[str]) -> None:
+    [group] = jobctl.json("dead", "groups")
+    assert (group["count"], group["reason"], group["job_type"]) == (3, "permanent", "work")
+    assert (group["error_type"], group["message"]) == ("PermanentError", "it was told to")
+    assert group["location"] == "acceptance/job_types.py:work"
+    assert (group["last_hour"], len(group["trend"])) == (3, 24)
+    assert group["sample_id"] in dead_ids
+    name = group["group"]
+    assert len(jobctl.json("dead", "list", "--group", name)) == 3
+    assert jobctl.json("dead", "list", "--group", "0" if name[0] != "0" else "1") == []
+    assert name in jobctl.ok("dead", "groups")
+    assert "--group 'x'" in jobctl.fails("dead", "list", "--group", "x", code=2)
+    done = jobctl.json("dead", "redrive", "--group", name[:6], "--yes")
+    assert done["done"] == 3
+    assert jobctl.json("dead", "groups") == []
+
+
+def test_a_redrive_leaves_a_record(jobctl: CommandLine, dead_ids: list[str]) -> None:
+    why = ("--why", "the server is back")
+    done = jobctl.json("dead", "redrive", "--all", "--yes", "--limit", "2", *why)
+    [listed] = jobctl.json("dead", "redrives", "list")
+    assert (listed["id"], listed["state"]) == (done["id"], "completed")
+    assert (listed["reason"], listed["redriven"]) == ("the server is back", 2)
+    assert "@" in listed["created_by"]
+    shown = jobctl.ok("dead", "redrives", "show", done["id"])
+    assert "the server is back" in shown
+    with jobctl.worker():
+        deadline = time.monotonic() + 30
+        while (shown := jobctl.json("dead", "redrives", "show", done["id"]))["failed"] < 2:
+            assert time.monotonic() < deadline, shown
+    assert "no redrive 'nope'" in jobctl.fails("dead", "redrives", "show", "nope")
+    assert "is over" in jobctl.fails("dead", "redrives", "cancel", done["id"])
+
+
+def test_canary_that_fails_is_told_and_resumed(jobctl: CommandLine, dead_ids: list[str]) -> None:
+    with jobctl.worker():
+        text = jobctl.fails("dead", "redrive", "--all", "--yes", "--canary", "1")
+    assert "is halted: canary: 1 of 1 failed again" in text
+    assert "jobctl dead redrives resume" in text
+    assert len(jobctl.json("dead", "list")) == 3
+    for wrong in (("--halt-on", "0"), ("--rate", "fast"), ("--jq", ".a +"), ("--merge", "[1]")):
+        jobctl.fails(
+            "dead", "redrive", "--all", "--yes", *wrong, code=1 if wrong[0] == "--jq" else 2
+        )
+
+
+def test_interrupt_pauses_and_says_how_to_go_on(jobctl: CommandLine, dead_ids: list[str]) -> None:
+    slow = ("dead", "redrive", "--all", "--yes", "--rate", "1/m")
+    with jobctl.started(*slow) as process:
+        deadline = time.monotonic() + 30
+        while [each["state"] for each in jobctl.json("dead", "redrives", "list")] != ["running"]:
+            assert time.monotonic() < deadline, jobctl.log_of("dead")
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(20) == 1
+    log = jobctl.log_of("dead")
+    [paused] = jobctl.json("dead", "redrives", "list")
+    assert paused["state"] == "paused"
+    assert f"jobctl dead redrives resume {paused['id']}" in log
+    jobctl.ok("dead", "redrives", "set", paused["id"], "--rate", "0")
+    jobctl.ok("dead", "redrives", "resume", paused["id"])
+    assert jobctl.json("dead", "redrives", "show", paused["id"])["redriven"] == 3
+    assert jobctl.json("dead", "list") == []
+
+
+def test_dry_run_tells_what_would_go_where(jobctl: CommandLine, dead_ids: list[str]) -> None:
+    plan = jobctl.json("dead", "redrive", "--all", "--to", "backfill.work", "--dry-run")
+    assert plan["routes"] == {"backfill.work": 3}
+    assert "3 to hot.work" in jobctl.ok("dead", "redrive", "--all", "--dry-run")
+    assert len(jobctl.json("dead", "list")) == 3
+    assert jobctl.json("dead", "redrives", "list") == []
+
+
+def test_many_are_changed_by_patch_and_expression(jobctl: CommandLine, dead_ids: list[str]) -> None:
+    change = ("--merge", '{"seconds": null, "fail": false}', "--jq", ".n += 40")
+    jobctl.ok("dead", "redrive", "--all", "--yes", "--priority", "7", *change)
+    with jobctl.worker():
+        for job_id in dead_ids:
+            jobctl.ok("jobs", "watch", job_id)
+    shown = [jobctl.json("jobs", "show", job_id) for job_id in dead_ids]
+    assert [each["result"] for each in shown] == [{"n": 40}, {"n": 41}, {"n": 42}]
+    assert [each["priority"] for each in shown] == [7] * 3
+    assert shown[0]["payload"] == {"fail": False, "n": 40}
+
+
+def test_edit_shows_the_difference_and_redrives(
+    jobctl: CommandLine, dead_ids: list[str], tmp_path: Path
+) -> None:
+    job_id = dead_ids[0]
+    command = editor(tmp_path, """sed -i 's/"fail": true/"fail": false/' "$1" """)
+    done = jobctl.run("dead", "edit", job_id, "--yes", EDITOR=command)
+    assert done.returncode == 0, done.stderr
+    assert '-  "fail": true' in done.stderr
+    assert '+  "fail": false' in done.stderr
+    with jobctl.worker():
+        jobctl.ok("jobs", "watch", job_id)
+    metadata = jobctl.json("jobs", "show", job_id)["metadata"]
+    assert metadata["edited_from"] == f"{job_id}/0"
+
+
+def test_edit_that_does_not_fit_is_refused(
+    jobctl: CommandLine, dead_ids: list[str], tmp_path: Path
+) -> None:
+    for line, complaint in (
+        ("""echo '{"n": "many"}' > "$1" """, "n: Input should be a valid integer"),
+        ("""echo 'nonsense' > "$1" """, "not redriven"),
+        ("exit 3", "ended with 3"),
+    ):
+        command = editor(tmp_path, line)
+        text = jobctl.fails("dead", "edit", dead_ids[0], "--yes", EDITOR=command)
+        assert complaint in text
+    same = jobctl.run("dead", "edit", dead_ids[0], "--yes", EDITOR="true")
+    assert "nothing was changed" in same.stderr
+    assert len(jobctl.json("dead", "list")) == 3
+
+
+def test_undo_takes_an_edit_back_before_it_has_run(
+    jobctl: CommandLine, dead_ids: list[str]
+) -> None:
+    job_id, other, third = dead_ids
+    jobctl.ok("dead", "redrive", job_id, "--set", "payload.n=99", "--to", "backfill.work")
+    assert jobctl.json("jobs", "show", job_id)["payload"]["n"] == 99
+    assert "is a dead letter again" in jobctl.ok("dead", "undo", job_id)
+    shown = jobctl.json("jobs", "show", job_id)
+    assert (shown["state"], shown["payload"]["n"], shown["lane"]) == ("dead", 0, "hot")
+    assert {each["id"] for each in jobctl.json("dead", "list")} == set(dead_ids)
+
+    jobctl.ok("dead", "redrive", other, "--set", "payload.fail=false")
+    with jobctl.worker():
+        jobctl.ok("jobs", "watch", other)
+        assert "too late" in jobctl.run("dead", "undo", other).stdout
+        # The copy that was taken back has not run meanwhile, and does not.
+        assert jobctl.json("jobs", "show", job_id)["state"] == "dead"
+        jobctl.ok("dead", "redrive", job_id, "--set", "payload.fail=false")
+        jobctl.ok("jobs", "watch", job_id)
+    assert jobctl.json("jobs", "show", job_id)["result"] == {"n": 0}
+    assert "was not edited" in jobctl.fails("dead", "undo", third)
+
+
+def test_export_purge_and_import_bring_them_back(
+    jobctl: CommandLine, dead_ids: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "letters.jsonl"
+    before = jobctl.json("dead", "show", dead_ids[1])
+    jobctl.ok("dead", "export", "--all", "--to", str(file))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["id"] for line in lines] == dead_ids
+    assert jobctl.json("dead", "import", str(file)) == {"imported": 0, "skipped": 3}
+    jobctl.ok("dead", "purge", "--all", "--yes")
+    assert jobctl.json("dead", "list") == []
+
+    assert jobctl.json("dead", "import", str(file)) == {"imported": 3, "skipped": 0}
+    after = jobctl.json("dead", "show", dead_ids[1])
+    for name in ("body", "reason", "error_type", "traceback", "dead_at", "fingerprint"):
+        assert after[name] == before[name]
+    jobctl.ok("dead", "redrive", dead_ids[1], "--set", "payload.fail=false")
+    with jobctl.worker():
+        jobctl.ok("jobs", "watch", dead_ids[1])
+
+    file.write_text(json.dumps(lines[0]) + "\n{}\n")
+    assert "line 2:" in jobctl.fails("dead", "import", str(file))
+
+
+def test_replay_runs_it_here_and_touches_nothing(jobctl: CommandLine, dead_ids: list[str]) -> None:
+    job_id = dead_ids[0]
+    before = jobctl.json("jobs", "show", job_id)
+    done = jobctl.run("dead", "replay", job_id, "--local")
+    assert done.returncode == 1
+    assert "would be dead again: permanent" in done.stdout
+    assert "PermanentError: it was told to" in done.stdout
+    mended = jobctl.json("dead", "replay", job_id, "--local", "--set", "payload.fail=false")
+    assert (mended["outcome"], mended["result"]) == ("succeeded", {"n": 0})
+    assert "jobctl dead redrive" in jobctl.fails("dead", "replay", job_id, code=2)
+    assert jobctl.json("jobs", "show", job_id) == before
+    assert {each["id"] for each in jobctl.json("dead", "list")} == set(dead_ids)
