@@ -114,7 +114,7 @@ def hot_latency(stage: Stage, rounds: int, count: int) -> list[Row]:
         ours = stage.switchyard(f"latency-{os.urandom(3).hex()}")
         env = environment("", BENCH_LATENCIES=str(file), **ours)
         worker = with_switchyard.worker_command(8, "hot,backfill")
-        _collect(rows[:2], file, worker, module_command("saturate", "switchyard", count), env)
+        collect(rows[:2], file, worker, module_command("saturate", "switchyard", count), env)
         env = environment(
             stage.vhost("peers"),
             BENCH_LATENCIES=str(file),
@@ -123,13 +123,14 @@ def hot_latency(stage: Stage, rounds: int, count: int) -> list[Row]:
         )
         module = __import__("benchmarks.contenders.with_celery", fromlist=["worker_command"])
         worker = module.worker_command("threads", 8)
-        _collect(rows[2:], file, worker, module_command("saturate", "celery", count), env)
+        collect(rows[2:], file, worker, module_command("saturate", "celery", count), env)
     return rows
 
 
-def _collect(
+def collect(
     rows: list[Row], file: Path, worker: list[str], driver: list[str], env: dict[str, str]
 ) -> None:
+    """Run a worker, and a driver that publishes hot jobs: p50 and p99 of their latencies."""
     file.unlink(missing_ok=True)
     with _running(worker, env):
         sent = int(run_json(driver, env)["hot"])

@@ -44,9 +44,11 @@ def api(
 async def _serve(settings: Settings) -> None:
     from api.access import KeysMissing
     from api.server import ApiServer
+    from cli.garbage import collect_rarely
     from cli.stopping import stop_on_signals
     from services.api_keys import InvalidKeySetting
 
+    collect_rarely()
     server = ApiServer(settings)
     stop_on_signals(server.stop)
     try:

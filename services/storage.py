@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MAX_KEY_LENGTH = 900
 """Characters. S3 takes 1,024 bytes, of which the URL's own prefix uses some."""
 
+PART_BYTES = 1024 * 1024
+"""What a stream of a file holds in memory at once, about."""
+
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@=+-]{0,199}")
 
 
@@ -37,6 +40,10 @@ class NotStored(StorageError):
 
 class TooLarge(StorageError):
     """The file is larger than the caller allows; nothing of it was kept."""
+
+
+PARTS_AT_ONCE = 2
+"""Parts, of 5 MiB each, that are written at the same time and so kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,7 @@ class Storage:
     async def put_stream_async(
         self, key: str, parts: AsyncIterable[bytes], *, max_bytes: int
     ) -> Received:
-        """Write a file as it comes in, with one part in memory at a time.
+        """Write a file as it comes in, with a few parts in memory at a time.
 
         Raises InvalidKey, TooLarge, and whatever `parts` raises; no file is left then.
         """
@@ -145,7 +152,9 @@ class Storage:
                 if part:
                     yield part
 
-        await obstore.put_async(self._store, check_key(key), measured())
+        await obstore.put_async(
+            self._store, check_key(key), measured(), max_concurrency=PARTS_AT_ONCE
+        )
         return Received(size, digest.hexdigest())
 
     def get(self, key: str) -> bytes:
@@ -170,7 +179,7 @@ class Storage:
         return bytes(await found.bytes_async())
 
     async def stream_async(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
-        """A file from that byte on, in parts of a few MiB. Raises NotStored, InvalidKey."""
+        """A file from that byte on, in parts of about 1 MiB. Raises NotStored, InvalidKey."""
         import obstore
 
         stored = await self.stat_async(key)
@@ -182,7 +191,7 @@ class Storage:
             )
         except FileNotFoundError as error:
             _not_stored(key, error)
-        async for part in found.stream():
+        async for part in found.stream(min_chunk_size=PART_BYTES):
             yield bytes(part)
 
     async def stat_async(self, key: str) -> StoredFile | None:

@@ -15,6 +15,7 @@ from benchmarks.common import SAMPLE_EVERY, payload, sample
 from broker.errors import PublishError
 from broker.message import JobMessage
 from broker.publisher import Outgoing, Publisher
+from cli.garbage import collect_rarely
 from services.context import JobContext
 from services.ledger import Ledger
 from services.logs import configure
@@ -77,6 +78,7 @@ def _message(number: int, job_type: str) -> JobMessage:
 
 async def work(slots: int, lanes: list[str]) -> None:
     configure("warning")
+    collect_rarely()  # as `jobctl worker` does
     registry = Registry.load([MODULE])
     settings = Settings()
     ledger = await Ledger.open(settings.ledger_url)

@@ -31,6 +31,8 @@ OLDEST_SQLITE = (3, 35)
 """The first with RETURNING and materialised common table expressions."""
 
 READERS = 4
+WRITER_CACHE, READER_CACHE = 32 * 1024, 4 * 1024
+"""KiB of pages that a connection to SQLite keeps; each of them keeps its own."""
 RACES = 10
 """How often a transaction is run again that another process has crossed."""
 
@@ -87,8 +89,8 @@ class SqliteDatabase:
             )
         self._file = Path(url.database)
         url = url.set(drivername="sqlite")
-        self._write_engine = _sqlite_engine(url, "BEGIN IMMEDIATE", pool_size=1)
-        self._read_engine = _sqlite_engine(url, "BEGIN", pool_size=READERS)
+        self._write_engine = _sqlite_engine(url, "BEGIN IMMEDIATE", 1, WRITER_CACHE)
+        self._read_engine = _sqlite_engine(url, "BEGIN", READERS, READER_CACHE)
         self._writer = ThreadPoolExecutor(1, "ledger-writer")
         self._readers = ThreadPoolExecutor(READERS, "ledger-reader")
 
@@ -166,7 +168,7 @@ class PostgresDatabase:
         await self._engine.dispose()
 
 
-def _sqlite_engine(url: URL, begin: str, pool_size: int) -> Engine:
+def _sqlite_engine(url: URL, begin: str, pool_size: int, cache_kib: int) -> Engine:
     engine = create_engine(
         url,
         pool_size=pool_size,
@@ -179,7 +181,7 @@ def _sqlite_engine(url: URL, begin: str, pool_size: int) -> Engine:
         for pragma in (
             "journal_mode = WAL",
             "synchronous = NORMAL",
-            "cache_size = -65536",
+            f"cache_size = -{cache_kib}",
             "wal_autocheckpoint = 4000",
         ):
             connection.execute(f"PRAGMA {pragma}")

@@ -121,6 +121,11 @@ def fails(status: int) -> Behaviour:
     return lambda exchange, _: exchange.send(status, b"<h1>Oops</h1>", content_type="text/html")
 
 
+def answers(status: int, body: bytes) -> Behaviour:
+    """Any status with a feed, or what passes for one."""
+    return lambda exchange, _: exchange.send(status, body)
+
+
 def says(body: bytes, content_type: str = ATOM) -> Behaviour:
     """200 with any body."""
     return lambda exchange, _: exchange.send(200, body, content_type=content_type)

@@ -1,4 +1,5 @@
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ async def test_an_edge_of_another_kind_is_refused(ledger: Ledger) -> None:
 async def test_a_renewed_document_begins_again_under_its_id_and_source(ledger: Ledger) -> None:
     first, _ = await ledger.upsert_document("hash-1", source="s-1", filename="v1", pipeline="p-1")
     await ledger.set_stage(first.id, "extract", "completed", completed=True)
-    fields = {"title": "T", "media_type": "text/plain", "size_bytes": 7, "pipeline": "p-2"}
+    fields: dict[str, Any] = {"title": "T", "media_type": "text/plain", "size_bytes": 7, "pipeline": "p-2"}
     renewed = await ledger.renew_document(first.id, "hash-2", filename="v2", **fields)
     assert renewed is not None
     assert (renewed.id, renewed.source, renewed.created_at) == (first.id, "s-1", first.created_at)

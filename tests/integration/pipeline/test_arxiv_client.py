@@ -183,7 +183,7 @@ async def test_what_arxiv_refuses_is_refused_in_its_words(
 ) -> None:
     refused = server.refusal("incorrect id format for 1605.0838x")
     for status in (200, 400):
-        site.next(lambda exchange, _, status=status: exchange.send(status, refused))
+        site.next(server.answers(status, refused))
         with pytest.raises(ArxivRefused, match="incorrect id format for 1605"):
             await client.entries(["1605.08386"])
 

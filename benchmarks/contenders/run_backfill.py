@@ -1,0 +1,98 @@
+"""A backfill from a file of JSON Lines: how fast it publishes, and in how much memory.
+
+run_backfill write FILE COUNT      make the file
+run_backfill publish FILE          publish all of it, and tell how long that took
+run_backfill hot COUNT             publish hot jobs at an even pace
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from benchmarks.common import payload
+from benchmarks.contenders.saturate import PACE_SECONDS
+from benchmarks.contenders.with_switchyard import MODULE
+from broker.message import JobMessage
+from broker.publisher import Publisher
+from cli.garbage import collect_rarely
+from services.backfill.counts import Counts
+from services.backfill.files import FileFormat, store_input
+from services.backfill.handler import BackfillHandler
+from services.backfill.spec import Backfills, parse_spec
+from services.bulk import BulkRunner, require_bulk
+from services.ledger import Ledger
+from services.logs import configure
+from services.registry import Registry
+from services.settings import Settings
+
+LOOK = 0.05
+NO_LIMIT = 100_000_000
+
+
+def write(file: Path, count: int) -> None:
+    with file.open("w") as lines:
+        for number in range(count):
+            lines.write(json.dumps(payload(number) if count <= 100_000 else {"number": number}))
+            lines.write("\n")
+
+
+async def publish(file: Path) -> dict[str, float]:
+    configure("warning")
+    collect_rarely()  # as `jobctl scheduler` does
+    settings = Settings()
+    registry = Registry.load([MODULE])
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        backfills = Backfills.of(settings, registry, ledger)
+        key = await store_input(backfills.storage, _parts(file), FileFormat.JSONL)
+        options = {"key": key, "format": "jsonl"}
+        wanted = {"source": "file", "options": options, "job_type": "noop", "high": NO_LIMIT}
+        operation = await backfills.start(parse_spec(wanted), created_by="bench")
+        handler = BackfillHandler(settings, registry, ledger, backfills.sources)
+        runner = BulkRunner(ledger, [handler])
+        started = time.perf_counter()
+        running = asyncio.create_task(runner.run_one(operation.id))
+        while not running.done():
+            counts = Counts.of((await require_bulk(ledger, operation.id)).counts)
+            if counts.exhausted:
+                break
+            await asyncio.sleep(LOOK)
+        seconds = time.perf_counter() - started
+        runner.stop()
+        await running
+        assert counts.published == counts.total, counts
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return {"seconds": seconds, "published": counts.published, "rss_mb": peak}
+
+
+async def hot(count: int) -> dict[str, float]:
+    async with Publisher(Settings()) as publisher:
+        for _ in range(count):
+            message = JobMessage(job_type="hot", priority=10, payload={"sent": time.time()})
+            await publisher.publish(message, "hot.hot")
+            await asyncio.sleep(PACE_SECONDS)
+    return {"hot": count}
+
+
+async def _parts(file: Path) -> AsyncIterator[bytes]:
+    with file.open("rb") as opened:
+        while part := opened.read(1024 * 1024):
+            yield part
+
+
+def main() -> None:
+    if sys.argv[1] == "write":
+        write(Path(sys.argv[2]), int(sys.argv[3]))
+    elif sys.argv[1] == "publish":
+        print(json.dumps(asyncio.run(publish(Path(sys.argv[2])))))
+    else:
+        print(json.dumps(asyncio.run(hot(int(sys.argv[2])))))
+
+
+if __name__ == "__main__":
+    main()
