@@ -27,6 +27,7 @@ from cli.common import (
 from cli.errors import FAILED, CommandFailed, WrongUsage
 from cli.output import JsonOption, print_json, say
 from cli.payloads import read_argument
+from cli.who import user
 
 if TYPE_CHECKING:
     from services.backfill.spec import Backfills, Preview
@@ -303,7 +304,7 @@ async def _run(settings: Settings, name: str, options: dict[str, Any], common: _
             await require_queues(settings.require_amqp_url(), [queue])
             operation = await backfills.start(
                 spec,
-                created_by=_user(),
+                created_by=user(),
                 reason=common.reason,
                 rate=common.rate,
                 max_open=common.max_open,
@@ -382,14 +383,3 @@ def _print_preview(preview: Preview, *, as_json: bool) -> None:
         typer.echo(f"{job['routing_key']}  {json.dumps(job['payload'], ensure_ascii=False)}")
     for why in preview.unusable:
         say(f"skipped: {why}")
-
-
-def _user() -> str:
-    import getpass
-    import socket
-
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # no such user in this container
-        name = "unknown"
-    return f"{name}@{socket.gethostname()}"
