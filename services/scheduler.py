@@ -9,7 +9,9 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -108,10 +110,9 @@ class Scheduler:
         """Publish everything that is due now. Raises LedgerUnavailable."""
         turn = Turn()
         moment = time.time()
-        due = await self._ledger.due_scheduled(moment, BATCH)
-        turn.scheduled = len(await self._publish(due, turn))
-        left_behind = await self._ledger.due_pending(moment - self._pace.pending, BATCH)
-        turn.outbox = len(await self._publish(left_behind, turn))
+        old = moment - self._pace.pending
+        turn.scheduled = await self._publish_due(partial(self._ledger.due_scheduled, moment), turn)
+        turn.outbox = await self._publish_due(partial(self._ledger.due_pending, old), turn)
         turn.lost = await self._publish_silent(turn)
         if turn != Turn():
             self._log.info(
@@ -122,6 +123,22 @@ class Scheduler:
                 refused=turn.refused,
             )
         return turn
+
+    async def _publish_due(
+        self, fetch: Callable[..., Awaitable[list[JobRecord]]], turn: Turn
+    ) -> int:
+        """Publish a batch of what is due, and as long as a batch runs into full queues one more
+        without these: jobs that wait for room do not stand in the way of others."""
+        number = 0
+        full: set[tuple[str, str]] = set()
+        while True:
+            due = await fetch(BATCH, without=full)
+            accepted = set(await self._publish(due, turn))
+            number += len(accepted)
+            refused = {(each.lane, each.worker) for each in due if each.id not in accepted}
+            if len(due) < BATCH or not refused:
+                return number
+            full |= refused
 
     async def _publish_silent(self, turn: Turn) -> int:
         """Publish what silent workers run, once for each claim.

@@ -18,13 +18,12 @@ from sqlalchemy import (
     insert,
     or_,
     select,
-    text,
     tuple_,
     update,
 )
 
 from services.ledger.base import LedgerBase
-from services.ledger.dialect import clock, insert_into
+from services.ledger.dialect import insert_into
 from services.ledger.paging import fetch_page
 from services.ledger.requests import Edge
 from services.ledger.results import Document, EdgeRecord, Page
@@ -240,15 +239,6 @@ class Documents(LedgerBase):
             return None if renewed is None else _document(renewed)
 
         return await self._database.write(work)
-
-    async def lease_remaining(self, name: str) -> float:
-        """Seconds until a lease runs out, by the database's clock; 0 when nobody holds it."""
-
-        def work(connection: Connection) -> float:
-            query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
-            return max(0.0, float(connection.scalar(query, {"name": name}) or 0.0))
-
-        return await self._database.read(work)
 
     async def put_edges(self, source_id: str, kind: str, new: Sequence[Edge]) -> None:
         """Replace the item's outgoing edges of that kind; of two with one target the later

@@ -6,8 +6,20 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, func, or_, select, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    RowMapping,
+    Select,
+    case,
+    func,
+    or_,
+    select,
+    text,
+)
 
+from broker.lanes import LANES
 from services.ledger.base import LedgerBase
 from services.ledger.dialect import clock, keys_condition, keys_parameter
 from services.ledger.paging import fetch_page
@@ -17,6 +29,8 @@ from services.ledger.states import State
 from services.ledger.tables import attempts, jobs, workers
 
 _LONG = ("metadata", "payload", "result", "fingerprint")
+_URGENCY = case({lane.name: rank for rank, lane in enumerate(LANES)}, value=jobs.c.lane, else_=0)
+"""The place of a job's lane, most urgent first."""
 _SUMMARY = tuple(column for column in jobs.c if column.name not in _LONG)
 
 
@@ -113,24 +127,34 @@ class JobReads(LedgerBase):
 
         return await self._database.read(work)
 
-    async def due_pending(self, older_than: float, limit: int) -> list[JobRecord]:
+    async def due_pending(
+        self, older_than: float, limit: int, *, without: Collection[tuple[str, str]] = ()
+    ) -> list[JobRecord]:
         """Jobs that are still `pending` and were last touched before `older_than`: publish them
-        (again). Ordered by lane and age."""
+        (again). The most urgent lane first, then the oldest; `without` as in due_scheduled."""
         query = (
             select(jobs)
             .where(jobs.c.state == State.PENDING, jobs.c.updated_at < older_than)
-            .order_by(jobs.c.lane, jobs.c.created_at)
+            .where(*_others(without))
+            .order_by(_URGENCY, jobs.c.created_at)
             .limit(limit)
         )
         return await self._records(query)
 
-    async def due_scheduled(self, now: float, limit: int) -> list[JobRecord]:
-        """Jobs whose `run_at` has come, the longest due first."""
+    async def due_scheduled(
+        self, now: float, limit: int, *, without: Collection[tuple[str, str]] = ()
+    ) -> list[JobRecord]:
+        """Jobs whose `run_at` has come: the most urgent lane first, then the longest due.
+
+        `without` are queues, as lane and worker, that take no more for now: however many jobs wait
+        for those, the others are found.
+        """
         query = (
             select(jobs)
             # Literal text, for only then is the partial index known to fit.
             .where(text("state = 'scheduled'"), jobs.c.run_at <= now)
-            .order_by(jobs.c.run_at)
+            .where(*_others(without))
+            .order_by(_URGENCY, jobs.c.run_at)
             .limit(limit)
         )
         return await self._records(query)
@@ -160,6 +184,11 @@ class JobReads(LedgerBase):
         return await self._database.read(
             lambda connection: [to_record(row) for row in connection.execute(query)]
         )
+
+
+def _others(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
+    """Conditions that leave out the jobs of these queues."""
+    return [~((jobs.c.lane == lane) & (jobs.c.worker == worker)) for lane, worker in queues]
 
 
 def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:

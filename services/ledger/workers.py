@@ -111,6 +111,15 @@ class Workers(LedgerBase):
 
         return await self._database.write(work)
 
+    async def lease_remaining(self, name: str) -> float:
+        """Seconds until a lease runs out, by the database's clock; 0 when nobody holds it."""
+
+        def work(connection: Connection) -> float:
+            query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
+            return max(0.0, float(connection.scalar(query, {"name": name}) or 0.0))
+
+        return await self._database.read(work)
+
     async def renew_lease(self, name: str, holder: str, ttl: float) -> bool:
         """Keep the lease for `ttl` seconds more. False when it ran out or another has it."""
 

@@ -115,6 +115,30 @@ async def test_scheduled_job_that_finds_its_lane_full_waits_for_room(
         await system.wait_for_state(second, State.SUCCEEDED)
 
 
+async def test_due_jobs_of_a_full_queue_do_not_stand_in_the_way_of_others(
+    broker310: TestBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.scheduler.BATCH", 3)
+    lanes = lanes_with(max_length={"backfill": 1})
+    async with (
+        open_system(broker310, database_url, lanes=lanes) as system,
+        by_hand(system) as scheduler,
+    ):
+        await system.publish("backfill.noop")
+        for _ in range(7):
+            await system.publish("backfill.noop", delay=0.001)
+        other = await system.publish("backfill.received", delay=0.002)
+        hot = await system.publish("hot.noop", delay=0.003)
+        await asyncio.sleep(0.01)  # their time comes
+
+        turn = await scheduler.turn()
+        assert (turn.scheduled, await system.state(other), await system.state(hot)) == (
+            2,
+            State.QUEUED,
+            State.QUEUED,
+        )
+
+
 async def test_scheduled_job_that_overflows_a_hot_lane_is_dead_and_not_tried_again(
     broker310: TestBroker, sqlite_url: str
 ) -> None:

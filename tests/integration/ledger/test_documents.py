@@ -75,7 +75,12 @@ async def test_an_edge_of_another_kind_is_refused(ledger: Ledger) -> None:
 async def test_a_renewed_document_begins_again_under_its_id_and_source(ledger: Ledger) -> None:
     first, _ = await ledger.upsert_document("hash-1", source="s-1", filename="v1", pipeline="p-1")
     await ledger.set_stage(first.id, "extract", "completed", completed=True)
-    fields: dict[str, Any] = {"title": "T", "media_type": "text/plain", "size_bytes": 7, "pipeline": "p-2"}
+    fields: dict[str, Any] = {
+        "title": "T",
+        "media_type": "text/plain",
+        "size_bytes": 7,
+        "pipeline": "p-2",
+    }
     renewed = await ledger.renew_document(first.id, "hash-2", filename="v2", **fields)
     assert renewed is not None
     assert (renewed.id, renewed.source, renewed.created_at) == (first.id, "s-1", first.created_at)
@@ -101,11 +106,3 @@ async def test_a_renewed_document_does_not_take_the_content_of_another(ledger: L
     assert (renewed.content_hash, renewed.filename) == ("hash-1", "v2")
     found, _ = await ledger.upsert_document("hash-2")
     assert found == other
-
-
-async def test_a_lease_says_how_long_it_still_lasts(ledger: Ledger) -> None:
-    assert await ledger.lease_remaining("pause") == 0
-    await ledger.acquire_lease("pause", "somebody", 100)
-    assert 90 < await ledger.lease_remaining("pause") <= 100
-    await ledger.acquire_lease("pause", "somebody", -1)
-    assert await ledger.lease_remaining("pause") == 0

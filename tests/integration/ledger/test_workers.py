@@ -70,3 +70,11 @@ async def test_a_lease_that_ran_out_goes_to_the_next(ledger: Ledger) -> None:
     assert not await ledger.renew_lease("scheduler", "first", ttl=60)
     assert await ledger.acquire_lease("scheduler", "second", ttl=60)
     assert not await ledger.acquire_lease("scheduler", "first", ttl=60)
+
+
+async def test_a_lease_says_how_long_it_still_lasts(ledger: Ledger) -> None:
+    assert await ledger.lease_remaining("pause") == 0
+    await ledger.acquire_lease("pause", "somebody", 100)
+    assert 90 < await ledger.lease_remaining("pause") <= 100
+    await ledger.acquire_lease("pause", "somebody", -1)
+    assert await ledger.lease_remaining("pause") == 0
