@@ -346,6 +346,30 @@ async def test_it_slows_down_while_hot_jobs_wait(user: BackfillUser) -> None:
         await eventually(is_fast, timeout=20)
 
 
+async def test_hot_jobs_overtake_a_backfill_that_fills_every_slot(
+    broker: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with opened(broker, sqlite_url, tmp_path) as (system, user):
+        await system.start_worker(slots=4)
+        operation = await user.start("numbers", {"to": 100_000})
+        async with user.running():
+            await eventually(lambda: len(journal.starts) > 200)
+            for number in range(30):
+                began = len(journal.starts)
+                hot = await system.publish("hot.noop", {"n": -number})
+                await journal.started(hot)
+                place = next(
+                    place
+                    for place, start in enumerate(journal.starts[began:])
+                    if start.job_id == hot
+                )
+                # A thousand jobs of the backfill are in its queue all the time. Only those that
+                # begin while the hot one is recorded and confirmed may come before it.
+                assert place < 300
+            assert await system.ready(QUEUE) > 500
+            assert not (await user.progress(operation)).is_over
+
+
 # --- what comes of it ---------------------------------------------------------------------------
 
 
