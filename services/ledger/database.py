@@ -31,7 +31,7 @@ OLDEST_SQLITE = (3, 35)
 """The first with RETURNING and materialised common table expressions."""
 
 READERS = 4
-WRITER_CACHE, READER_CACHE = 32 * 1024, 4 * 1024
+WRITER_CACHE, READER_CACHE = 16 * 1024, 4 * 1024
 """KiB of pages that a connection to SQLite keeps; each of them keeps its own."""
 RACES = 10
 """How often a transaction is run again that another process has crossed."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, insert, literal, select, update
+from sqlalchemy import Connection, insert, literal, select, text, update
 
 from services.ledger import operations as ops
 from services.ledger.base import LedgerBase
 from services.ledger.codec import to_json
+from services.ledger.dialect import keys_condition, keys_parameter
 from services.ledger.errors import IdempotencyConflict
 from services.ledger.requests import ClaimRequest, FinishRequest, NewJob
 from services.ledger.results import CancelResult, ClaimResult, Recorded
-from services.ledger.states import AttemptOutcome, State
+from services.ledger.states import UNCONFIRMED, AttemptOutcome, State
 from services.ledger.tables import attempts, jobs
+
+MANY = 100
+"""Jobs from which a change that is the same for all is one statement of its own."""
 
 
 class JobWrites(LedgerBase):
@@ -44,6 +48,8 @@ class JobWrites(LedgerBase):
     async def mark_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
         """The broker has confirmed these jobs. Returns how many that changed: a job that a
         worker was faster to claim stays as it is."""
+        if len(job_ids) >= MANY:
+            return await self._mark_many_queued(job_ids, queued_at)
         answers = await self._committer.submit_many(
             [ops.MarkQueued(job_id, queued_at) for job_id in job_ids]
         )
@@ -53,6 +59,21 @@ class JobWrites(LedgerBase):
                 raise answer
             changed += answer
         return changed
+
+    async def _mark_many_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
+        """In one statement, for the rule is simple (`rules.may_queue`): rows that are loaded,
+        changed and written cost three times as much."""
+        dialect = self._database.dialect
+        states = ", ".join(f"'{state}'" for state in sorted(UNCONFIRMED))
+        statement = text(
+            "UPDATE jobs SET state = 'queued', queued_at = :at, updated_at = :at "
+            f"WHERE {keys_condition(dialect, 'id')} AND state IN ({states})"
+        ).execution_options(preserve_rowcount=True)
+        # In the order in which other transactions lock them.
+        parameters = {"at": queued_at, **keys_parameter(dialect, sorted(job_ids))}
+        return await self._database.write(
+            lambda connection: connection.execute(statement, parameters).rowcount
+        )
 
     async def discard_pending(self, job_id: str) -> bool:
         """Forget a job whose publish was refused; False when it is not `pending` any more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from services.ledger.requests import ClaimRequest, DeadLetterRecord, FinishRequest
 from services.ledger.results import Claimed, ClaimResult, Finished, HeldBy, Superseded
 from services.ledger.rows import JobRow
-from services.ledger.states import FINISHED, WAITING, State
+from services.ledger.states import FINISHED, UNCONFIRMED, WAITING, State
 
 NEVER_STARTED = frozenset({"expired", "overflowed", "unroutable", "malformed"})
 """Reasons for which a copy dies without having run; they say nothing of a copy that runs."""
@@ -45,7 +45,7 @@ def owns(row: JobRow | None, request: FinishRequest) -> bool:
 
 def may_queue(row: JobRow | None) -> bool:
     """Whether a confirm of the broker changes anything: not after a worker was faster."""
-    return row is not None and row.state in (State.SCHEDULED, State.PENDING)
+    return row is not None and row.state in UNCONFIRMED
 
 
 def may_overflow(row: JobRow | None) -> bool:

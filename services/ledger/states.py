@@ -42,6 +42,9 @@ class AttemptOutcome(StrEnum):
     SUPERSEDED = "superseded"
 
 
+UNCONFIRMED = frozenset({State.SCHEDULED, State.PENDING})
+"""The broker has not confirmed the job yet."""
+
 WAITING = frozenset({State.SCHEDULED, State.PENDING, State.QUEUED, State.RETRYING})
 """Not started; a claim may run it."""
 

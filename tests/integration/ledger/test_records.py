@@ -12,24 +12,35 @@ from services.ledger import (
     State,
     to_message,
 )
+from services.ledger.jobs import MANY
 from tests.integration.ledger.made import NOW, claim, finish, message, new_job
 
+NOBODY = [f"nobody-{number}" for number in range(MANY)]
+HOW_MANY = pytest.mark.parametrize("others", [[], NOBODY], ids=["few", "many"])
+"""Few and many are marked in different ways."""
 
-async def test_a_new_job_is_pending_and_a_confirmed_one_queued(ledger: Ledger) -> None:
+
+@HOW_MANY
+async def test_a_new_job_is_pending_and_a_confirmed_one_queued(
+    ledger: Ledger, others: list[str]
+) -> None:
     assert await ledger.record(new_job()) == Created("job-1")
     assert await ledger.record(new_job()) == Existing("job-1", State.PENDING)
-    assert await ledger.mark_queued(["job-1", "nobody"], NOW + 1) == 1
+    assert await ledger.mark_queued(["job-1", *others], NOW + 1) == 1
     record = await ledger.get("job-1")
     assert record is not None
     assert (record.state, record.queued_at) == (State.QUEUED, NOW + 1)
 
 
-async def test_a_late_confirm_leaves_a_claimed_or_finished_job_alone(ledger: Ledger) -> None:
+@HOW_MANY
+async def test_a_late_confirm_leaves_a_claimed_or_finished_job_alone(
+    ledger: Ledger, others: list[str]
+) -> None:
     await ledger.record_many([new_job("job-1"), new_job("job-2")])
     await ledger.claim(claim("job-1", "c1"))
     await ledger.claim(claim("job-2", "c2"))
     await ledger.finish(finish(job_id="job-2", claim_id="c2"))
-    assert await ledger.mark_queued(["job-1", "job-2"], NOW) == 0
+    assert await ledger.mark_queued(["job-1", "job-2", *others], NOW) == 0
     first, second = await ledger.get("job-1"), await ledger.get("job-2")
     assert first is not None
     assert second is not None
