@@ -14,6 +14,7 @@ from api import (
     admin,
     backfills,
     contract,
+    dead,
     documents,
     events,
     extract,
@@ -42,6 +43,7 @@ ROUTERS = (
     backfills.router,
     pressure.router,
     contract.router,
+    dead.router,  # before `/admin/dead/{letter_id}`
     admin.router,
     health.router,
 )

@@ -135,10 +135,9 @@ def undo(
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take back what a redrive has changed, where the job has not run: it never will, and the
-    dead letter is there again as it was.
+    """Take back what a redrive has changed, where the job has not run.
 
-    Exit code 1: for one of them it was too late.
+    The copy in its lane never runs, and the dead letter is there again as it was. Exit code 1: for one of them it was too late.
     """
     from services.letter_edits import latest_edits
     from services.letter_edits import undo as undo_edits

@@ -26,7 +26,7 @@ def groups(
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Dead letters by cause, the most frequent first: how many, since when, is it going on?"""
+    """Show dead letters by cause, the most frequent first: how many, since when, still going on."""
     wanted = known_state(state)
     quiet_logs()
 

@@ -42,22 +42,6 @@ def public(operation: BulkOperation) -> dict[str, Any]:
     return shown
 
 
-async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
-    """The record with what has become of its letters by now."""
-    from dataclasses import replace
-
-    from services.ledger import RedriveOutcome
-
-    ended = await ledger.settle_redriven(operation.id)
-    counts = {
-        "succeeded": ended.get(RedriveOutcome.SUCCEEDED, 0),
-        "failed": ended.get(RedriveOutcome.FAILED, 0),
-        "undone": ended.get(RedriveOutcome.UNDONE, 0),
-        "unfinished": ended.get(None, 0),
-    }
-    return replace(operation, counts={**operation.counts, **counts})
-
-
 async def run_here(
     settings: Settings, registry: Registry, ledger: Ledger, operation: BulkOperation
 ) -> BulkOperation:
@@ -161,7 +145,7 @@ async def watch_redrive(ledger: Ledger, operation_id: str, *, as_json: bool) -> 
     """Show a redrive until it stops; its record then."""
     from services.bulk import require_bulk
     from services.ledger.bulk_operations import ACTIVE
-    from services.redrive_spec import KIND
+    from services.redrive_spec import KIND, settled
 
     last = ""
     while True:

@@ -41,8 +41,7 @@ def list_redrives(
     """List redrives, the newest first."""
 
     async def read() -> list[BulkOperation]:
-        from cli.redrive_view import settled
-        from services.redrive_spec import KIND
+        from services.redrive_spec import KIND, settled
 
         async with open_ledger(load_settings()) as ledger:
             page = await ledger.list_bulk(KIND, limit=limit)
@@ -81,7 +80,7 @@ def show(redrive_id: RedriveArgument, as_json: JsonOption = False) -> None:
     from cli.redrive_view import print_redrive, public
 
     async def read() -> BulkOperation:
-        from cli.redrive_view import settled
+        from services.redrive_spec import settled
 
         async with open_ledger(load_settings()) as ledger:
             return await settled(ledger, await _found(ledger, redrive_id))

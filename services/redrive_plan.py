@@ -10,11 +10,10 @@ from broker.message import now
 from broker.settings import BrokerSettings
 from services.ledger import Ledger
 from services.letters import DeadJob
-from services.redrive import BATCH, Redriver, would_go
+from services.redrive import BATCH, Redriver, turn_to_scan, would_go
 from services.redrive_sending import Sender, Tally
 from services.redrive_spec import RedriveSpec
 from services.redrive_stored import stored_letters
-from services.redrive import turn_to_scan
 from services.registry import Registry
 
 

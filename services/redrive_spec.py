@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from services import bulk
-from services.ledger import BulkOperation, BulkState, Ledger
+from services.ledger import BulkOperation, BulkState, Ledger, RedriveOutcome
 from services.letter_changes import Change, InvalidRedrive
 from services.letters import LetterFilter
 
@@ -132,6 +132,18 @@ async def resume_redrive(ledger: Ledger, operation_id: str) -> BulkOperation:
     async with _alone(ledger):
         await refuse_overlap(ledger, RedriveSpec.from_json(operation.spec), but=operation_id)
         return await bulk.resume(ledger, operation_id)
+
+
+async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
+    """The record with what has become of its letters by now. Raises LedgerUnavailable."""
+    ended = await ledger.settle_redriven(operation.id)
+    counts = {
+        "succeeded": ended.get(RedriveOutcome.SUCCEEDED, 0),
+        "failed": ended.get(RedriveOutcome.FAILED, 0),
+        "undone": ended.get(RedriveOutcome.UNDONE, 0),
+        "unfinished": ended.get(None, 0),
+    }
+    return replace(operation, counts={**operation.counts, **counts})
 
 
 async def refuse_overlap(ledger: Ledger, spec: RedriveSpec, *, but: str | None = None) -> None:

@@ -13,6 +13,7 @@ from broker.message import JobMessage, now
 from services.ledger import DeadLetter, JobRecord, Ledger, to_message
 from services.letters import LetterFilter
 
+
 @dataclass(frozen=True)
 class StoredLetter:
     """A dead letter as the ledger has it."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from api.client import calls
+from api.client import calls, dead_calls
 from api.client.calls import Operation
 
 if TYPE_CHECKING:
@@ -134,6 +134,16 @@ class Operations:
     dead_page = Method(calls.dead_page)
     dead = Listing(calls.dead_page, lambda page: page.dead_letters)
     dead_letter = Method(calls.dead_letter)
+    dead_groups = Method(dead_calls.dead_groups)
+    start_redrive = Method(dead_calls.start_redrive)
+    plan_redrive = Method(dead_calls.plan_redrive)
+    redrive_page = Method(dead_calls.redrive_page)
+    redrives = Listing(dead_calls.redrive_page, lambda page: page.redrives)
+    redrive = Method(dead_calls.redrive)
+    set_redrive_rate = Method(dead_calls.set_redrive_rate)
+    pause_redrive = Method(dead_calls.pause_redrive)
+    resume_redrive = Method(dead_calls.resume_redrive)
+    cancel_redrive = Method(dead_calls.cancel_redrive)
 
 
 def streams(operation: str) -> Callable[[T], T]:

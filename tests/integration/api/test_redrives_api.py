@@ -1,0 +1,98 @@
+"""Groups and redrives through the Python client and the real service."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from api.client import AsyncClient, Conflict, Invalid, NotFound
+from services.bulk import BulkRunner
+from services.ledger import State
+from services.redrive_operations import RedriveHandler
+from tests.integration.test_redrive_operations import bury, names
+from tests.support.api_server import RunningApi
+from tests.support.eventually import eventually
+from tests.support.system import System
+
+
+@pytest.fixture
+def client(api: RunningApi) -> AsyncClient:
+    return AsyncClient(str(api.client.base_url))
+
+
+@asynccontextmanager
+async def redriving(system: System) -> AsyncIterator[None]:
+    """A scheduler's runner of redrives."""
+    handler = RedriveHandler(system.settings, system.registry, system.ledger, lanes=system.lanes)
+    runner = BulkRunner(system.ledger, [handler])
+    task = asyncio.create_task(runner.run())
+    yield
+    runner.stop()
+    await asyncio.wait_for(task, 20)
+
+
+async def test_a_group_is_planned_redriven_and_watched(system: System, client: AsyncClient) -> None:
+    await bury(system, names(30, "a"), cause="no page 7")
+    await bury(system, names(20, "b"), cause="disk full")
+    groups = (await client.dead_groups()).groups
+    found = [(each.count, each.message) for each in groups]
+    assert found == [(30, "no page <n>"), (20, "disk full")]
+    assert sum(groups[0].trend) == 30
+    which = {"group": groups[1].group}
+    plan = await client.plan_redrive(which, change={"to": "hot.scripted"})
+    assert (plan.redriven, plan.routes) == (20, {"hot.scripted": 20})
+
+    await system.start_worker()
+    async with redriving(system):
+        started = await client.start_redrive(which, canary=2, reason="the disk is empty")
+        assert (started.created_by, started.reason) == ("api", "the disk is empty")
+
+        async def completed() -> bool:
+            seen = await client.redrive(started.id)
+            return (seen.state, seen.succeeded) == ("completed", 20)
+
+        await eventually(completed, 30)
+    assert [each.id async for each in client.redrives()] == [started.id]
+    await system.wait_until_all(names(20, "b"), State.SUCCEEDED)
+
+
+async def test_a_redrive_is_paused_resumed_and_cancelled(
+    system: System, client: AsyncClient
+) -> None:
+    await bury(system, names(200), recorded=False)
+    started = await client.start_redrive(rate=5)
+    with pytest.raises(Conflict, match="takes some of the same letters"):
+        await client.start_redrive({"lane": "backfill"})
+    async with redriving(system):
+        await system.wait_until_ready("backfill.llm", 3)
+        assert (await client.pause_redrive(started.id)).state == "paused"
+        assert (await client.set_redrive_rate(started.id, 7)).rate == 7
+        assert (await client.resume_redrive(started.id)).state == "waiting"
+        assert (await client.cancel_redrive(started.id)).state == "cancelled"
+    with pytest.raises(Conflict, match="is over"):
+        await client.resume_redrive(started.id)
+
+
+@pytest.mark.parametrize(
+    ("which", "options"),
+    [
+        ({"reason": "NO"}, {}),
+        ({"nonsense": 1}, {}),
+        (None, {"canary": 0}),
+        (None, {"halt_on": 20}),
+        (None, {"change": {"jq": "."}}),
+        (None, {"change": {"to": "nowhere"}}),
+    ],
+)
+async def test_what_can_not_be_meant_is_refused(
+    system: System, client: AsyncClient, which: Any, options: Any
+) -> None:
+    with pytest.raises(Invalid):
+        await client.start_redrive(which, **options)
+
+
+async def test_a_redrive_that_is_not_there(system: System, client: AsyncClient) -> None:
+    with pytest.raises(NotFound):
+        await client.redrive("redrive-0000000000")
