@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import count
+
+from aiormq import Connection
 
 from broker.connection import CHANNEL_ERRORS, connect, underlying
 from broker.dead import DeathCertificate, letter_id, read
@@ -17,13 +18,16 @@ from broker.lanes import DEAD_QUEUE
 from broker.message import JobMessage
 from broker.wire import PipelinedChannel, open_channel
 
-PREFETCH = 65_535
-"""Letters that one consumer of a scan holds at most: the most that AMQP can say. To a consumer that
-says nothing a quorum queue sends 2,000 and stops; and what it sends in the place of others that
-were acknowledged loses its own place in the queue (both measured on 4.3.6)."""
+PIECE = 5_000
+"""Letters that a scan holds on one channel. To acknowledge one of many, the broker goes through all
+that its channel holds before it: with 100,000 on one channel that took 20 ms for each."""
 IDLE_SECONDS = 1.0
 """A scan ends when the broker has sent nothing for so long and has nothing left to send: the rest
 is held by another scan."""
+TAG = "scan"
+TOGETHER = 100
+RETURN_LOOKS, RETURN_SECONDS = 40, 0.05
+"""How often, and how long apart, a scan looks whether what it gave back is there."""
 IDLE_LIMIT = 30
 """A scan also ends when the broker has sent nothing of what it has for so many idle times."""
 
@@ -63,65 +67,128 @@ class Letter:
         return self.delivery.ack()
 
 
+class _Piece:
+    """Letters on a channel of their own. Complete before the first of them is handed out: what a
+    quorum queue sends in the place of others that were acknowledged loses its place (measured on
+    4.3.6), so nothing may be sent any more by then."""
+
+    def __init__(self, channel: PipelinedChannel, queue: str, size: int) -> None:
+        self._channel = channel
+        self._queue = queue
+        self.size = size
+        self._arrived = asyncio.Event()
+        self._own: int | None = None
+        """How many of them are the piece's own; None until it is complete."""
+        self.deliveries: list[Delivery] = []
+
+    async def fetch(self) -> None:
+        """Ask for the letters; they come by themselves."""
+        await self._channel.basic_qos(prefetch_count=self.size)
+        await self._channel.consume(self._queue, TAG, self._put)
+
+    def _put(self, message: Incoming) -> None:
+        self.deliveries.append(Delivery.of(message, self._queue, self._channel))
+        self._arrived.set()
+
+    async def complete(self) -> None:
+        """Wait until all are there, or the broker has no more to send."""
+        idle = 0
+        while len(self.deliveries) < self.size:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), IDLE_SECONDS)
+                idle = 0
+                continue
+            except TimeoutError:
+                idle += 1
+            if self._channel.closed.done():
+                raise BrokerAway(
+                    "the connection was lost during the scan; every letter that was not "
+                    "handled is back in its place",
+                    maybe_accepted=False,
+                )
+            declared = await self._channel.queue_declare(self._queue, passive=True)
+            if not declared.message_count or idle >= IDLE_LIMIT:
+                break
+        await self._channel.cancel(TAG)
+        self._own = len(self.deliveries)
+
+    async def flush(self) -> None:
+        """Wait until the queue has seen all acknowledgements.
+
+        A channel is served in order: the answer to any call comes after what was sent before. For
+        a quorum queue that is not enough. Its channel holds back acknowledgements while many are
+        under way, and forgets them when it is closed (measured on 4.3.6); to cancel a consumer
+        waits for those under way, and the next call comes after those held back.
+        """
+        if self._channel.closed.done():
+            return
+        if self._own is None:  # nobody has asked for them yet
+            await self._channel.cancel(TAG)
+            self._own = len(self.deliveries)
+        if not any(each.is_settled for each in self.deliveries):
+            return
+        await asyncio.sleep(0)
+        await self._channel.basic_qos(prefetch_count=1)
+        await self._channel.consume(self._queue, TAG, self._put)
+        await self._channel.cancel(TAG)
+        await self._channel.queue_declare(self._queue, passive=True)
+
+    def give_back(self) -> int:
+        """Return what was not acknowledged, in order; how many that is."""
+        return self._requeue(self.deliveries[: self._own])
+
+    def give_back_newer(self) -> int:
+        """Return what came while it waited, which is newer than all that any piece had."""
+        return 0 if self._own is None else self._requeue(self.deliveries[self._own :])
+
+    def _requeue(self, deliveries: Sequence[Delivery]) -> int:
+        left = [each for each in deliveries if not each.is_settled]
+        if left and not left[-1].requeue_all_before():
+            return 0
+        return len(left)
+
+
 class Scan:
     """Letters of one queue, oldest first, each held until it is acknowledged or the scan ends.
 
     What was not acknowledged then is back in its place: a scan does not disturb the order.
     """
 
-    def __init__(self, channel: PipelinedChannel, queue: str) -> None:
+    def __init__(self, connection: Connection, channel: PipelinedChannel, queue: str) -> None:
+        self._connection = connection
         self._channel = channel
         self._queue = queue
-        self._arrived: asyncio.Queue[Delivery] = asyncio.Queue()
-        self._tags = (f"scan.{number}" for number in count(1))
-        self._tag = ""
-        self._fetched = 0
+        self._pieces: list[_Piece] = []
         self.total = 0
         """Messages that waited in the queue when the scan began."""
 
     async def start(self) -> None:
         self.total = await self.depth(self._queue)
-        await self._channel.basic_qos(prefetch_count=PREFETCH)
-        await self._fetch()
 
     async def letters(self) -> AsyncIterator[Letter]:
         """Those that waited when the scan began. Raises BrokerAway when the connection is lost."""
-        for _ in range(self.total):
-            delivery = await self._next()
-            if delivery is None:
-                return
-            yield Letter.of(delivery)
+        left = self.total
+        following = await self._fetch(left)
+        while following is not None:
+            piece = following
+            await piece.complete()
+            left -= len(piece.deliveries)
+            # The next piece is on its way while this one is worked.
+            following = await self._fetch(left) if len(piece.deliveries) == piece.size else None
+            for number, delivery in enumerate(piece.deliveries):
+                if number % TOGETHER == 0:
+                    await asyncio.sleep(0)  # others have their turn, too
+                yield Letter.of(delivery)
 
-    async def _next(self) -> Delivery | None:
-        """The next one, or None when no more are to come."""
-        if not self._arrived.empty():
-            return self._arrived.get_nowait()
-        if self._fetched >= PREFETCH:
-            await self._channel.cancel(self._tag)
-            await self._fetch()
-        for _ in range(IDLE_LIMIT):
-            try:
-                return await asyncio.wait_for(self._arrived.get(), IDLE_SECONDS)
-            except TimeoutError:
-                if self._channel.closed.done():
-                    raise BrokerAway(
-                        "the connection was lost during the scan; every letter that was not "
-                        "handled is back in its place",
-                        maybe_accepted=False,
-                    ) from None
-                if await self.depth(self._queue) == 0:
-                    return None
-        return None
-
-    async def _fetch(self) -> None:
-        """Start a consumer; those before it keep what they have fetched."""
-        self._tag = next(self._tags)
-        self._fetched = 0
-        await self._channel.consume(self._queue, self._tag, self._put)
-
-    def _put(self, message: Incoming) -> None:
-        self._fetched += 1
-        self._arrived.put_nowait(Delivery.of(message, self._queue, self._channel))
+    async def _fetch(self, left: int) -> _Piece | None:
+        if left <= 0:
+            return None
+        channel = await open_channel(self._connection, confirms=False)
+        piece = _Piece(channel, self._queue, min(left, PIECE))
+        self._pieces.append(piece)
+        await piece.fetch()
+        return piece
 
     async def depth(self, queue: str) -> int:
         """Messages that wait in a queue, this one or another. Raises aiormq's error when there is
@@ -130,16 +197,22 @@ class Scan:
         return declared.message_count or 0
 
     async def settle(self) -> None:
-        """Wait until the queue has seen all acknowledgements.
+        """Give back what was not acknowledged, the oldest first."""
+        for piece in self._pieces:
+            await piece.flush()
+        for give_back in (_Piece.give_back, _Piece.give_back_newer):
+            for piece in self._pieces:
+                waiting = await self.depth(self._queue)
+                number = give_back(piece)
+                if number and len(self._pieces) > 1:
+                    await self._until(waiting + number)
 
-        A channel is served in order: the answer to any call comes after what was sent before. For
-        a quorum queue that is not enough. Its channel holds back acknowledgements while many are
-        under way, and forgets them when it is closed (measured on 4.3.6); to cancel a consumer
-        waits for those under way, and the next call comes after those held back.
-        """
-        await asyncio.sleep(0)
-        await self._channel.cancel(self._tag)
-        await self._channel.queue_declare(self._queue, passive=True)
+    async def _until(self, waiting: int) -> None:
+        """Wait until so many are back: what another channel returns must come behind them."""
+        for _ in range(RETURN_LOOKS):
+            if await self.depth(self._queue) >= waiting:
+                return
+            await asyncio.sleep(RETURN_SECONDS)
 
 
 @asynccontextmanager
@@ -151,7 +224,7 @@ async def scanning(url: str, queue: str = DEAD_QUEUE) -> AsyncIterator[Scan]:
     connection = await connect(url, f"scan of {queue}")
     try:
         channel = await open_channel(underlying(connection), confirms=False)
-        scan = Scan(channel, queue)
+        scan = Scan(underlying(connection), channel, queue)
         await scan.start()
         try:
             yield scan

@@ -58,6 +58,15 @@ class Delivery:
         """Back to its queue. False when the channel is gone: the broker has done so already."""
         return self._settle() and self._channel.requeue(self._tag)
 
+    def requeue_all_before(self) -> bool:
+        """Back to its queue with all that came before it on its channel and are not settled."""
+        return self._settle() and self._channel.requeue(self._tag, multiple=True)
+
+    @property
+    def is_settled(self) -> bool:
+        """Acknowledged or given back."""
+        return self._settled
+
     def _settle(self) -> bool:
         """False the second time: the broker closes a channel that settles a delivery twice."""
         first, self._settled = not self._settled, True

@@ -35,6 +35,7 @@ from broker.incoming import BASIC, DELIVER, METHOD, RETURN, Assembler, Incoming
 _METHOD, _HEADER, _BODY, _FRAME_END = 1, 2, 3, b"\xce"
 _BASIC, _PUBLISH, _ACK, _NACK = 60, 40, 80, 120
 _MANDATORY = 1
+_MULTIPLE = 1
 _REQUEUE = 2
 _FRAME_OVERHEAD = 8
 # Property flags, most significant first, in the order in which the values are encoded.
@@ -325,9 +326,11 @@ class PipelinedChannel(Channel):
         """Acknowledge. False when the channel is closed: the broker delivers it again."""
         return self._settle_delivery(_ACK, delivery_tag, 0, 13)
 
-    def requeue(self, delivery_tag: int) -> bool:
-        """Give a delivery back to its queue. False when the channel is closed already."""
-        return self._settle_delivery(_NACK, delivery_tag, _REQUEUE, 13)
+    def requeue(self, delivery_tag: int, *, multiple: bool = False) -> bool:
+        """Give a delivery back to its queue, with `multiple` all before it, too. False when the
+        channel is closed already."""
+        bits = _REQUEUE | _MULTIPLE if multiple else _REQUEUE
+        return self._settle_delivery(_NACK, delivery_tag, bits, 13)
 
     def _settle_delivery(self, method: int, delivery_tag: int, bits: int, length: int) -> bool:
         if self.closed.done():

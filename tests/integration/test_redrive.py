@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from broker.dead import DeathCertificate, Reason
+from broker.dead_queue import scanning
 from broker.lanes import DEAD_EXCHANGE
 from broker.message import JobMessage, Metadata, now
 from broker.publisher import Outgoing, envelope_of
@@ -375,6 +376,35 @@ async def test_order_of_what_stays_is_kept(broker: TestBroker, sqlite_url: str) 
         assert await system.ready("backfill.llm") == len(redriven)
         first = JobMessage.decode((await system.take("backfill.llm")).body)
         assert first.job_id == redriven[0]
+
+
+async def test_order_is_kept_over_several_pieces_while_new_ones_come(
+    broker: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.dead_queue.PIECE", 150)
+    async with open_system(broker, sqlite_url) as system:
+        everything = [f"job-{number:04}" for number in range(1_000)]
+        await bury_many(system, everything)
+        for step in (7, 3):
+            newer: list[str] = []
+            redriven = everything[1:700:step]
+            async with scanning(system.settings.require_amqp_url()) as scan:
+                number = 0
+                async for letter in scan.letters():
+                    number += 1
+                    if letter.id in redriven:
+                        assert letter.ack()
+                    if number % 100 == 0:
+                        newer.append(f"new-{step}-{number:04}")
+                        await bury_many(system, newer[-1:])
+                    if number == 800:
+                        break  # the rest was fetched, or not, and nobody has seen it
+            everything = [each for each in everything if each not in redriven] + newer
+
+            async def all_back(expected: Sequence[str] = tuple(everything)) -> bool:
+                return await ids(system) == list(expected)
+
+            await eventually(all_back)
 
 
 async def test_limit_takes_the_oldest(broker: TestBroker, sqlite_url: str) -> None:
