@@ -122,6 +122,14 @@ class SqliteDatabase:
             return work(connection)
 
 
+class _CutBeforeCommit(Exception):
+    """The connection was lost, and nothing has happened: the work can be done on another."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
 class PostgresDatabase:
     """A PostgreSQL server. Connections that a restart has cut are replaced unnoticed."""
 
@@ -132,7 +140,6 @@ class PostgresDatabase:
             url.set(drivername="postgresql+asyncpg"),
             pool_size=5,
             max_overflow=10,
-            pool_pre_ping=True,
             pool_use_lifo=True,
             connect_args={
                 "timeout": CONNECT_TIMEOUT,
@@ -143,26 +150,40 @@ class PostgresDatabase:
         )
 
     async def read(self, work: Work[T]) -> T:
-        try:
-            async with self._engine.connect() as connection:
-                return await connection.run_sync(work)
-        except Exception as error:
-            raise_translated(error)
+        return await self._run(work, commit=False)
 
     async def write(self, work: Work[T]) -> T:
         for _ in range(RACES):
             try:
-                return await self._write_once(work)
+                return await self._run(work, commit=True)
             except TransactionRaced:
                 continue
-        return await self._write_once(work)
+        return await self._run(work, commit=True)
 
-    async def _write_once(self, work: Work[T]) -> T:
+    async def _run(self, work: Work[T], *, commit: bool) -> T:
         try:
-            async with self._engine.begin() as connection:
-                return await connection.run_sync(work)
+            try:
+                return await self._once(work, commit=commit)
+            except _CutBeforeCommit:
+                # All connections of that age are gone from the pool now, so this is a new one.
+                # To ask each before its use would cost three round trips every time.
+                return await self._once(work, commit=commit)
+        except _CutBeforeCommit as error:
+            raise_translated(error.error)
         except Exception as error:
             raise_translated(error)
+
+    async def _once(self, work: Work[T], *, commit: bool) -> T:
+        async with self._engine.connect() as connection:
+            try:
+                result = await connection.run_sync(work)
+            except exc.DBAPIError as error:
+                if error.connection_invalidated:
+                    raise _CutBeforeCommit(error) from error
+                raise
+            if commit:
+                await connection.commit()
+            return result
 
     async def close(self) -> None:
         await self._engine.dispose()
