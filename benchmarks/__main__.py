@@ -12,11 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import bulk, http_api, measurements
+from benchmarks import bulk, http_api, measurements, redrives
 from benchmarks.measurements import Row
 from benchmarks.stage import stage
 
-ALL = {**measurements.ALL, **bulk.ALL, **http_api.ALL}
+ALL = {**measurements.ALL, **bulk.ALL, **redrives.ALL, **http_api.ALL}
 
 
 def main() -> None:

@@ -86,7 +86,9 @@ async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Regi
     BrokerAway, LedgerUnavailable; nothing is lost then.
     """
     count = 0
-    async with scanning(settings.require_amqp_url(), DEAD_LOG_QUEUE) as scan:
+    async with scanning(
+        settings.require_amqp_url(), DEAD_LOG_QUEUE, profile=settings.profile
+    ) as scan:
         batch: list[Letter] = []
         async for letter in scan.letters():
             batch.append(letter)

@@ -142,7 +142,7 @@ class Redriver:
         moment = now()
         async with (
             turn_to_scan(self._ledger),
-            scanning(self._settings.require_amqp_url()) as scan,
+            scanning(self._settings.require_amqp_url(), profile=self._settings.profile) as scan,
         ):
             batch: list[Letter] = []
             async for letter in scan.letters():

@@ -114,7 +114,7 @@ class RedriveHandler:
 
         async with (
             turn_to_scan(self._ledger, run.wait_for_turn),
-            scanning(url) as scan,
+            scanning(url, profile=self._settings.profile) as scan,
             aclosing(fitting()) as letters,
         ):
             yield letters
@@ -135,7 +135,10 @@ class RedriveHandler:
     async def _present(self, url: str, run: _Run) -> frozenset[str]:
         """What `jobs.dead` has; the index learns what it has no longer."""
         began = time.time()
-        async with turn_to_scan(self._ledger, run.wait_for_turn), scanning(url) as scan:
+        async with (
+            turn_to_scan(self._ledger, run.wait_for_turn),
+            scanning(url, profile=self._settings.profile) as scan,
+        ):
             present = frozenset([letter.id async for letter in scan.letters()])
         await self._ledger.drop_letters_but(present, began)
         return present

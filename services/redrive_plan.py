@@ -35,7 +35,7 @@ async def plan_redrive(
         return await redriver.redrive(spec.which, spec.change, dry_run=True, limit=spec.limit)
     async with (
         turn_to_scan(ledger),
-        scanning(settings.require_amqp_url()) as scan,
+        scanning(settings.require_amqp_url(), profile=settings.profile) as scan,
     ):
         present = frozenset([letter.id async for letter in scan.letters()])
     tally = Tally()

@@ -382,13 +382,15 @@ async def test_order_is_kept_over_several_pieces_while_new_ones_come(
     broker: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.dead_queue.PIECE", 150)
+    monkeypatch.setattr("broker.dead_queue.QUORUM_PIECE", 150)
     async with open_system(broker, sqlite_url) as system:
         everything = [f"job-{number:04}" for number in range(1_000)]
         await bury_many(system, everything)
         for step in (7, 3):
             newer: list[str] = []
             redriven = everything[1:700:step]
-            async with scanning(system.settings.require_amqp_url()) as scan:
+            settings = system.settings
+            async with scanning(settings.require_amqp_url(), profile=settings.profile) as scan:
                 number = 0
                 async for letter in scan.letters():
                     number += 1

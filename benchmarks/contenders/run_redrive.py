@@ -1,0 +1,122 @@
+"""Dead letters by the thousand: making them, going through them, sending them back.
+
+run_redrive bury COUNT      make so many dead letters of 20 causes, indexed
+run_redrive scan            go through all of them; group them
+run_redrive redrive         send all of them back, unthrottled
+run_redrive group           send those of one cause back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import replace
+
+from benchmarks.common import payload
+from benchmarks.contenders.with_switchyard import MODULE
+from broker.dead import DeathCertificate, Reason
+from broker.dead_queue import scanning
+from broker.lanes import DEAD_EXCHANGE, LANES
+from broker.message import JobMessage, Metadata
+from broker.publisher import Publisher, envelope_of
+from broker.wire import Envelope
+from cli.garbage import collect_rarely
+from services.bulk import BulkRunner
+from services.dead_letters import index_waiting
+from services.ledger import BulkState, Ledger, NewJob
+from services.letters import LetterFilter
+from services.logs import configure
+from services.redrive_operations import RedriveHandler
+from services.redrive_spec import Progress, RedriveSpec, start_redrive
+from services.registry import Registry
+from services.settings import Settings
+
+CAUSES = "ABCDEFGHIJKLMNOPQRST"
+TOGETHER = 1_000
+
+
+def letter(number: int) -> tuple[JobMessage, Envelope]:
+    message = JobMessage(
+        job_id=f"job-{number:07}",
+        job_type="noop",
+        payload=payload(number),
+        metadata=Metadata(attempts=3),
+    )
+    certificate = DeathCertificate(
+        Reason.EXHAUSTED,
+        "backfill.noop",
+        error_type=f"Error{CAUSES[number % len(CAUSES)]}",
+        message=f"no page {number} of https://example.org/{number}",
+        traceback=f'  File "/srv/jobs.py", line {number}, in fetch\n' * 5,
+        attempts=3,
+    )
+    return message, envelope_of(message, certificate.headers())
+
+
+async def bury(ledger: Ledger, settings: Settings, registry: Registry, count: int) -> object:
+    async with Publisher(settings) as publisher:
+        for start in range(0, count, TOGETHER):
+            letters = [letter(number) for number in range(start, min(count, start + TOGETHER))]
+            await ledger.record_many(
+                [NewJob(message, "backfill", "llm", "backfill.noop") for message, _ in letters]
+            )
+            await asyncio.gather(
+                *(
+                    publisher.send(DEAD_EXCHANGE, "backfill.noop", envelope)
+                    for _, envelope in letters
+                )
+            )
+    started = time.perf_counter()
+    indexed = await index_waiting(settings, ledger, registry)
+    return {"indexed": indexed, "seconds": time.perf_counter() - started}
+
+
+async def scan(ledger: Ledger, settings: Settings) -> object:
+    started = time.perf_counter()
+    async with scanning(settings.require_amqp_url(), profile=settings.profile) as scanned:
+        count = sum([1 async for _ in scanned.letters()])
+    scan_seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    groups = await ledger.dead_groups()
+    group_seconds = time.perf_counter() - started
+    assert sum(group.count for group in groups) == count
+    return {"scan": scan_seconds, "groups": group_seconds}
+
+
+async def redrive(
+    ledger: Ledger, settings: Settings, registry: Registry, which: LetterFilter
+) -> object:
+    lanes = tuple(replace(lane, max_length=100_000_000) for lane in LANES)
+    handler = RedriveHandler(settings, registry, ledger, lanes=lanes)
+    operation = await start_redrive(ledger, RedriveSpec(which), created_by="bench")
+    started = time.perf_counter()
+    ended = await BulkRunner(ledger, [handler]).run_one(operation.id)
+    seconds = time.perf_counter() - started
+    assert ended.state is BulkState.COMPLETED, ended
+    return {"redriven": Progress.of(ended).redriven, "seconds": seconds}
+
+
+async def main() -> None:
+    configure("warning")
+    collect_rarely()  # as `jobctl scheduler` does
+    settings = Settings()
+    registry = Registry.load([MODULE])
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        match sys.argv[1]:
+            case "bury":
+                answer = await bury(ledger, settings, registry, int(sys.argv[2]))
+            case "scan":
+                answer = await scan(ledger, settings)
+            case "group":
+                [first, *_] = await ledger.dead_groups()
+                which = LetterFilter(group=first.fingerprint)
+                answer = await redrive(ledger, settings, registry, which)
+            case _:
+                answer = await redrive(ledger, settings, registry, LetterFilter())
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,94 @@
+"""Dead letters: how fast they are read, grouped and sent back, and what hot work notices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from benchmarks.bulk import HOT_JOBS
+from benchmarks.common import end_group, environment, module_command, run_json
+from benchmarks.contenders import with_switchyard
+from benchmarks.measurements import Measurement, Row, collect
+from benchmarks.stage import Stage
+
+LEDGERS = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+
+
+def scan(stage: Stage, rounds: int, count: int) -> list[Row]:
+    """Dead letters of 20 causes with 1 KB of payload, gone through on the broker and grouped."""
+    scanned = Row("through jobs.dead", "s", target="under 30 s for 100,000")
+    groups = {
+        ledger: Row(f"groups, {name}", "s", target="under 2 s for 100,000")
+        for ledger, name in LEDGERS.items()
+    }
+    indexed = {ledger: Row(f"indexed, {name}", "letters/s") for ledger, name in LEDGERS.items()}
+    for ledger, row in groups.items():
+        env = _buried(stage, ledger, count, indexed[ledger])
+        for _ in range(rounds):
+            done = run_json(module_command("run_redrive", "scan"), env)
+            scanned.rounds.append(done["scan"])
+            row.rounds.append(done["groups"])
+    return [scanned, *groups.values(), *indexed.values()]
+
+
+def redrive(stage: Stage, rounds: int, count: int) -> list[Row]:
+    """Dead letters sent back unthrottled: each published, confirmed, recorded, acknowledged."""
+    rows = {
+        ledger: Row(f"all of them, {name}", "letters/s", target="at least 3,000/s")
+        for ledger, name in LEDGERS.items()
+    }
+    one = Row("one cause of 20, SQLite, all scanned", "letters/s")
+    for _ in range(rounds):
+        for ledger, row in rows.items():
+            env = _buried(stage, ledger, count)
+            if ledger == "sqlite":
+                done = run_json(module_command("run_redrive", "group"), env)
+                one.rounds.append(done["redriven"] / done["seconds"])
+            done = run_json(module_command("run_redrive", "redrive"), env)
+            row.rounds.append(done["redriven"] / done["seconds"])
+    return [*rows.values(), one]
+
+
+def redrive_hot(stage: Stage, rounds: int, count: int) -> list[Row]:
+    """Hot jobs while a redrive sends as fast as it can: publish to start."""
+    rows = [
+        Row("idle, p50", "ms"),
+        Row("idle, p99", "ms"),
+        Row("during a redrive, p50", "ms"),
+        Row("during a redrive, p99", "ms", target="within 2 × of idle"),
+    ]
+    for _ in range(rounds):
+        latencies = stage.directory / "latencies"
+        env = {**_buried(stage, "postgresql", count), "BENCH_LATENCIES": str(latencies)}
+        worker = with_switchyard.worker_command(8, "hot")
+        driver = module_command("run_backfill", "hot", HOT_JOBS)
+        collect(rows[:2], latencies, worker, driver, env)
+        sending = subprocess.Popen(
+            module_command("run_redrive", "redrive"),
+            env=env,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            collect(rows[2:], latencies, worker, driver, env)
+            if sending.poll() is not None:
+                raise RuntimeError("the redrive was done too early: give it a larger --count")
+        finally:
+            end_group(sending)
+    rows[3].ratio = rows[3].median / rows[1].median
+    return rows
+
+
+def _buried(stage: Stage, ledger: str, count: int, indexed: Row | None = None) -> dict[str, str]:
+    env = environment("", **stage.switchyard(f"redrive-{os.urandom(3).hex()}", ledger))
+    done = run_json(module_command("run_redrive", "bury", count), env, timeout=1800)
+    if indexed is not None:
+        indexed.rounds.append(done["indexed"] / done["seconds"])
+    return env
+
+
+ALL: dict[str, tuple[Measurement, int, int]] = {
+    "scan": (scan, 2, 100_000),
+    "redrive": (redrive, 2, 30_000),
+    "redrive-hot": (redrive_hot, 2, 100_000),
+}
