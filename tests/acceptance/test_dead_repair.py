@@ -70,10 +70,13 @@ def test_canary_that_fails_is_told_and_resumed(jobctl: CommandLine, dead_ids: li
     assert "is halted: canary: 1 of 1 failed again" in text
     assert "jobctl dead redrives resume" in text
     assert len(jobctl.json("dead", "list")) == 3
-    for wrong in (("--halt-on", "0"), ("--rate", "fast"), ("--jq", ".a +"), ("--merge", "[1]")):
-        jobctl.fails(
-            "dead", "redrive", "--all", "--yes", *wrong, code=1 if wrong[0] == "--jq" else 2
-        )
+    for option, value, code in (
+        ("--halt-on", "0", 2),
+        ("--rate", "fast", 2),
+        ("--merge", "[1]", 2),
+        ("--jq", ".a +", 1),
+    ):
+        jobctl.fails("dead", "redrive", "--all", "--yes", option, value, code=code)
 
 
 def test_interrupt_pauses_and_says_how_to_go_on(jobctl: CommandLine, dead_ids: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -166,7 +167,7 @@ async def test_worker_that_is_faster_than_the_record_shows_the_change_too(
 # --- edits ------------------------------------------------------------------------------------
 
 
-async def undone(system: System, **which: object) -> list[tuple[bool, str]]:
+async def undone(system: System, **which: Any) -> list[tuple[bool, str]]:
     edits = await latest_edits(system.ledger, **which)
     answers = await undo(system.ledger, system.registry, system.wire, edits)
     await index_waiting(system.settings, system.ledger, system.registry)

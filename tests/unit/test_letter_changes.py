@@ -1,0 +1,227 @@
+"""What a redrive changes, which letters it means, and how both are written down."""
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.dead import DeathCertificate, Reason
+from broker.message import JobMessage, Metadata, now
+from services.ledger import DeadLetter
+from services.letter_changes import Change, InvalidRedrive, changed, difference, merged
+from services.letter_files import InvalidLine, line_of, parse_line
+from services.letters import LetterFilter, cause_of_letter
+from services.redrive_spec import RedriveSpec, title_of
+from services.redrive_stored import StoredLetter
+from services.registry import Registry
+
+REGISTRY = Registry.load(["tests.support.jobs"])
+
+
+def stored(payload: dict[str, Any] | None = None, **certificate: Any) -> StoredLetter:
+    message = JobMessage(
+        job_id="job-1",
+        job_type="noop",
+        priority=4,
+        payload=payload or {"n": 1, "text": "a"},
+        metadata=Metadata(attempts=3, redrives=2),
+    )
+    values = {"routing_key": "hot.noop", "error_type": "RuntimeError", **certificate}
+    return StoredLetter("job-1", message.encode(), DeathCertificate(Reason.EXHAUSTED, **values))
+
+
+# --- changes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "patch", "result"),
+    [
+        # Of RFC 7396, appendix A.
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b"}, {"a": None}, {}),
+        ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+        (["a", "b"], ["c", "d"], ["c", "d"]),
+        ({"a": "b"}, ["c"], ["c"]),
+        ({"a": "foo"}, None, None),
+        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+        ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
+        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ],
+)
+def test_merge_patch_is_that_of_the_rfc(target: Any, patch: Any, result: Any) -> None:
+    assert merged(target, patch) == result
+
+
+def test_each_way_to_change_a_job() -> None:
+    for change, payload in (
+        (Change(payload={"n": 9}), {"n": 9}),
+        (Change(merge={"text": None, "n": 3}), {"n": 3}),
+        (Change(jq=".n += 1 | .text |= ascii_upcase"), {"n": 2, "text": "A"}),
+        (Change(values={"payload.n": 7}), {"n": 7, "text": "a"}),
+        (
+            Change(merge={"n": 5}, jq=".n *= 2", values={"payload.text": "b"}),
+            {"n": 10, "text": "b"},
+        ),
+    ):
+        message, routing_key = changed(stored(), change, REGISTRY)
+        assert (message.payload, routing_key) == (payload, "hot.noop")
+        assert message.generation == (3, 0)
+        assert message.metadata.model_extra == {"edited_from": "job-1/2"}
+    message, _ = changed(stored(), Change(priority=9, max_attempts=7), REGISTRY)
+    assert (message.priority, message.metadata.max_attempts) == (9, 7)
+    assert message.payload == {"n": 1, "text": "a"}
+    message, _ = changed(stored(), Change(), REGISTRY)
+    assert message.metadata.model_extra == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (Change(payload={"n": "many"}), "payload of noop: n"),
+        (Change(merge={"n": "many"}), "payload of noop: n"),
+        (Change(jq='.n = "many"'), "payload of noop: n"),
+        (Change(jq=".n"), "it must give one object"),
+        (Change(jq=".n, .text"), "it must give one object"),
+        (Change(jq="empty"), "it must give one object"),
+        (Change(jq=".n |= error"), "jq"),
+        (Change(jq="nonsense("), "jq"),
+        (Change(jq="." * 3_000), "more than 2000 characters"),
+    ],
+)
+def test_change_that_makes_no_valid_payload_is_refused(change: Change, complaint: str) -> None:
+    with pytest.raises(InvalidRedrive, match=complaint.replace("(", r"\(")):
+        changed(stored(), change, REGISTRY)
+
+
+def test_difference_shows_only_what_changed() -> None:
+    lines = difference({"n": 1, "text": "a"}, {"text": "a", "n": 2})
+    assert [line for line in lines if line[0] in "+-"][2:] == ['-  "n": 1,', '+  "n": 2,']
+    assert difference({"a": 1, "b": 2}, {"b": 2, "a": 1}) == []
+
+
+# --- what is meant ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ({}, {}, True),
+        ({"lane": "hot"}, {"lane": "backfill"}, False),
+        ({"lane": "hot"}, {"job_type": "noop"}, True),
+        ({"lane": "hot"}, {}, True),
+        ({"ids": frozenset("ab")}, {"ids": frozenset("cd")}, False),
+        ({"ids": frozenset("ab")}, {"ids": frozenset("bc")}, True),
+        ({"group": "ab12"}, {"group": "ab12cd34"}, True),
+        ({"group": "ab12"}, {"group": "ab13"}, False),
+        ({"reason": "expired", "lane": "hot"}, {"reason": "malformed", "lane": "hot"}, False),
+        ({"older_than": 60.0}, {"younger_than": 10.0}, True),
+        ({"operation": "a"}, {"operation": "b"}, False),
+    ],
+)
+def test_filters_overlap_unless_a_field_tells_them_apart(
+    one: dict[str, Any], other: dict[str, Any], overlap: bool
+) -> None:
+    assert LetterFilter(**one).overlaps(LetterFilter(**other)) is overlap
+    assert LetterFilter(**other).overlaps(LetterFilter(**one)) is overlap
+
+
+def test_group_is_found_in_a_letter_by_its_beginning() -> None:
+    letter = stored(message="no page 7")
+    mark = cause_of_letter(letter).fingerprint
+    assert cause_of_letter(stored(message="no page 12")).fingerprint == mark
+    for group, matches in ((mark, True), (mark[:4], True), ("zz", False)):
+        assert LetterFilter(group=group).matches(letter, now()) is matches
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RedriveSpec(LetterFilter()),
+        RedriveSpec(
+            LetterFilter(ids=frozenset({"a", "b"}), group="ab12", older_than=3.5),
+            Change(payload={"n": None}, merge={"a": None}, jq=".", values={"payload.a": [1]}),
+            limit=5,
+            canary=2,
+            halt_on=0.2,
+            from_ledger=True,
+        ),
+        RedriveSpec(LetterFilter(lane="hot"), Change(payload={}, priority=0, to="hot.noop")),
+    ],
+)
+def test_what_is_written_down_is_what_is_read(spec: RedriveSpec) -> None:
+    assert RedriveSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert title_of(spec)
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def indexed(body: bytes) -> DeadLetter:
+    return DeadLetter(
+        id="job-1",
+        job_id="job-1",
+        job_type="noop",
+        lane="hot",
+        routing_key="hot.noop",
+        reason="exhausted",
+        error_type="RuntimeError",
+        error_message="it\nfailed",
+        traceback="  File …",
+        attempts=3,
+        redrives=2,
+        worker="llm",
+        first_at=1.0,
+        dead_at=1_800_000_000.25,
+        body=body,
+        headers={"x-dead-worker": "w-1", "x-dead-queue": "hot.llm"},
+        copies=1,
+        state="waiting",
+        updated_at=1.0,
+        fingerprint="ab",
+    )
+
+
+@pytest.mark.parametrize("body", [stored().body, b"\xff\x00", b"", "ü\n\u2028".encode()])
+def test_line_is_read_back_as_the_same_letter(body: bytes) -> None:
+    line = line_of(indexed(body))
+    assert "\n" not in line
+    found = parse_line(line)
+    assert found.body == body
+    assert found.certificate == DeathCertificate(
+        Reason.EXHAUSTED,
+        "hot.noop",
+        queue="hot.llm",
+        error_type="RuntimeError",
+        message="it\nfailed",
+        traceback="  File …",
+        attempts=3,
+        worker="w-1",
+        dead_at="2027-01-15T08:00:00.250000+00:00",
+    )
+    assert found.id == ("job-1" if body == stored().body else found.id)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"format": 2}, "jobctl dead export"),
+        ({"reason": "bored"}, "reason"),
+        ({"routing_key": None}, "routing_key"),
+        ({"attempts": "3"}, "attempts"),
+        ({"body": None}, "either body or body_base64"),
+        ({"body_base64": "e30="}, "either body or body_base64"),
+        ({"body": None, "body_base64": "?"}, "can't be read"),
+        ({"body": "x" * 1_100_000}, "more than"),
+    ],
+)
+def test_line_that_is_no_letter_says_why(changes: dict[str, Any], complaint: str) -> None:
+    line = json.loads(line_of(indexed(stored().body))) | changes
+    with pytest.raises(InvalidLine, match=complaint):
+        parse_line(json.dumps(line))
+    with pytest.raises(InvalidLine, match="not JSON"):
+        parse_line("{")
