@@ -73,7 +73,7 @@ async def start_redrive(
         operation = await redrive_spec.start_redrive(
             state.ledger,
             body.spec(),
-            created_by="api",
+            created_by=f"api: {request.state.principal}",
             reason=body.reason,
             rate=body.rate,
         )

@@ -19,9 +19,12 @@ from broker.message import JobMessage
 from broker.settings import Profile
 from broker.wire import PipelinedChannel, open_channel
 
-PIECE = 5_000
+PIECE = 1_000
 """Letters that a scan of a classic queue holds on one channel. To acknowledge one of many, the
-broker goes through all that the channel holds before it: with 100,000 that takes 20 ms for each."""
+broker goes through all that the channel holds before it: with 100,000 that takes 20 ms for each.
+And a small piece is a small burst for whoever else needs the broker."""
+MOST_CHANNELS = 1_000
+"""Half of what a broker allows on a connection; the pieces of a longer queue are larger."""
 QUORUM_PIECE = 65_535
 """Letters that one consumer of a quorum queue holds at most: the most that AMQP can say. All are on
 one channel, which is no slower there: what a channel held that was cut off comes back in its order,
@@ -195,7 +198,8 @@ class Scan:
         if self._profile == "quorum":
             channel, most = self._channel, QUORUM_PIECE
         else:
-            channel, most = await open_channel(self._connection, confirms=False), PIECE
+            channel = await open_channel(self._connection, confirms=False)
+            most = max(PIECE, self.total // MOST_CHANNELS + 1)
         tag = f"scan.{len(self._pieces):06}"
         piece = _Piece(channel, self._queue, tag, min(left, most))
         self._pieces.append(piece)

@@ -137,7 +137,8 @@ def undo(
 ) -> None:
     """Take back what a redrive has changed, where the job has not run.
 
-    The copy in its lane never runs, and the dead letter is there again as it was. Exit code 1: for one of them it was too late.
+    The copy in its lane never runs, and the dead letter is there again as it was. Exit code 1:
+    for one of them it was too late.
     """
     from services.letter_edits import latest_edits
     from services.letter_edits import undo as undo_edits

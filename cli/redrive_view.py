@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from cli.output import cell, console, plain, print_json_line, print_rows, say, styled
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.25
 WATCH_SECONDS = 1.0
+NICE = 10
+"""What a redrive adds to its niceness: what it shares its machine with is more urgent."""
 
 
 def public(operation: BulkOperation) -> dict[str, Any]:
@@ -42,14 +45,23 @@ def public(operation: BulkOperation) -> dict[str, Any]:
     return shown
 
 
+def give_way() -> None:
+    """Let the workers and the broker of this machine go first from now on."""
+    with suppress(OSError):
+        os.nice(NICE)
+
+
 async def run_here(
     settings: Settings, registry: Registry, ledger: Ledger, operation: BulkOperation
 ) -> BulkOperation:
     """Run it in this process, with a progress bar; SIGINT and SIGTERM pause it."""
+    from cli.garbage import collect_rarely
     from services import bulk
     from services.ledger.bulk_operations import ACTIVE
     from services.redrive_operations import RedriveHandler
 
+    collect_rarely()
+    give_way()
     handler = RedriveHandler(settings, registry, ledger)
     runner = bulk.BulkRunner(ledger, [handler])
     pausing: set[asyncio.Task[Any]] = set()

@@ -23,6 +23,7 @@ from broker.message import JobMessage, Metadata
 from broker.publisher import Publisher, envelope_of
 from broker.wire import Envelope
 from cli.garbage import collect_rarely
+from cli.redrive_view import give_way
 from services.bulk import BulkRunner
 from services.dead_letters import index_waiting
 from services.ledger import BulkState, Ledger, NewJob
@@ -100,7 +101,8 @@ async def redrive(
 
 async def main() -> None:
     configure("warning")
-    collect_rarely()  # as `jobctl scheduler` does
+    collect_rarely()  # both as `jobctl dead redrive` does
+    give_way()
     settings = Settings()
     registry = Registry.load([MODULE])
     async with await Ledger.open(settings.ledger_url) as ledger:

@@ -24,10 +24,12 @@ from typing import Any, Self
 
 from pydantic import SecretStr
 
+from services.bulk import BulkRunner
 from services.ledger import Ledger, database
 from services.logs import configure
 from services.publishing import JobRequest, prepare
 from services.redrive import Change, LetterFilter, Redriver
+from services.redrive_operations import RedriveHandler
 from services.registry import Registry
 from services.scheduler import Pace, Scheduler
 from services.settings import Settings
@@ -194,6 +196,15 @@ async def redrive(settings: Settings, registry: Registry, ledger: Ledger) -> Non
     await Redriver(settings, registry, ledger).redrive(LetterFilter(), Change())
 
 
+async def redrives(
+    settings: Settings, registry: Registry, ledger: Ledger, *, operation_id: str
+) -> None:
+    """Run one redrive until it ends."""
+    _say_ready("")
+    handler = RedriveHandler(settings, registry, ledger)
+    await BulkRunner(ledger, [handler]).run_one(operation_id)
+
+
 async def record(
     settings: Settings, registry: Registry, ledger: Ledger, *, routing_key: str, job_id: str
 ) -> None:
@@ -220,6 +231,7 @@ _ROLES: Mapping[str, Any] = {
     "worker": worker,
     "scheduler": scheduler,
     "redrive": redrive,
+    "redrives": redrives,
     "record": record,
 }
 

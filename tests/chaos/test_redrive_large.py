@@ -1,0 +1,145 @@
+"""100,000 dead letters of 20 causes: grouped, one cause redriven, killed half-way, resumed."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from broker.dead import DeathCertificate, Reason
+from broker.dead_queue import scanning
+from broker.lanes import DEAD_EXCHANGE
+from broker.message import JobMessage, Metadata
+from broker.publisher import envelope_of
+from services import bulk
+from services.bulk import BulkRunner
+from services.dead_letters import index_waiting
+from services.ledger import BulkState, State
+from services.letters import LetterFilter
+from services.redrive_operations import RedriveHandler
+from services.redrive_spec import Progress, RedriveSpec, start_redrive
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.system import System, lanes_with, open_system
+from tests.support.worker_process import Processes
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+
+LETTERS, CAUSES = 100_000, 20
+EACH = LETTERS // CAUSES
+GROUPED_WITHIN, SCANNED_WITHIN = 2.0, 30.0
+"""Seconds."""
+
+
+async def bury_all(system: System) -> list[str]:
+    """Letters whose causes take turns."""
+    ids = [f"job-{number:06}" for number in range(LETTERS)]
+    for start in range(0, LETTERS, 2_000):
+        await asyncio.gather(
+            *(
+                system.wire.send(DEAD_EXCHANGE, "backfill.noop", _letter(ids[number], number))
+                for number in range(start, start + 2_000)
+            )
+        )
+    await index_waiting(system.settings, system.ledger, system.registry)
+    return ids
+
+
+def _letter(job_id: str, number: int):
+    message = JobMessage(
+        job_id=job_id, job_type="noop", payload={"n": number}, metadata=Metadata(attempts=3)
+    )
+    certificate = DeathCertificate(
+        Reason.EXHAUSTED,
+        "backfill.noop",
+        error_type=f"Error{'ABCDEFGHIJKLMNOPQRST'[number % CAUSES]}",
+        message=f"no page {number} of https://example.org/{number}",
+        traceback=f'  File "/srv/jobs.py", line {number}, in fetch\n',
+        attempts=3,
+    )
+    return envelope_of(message, certificate.headers())
+
+
+async def scanned(system: System) -> list[str]:
+    async with scanning(
+        system.settings.require_amqp_url(), profile=system.settings.profile
+    ) as scan:
+        return [letter.id async for letter in scan.letters()]
+
+
+def runner_of(system: System) -> BulkRunner:
+    handler = RedriveHandler(system.settings, system.registry, system.ledger, lanes=system.lanes)
+    return BulkRunner(system.ledger, [handler])
+
+
+@pytest.mark.timeout(600)
+async def test_one_cause_of_twenty_is_redriven_though_it_is_killed(
+    broker: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with (
+        open_system(broker, sqlite_url, lanes=lanes_with()) as system,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        everything = await bury_all(system)
+
+        began = time.monotonic()
+        groups = await system.ledger.dead_groups()
+        assert time.monotonic() - began < GROUPED_WITHIN
+        assert [group.count for group in groups] == [EACH] * CAUSES
+
+        began = time.monotonic()
+        in_order = await scanned(system)
+        assert time.monotonic() - began < SCANNED_WITHIN
+        assert sorted(in_order) == everything
+
+        [one] = [group for group in groups if group.sample.error_type == "ErrorH"]
+        chosen = everything[7::CAUSES]
+        operation = await start_redrive(
+            system.ledger, RedriveSpec(LetterFilter(group=one.fingerprint)), created_by="test"
+        )
+        process = await processes.start("redrives", operation_id=operation.id)
+
+        async def half_way() -> bool:
+            return await system.ready("backfill.llm") >= EACH // 2
+
+        await eventually(half_way, 120)
+        process.kill()
+        await process.ended()
+        assert (await bulk.require_bulk(system.ledger, operation.id)).state is BulkState.RUNNING
+
+        ended = await _run_when_free(system, operation.id)
+        assert ended.state is BulkState.COMPLETED
+        assert Progress.of(ended).redriven == EACH
+        others = set(everything) - set(chosen)
+        await _are(system, [job_id for job_id in in_order if job_id in others])
+
+        await system.start_worker(slots=32)
+        await system.wait_until_all(chosen, State.SUCCEEDED, timeout=120)
+        assert sorted({start.job_id for start in journal.starts}) == chosen
+        assert {journal.runs(job_id) for job_id in chosen} == {1}
+        assert await system.ledger.settle_redriven(operation.id) == {"succeeded": EACH}
+
+
+async def _run_when_free(system: System, operation_id: str):
+    """Go on as soon as the killed process's hold is over, as a scheduler does."""
+    runner = runner_of(system)
+    running = asyncio.create_task(runner.run())
+
+    async def over() -> bool:
+        state = (await bulk.require_bulk(system.ledger, operation_id)).state
+        return state is BulkState.COMPLETED
+
+    await eventually(over, 120)
+    runner.stop()
+    await running
+    return await bulk.require_bulk(system.ledger, operation_id)
+
+
+async def _are(system: System, expected: list[str]) -> None:
+    """What waits, in its order; a quorum queue takes a moment to have its letters back."""
+
+    async def is_so() -> bool:
+        return await scanned(system) == expected
+
+    await eventually(is_so, 60)
