@@ -92,9 +92,7 @@ async def stored_letters(
         states = (*states, "waiting")
     wanted = which.for_index(None, moment)
     after: tuple[float, str] | None = None
-    while page := await ledger.letters_in(
-        wanted, states=states, after=after
-    ):
+    while page := await ledger.letters_in(wanted, states=states, after=after):
         for letter in page:
             stored = stored_letter(letter)
             if letter.id not in present and which.matches(stored, moment):
