@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,7 +34,7 @@ from cli.output import (
 )
 
 if TYPE_CHECKING:
-    from services.ledger import DeadLetter, JobRecord, Ledger
+    from services.ledger import DeadLetter, JobRecord, Ledger, LetterEdit
     from services.registry import Registry
     from services.settings import Settings
 
@@ -110,22 +110,24 @@ def show(
 
     async def read(
         settings: Settings, registry: Registry
-    ) -> tuple[DeadLetter | None, JobRecord | None]:
+    ) -> tuple[DeadLetter | None, JobRecord | None, list[LetterEdit]]:
         async with open_ledger(settings) as ledger:
             await bring_up_to_date(settings, ledger, registry)
             letter = await ledger.get_dead(letter_id)
             known = letter is not None and letter.job_id is not None
-            return letter, await ledger.get(letter_id) if known else None
+            job = await ledger.get(letter_id) if known else None
+            return letter, job, await ledger.letter_edits(letter_id=letter_id)
 
     settings = load_settings()
-    letter, job = run(read(settings, load_registry(settings, include)))
+    letter, job, edits = run(read(settings, load_registry(settings, include)))
     if letter is None:
         raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
     if as_json:
         timeline = plain(job.timeline) if job is not None else []
-        print_json(_public(letter, in_full=True) | {"timeline": timeline})
+        shown = [_public_edit(edit) for edit in edits]
+        print_json(_public(letter, in_full=True) | {"timeline": timeline, "edits": shown})
         return
-    _print_letter(letter, job)
+    _print_letter(letter, job, edits)
 
 
 async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registry) -> None:
@@ -163,7 +165,20 @@ def _json_or_none(body: bytes) -> Any:
         return None
 
 
-def _print_letter(letter: DeadLetter, job: JobRecord | None) -> None:
+def _public_edit(edit: LetterEdit) -> dict[str, Any]:
+    return {
+        "redrive": edit.operation_id,
+        "redrives": edit.redrives,
+        "routing_key": edit.routing_key,
+        "edited_by": edit.edited_by,
+        "edited_at": edit.edited_at,
+        "undone_at": edit.undone_at,
+        "original": _json_or_none(edit.original),
+        "edited": _json_or_none(edit.edited),
+    }
+
+
+def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[LetterEdit]) -> None:
     print_rows(
         [
             ("id", letter.id),
@@ -185,6 +200,12 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None) -> None:
         screen.print(
             f"  attempt {attempt.attempt}  {attempt.outcome}  {age(attempt.finished_at)} ago  "
             f"{cell(error)}"
+        )
+    for edit in edits:
+        undone = ", undone" if edit.undone_at else ""
+        screen.print(
+            f"  edited by {cell(edit.edited_by)} {age(edit.edited_at)} ago "
+            f"({edit.operation_id}{undone})"
         )
     _section("Body")
     message = _json_or_none(letter.body)

@@ -155,6 +155,10 @@ def test_undo_takes_an_edit_back_before_it_has_run(
     jobctl.ok("dead", "redrive", job_id, "--set", "payload.n=99", "--to", "backfill.work")
     assert jobctl.json("jobs", "show", job_id)["payload"]["n"] == 99
     assert "is a dead letter again" in jobctl.ok("dead", "undo", job_id)
+    [edit] = jobctl.json("dead", "show", job_id)["edits"]
+    payloads = [edit[name]["payload"]["n"] for name in ("original", "edited")]
+    assert (payloads, edit["routing_key"]) == ([0, 99], "backfill.work")
+    assert edit["undone_at"] is not None
     shown = jobctl.json("jobs", "show", job_id)
     assert (shown["state"], shown["payload"]["n"], shown["lane"]) == ("dead", 0, "hot")
     assert {each["id"] for each in jobctl.json("dead", "list")} == set(dead_ids)
