@@ -13,8 +13,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -33,6 +33,9 @@ AT_ONCE = 8
 """Operations that one process runs at once."""
 FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0
 """Seconds before an operation goes on after the broker, the ledger or a source was away."""
+
+
+T = TypeVar("T")
 
 
 class UnknownBulkOperation(LookupError):
@@ -79,8 +82,9 @@ class BulkSession:
         self._ledger = ledger
         self._holder = holder
         self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._gone: str | None = None
-        self._next_slot = 0.0
+        self._next_slot: float | None = None
 
     @property
     def id(self) -> str:
@@ -134,18 +138,39 @@ class BulkSession:
                 break
         self.check()
 
-    async def take_slots(self, wanted: int) -> int:
+    async def unless_gone(self, work: Awaitable[T]) -> T:
+        """What `work` gives, or end the handler as soon as the operation is not to go on."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                self.check()
+                self._changed.clear()
+                changed = asyncio.create_task(self._changed.wait())
+                try:
+                    await asyncio.wait({task, changed}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    changed.cancel()
+            return task.result()
+        finally:
+            await end_tasks(task)
+
+    async def take_slots(self, wanted: int, *, until: float | None = None) -> int:
         """How many jobs may be published now, 1 to `wanted`, waiting for the first by the
-        operation's rate, which may change meanwhile."""
+        operation's rate, which may change meanwhile; 0 once it is `until`, by the clock."""
         while True:
             self.check()
+            if until is not None and time.time() >= until:
+                return 0
             rate = self.operation.rate
             if rate is None:
-                self._next_slot = 0.0
+                self._next_slot = None
                 return wanted
             now = time.monotonic()
-            # Unused time is kept for a moment only: a rate is no average over an hour.
-            self._next_slot = max(self._next_slot, now - LISTEN)
+            # Unused time is kept for a moment, or one job and a half, only: a rate is no average
+            # over an hour.
+            if self._next_slot is None:
+                self._next_slot = now - LISTEN
+            self._next_slot = max(self._next_slot, now - max(LISTEN, 1.5 / rate))
             ready = int((now - self._next_slot) * rate)
             # Several at once, where the rate is high: each step costs a round trip.
             least = max(1, min(wanted, int(rate * LISTEN / 2)))
@@ -175,7 +200,8 @@ class BulkSession:
                     self.let_go("ledger away")
 
     async def _write(self, **changes: Any) -> None:
-        seen = await self._ledger.checkpoint_bulk(self.id, self._holder, LEASE, **changes)
+        async with self._writing:  # or an older answer could come last
+            seen = await self._ledger.checkpoint_bulk(self.id, self._holder, LEASE, **changes)
         if seen is None:
             self.let_go("lost to another process")
             return
@@ -202,6 +228,8 @@ class BulkRunner:
         try:
             while not self._stopping.is_set():
                 operation = await self._claim() if len(tasks) < AT_ONCE else None
+                if operation is not None and operation.id in self._sessions:
+                    continue  # our own hold had run out: now it is renewed
                 if operation is not None:
                     tasks.add(asyncio.create_task(self._hold(operation), name=operation.id))
                     continue
@@ -317,6 +345,14 @@ async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = Non
     found = await ledger.get_bulk(operation_id)
     if found is None or kind not in (None, found.kind):
         raise UnknownBulkOperation(f"no {kind or 'operation'} {operation_id!r}")
+    return found
+
+
+async def require_open(ledger: Ledger, operation_id: str) -> BulkOperation:
+    """The record of one that is not over. Raises UnknownBulkOperation, BulkConflict."""
+    found = await require_bulk(ledger, operation_id)
+    if found.state in ENDED:
+        raise BulkConflict(f"{operation_id} is {found.state}: it is over")
     return found
 
 

@@ -20,8 +20,9 @@ FRESH_FOR = 0.5
 
 class Gate:
     """Closes when one of the lane's queues holds `high` messages, or when `max_open` jobs of the
-    backfill are not finished; opens again at `low`. What was let through since the last look is
-    counted as if it all still waited: no queue gets more than `high` from here."""
+    backfill are not finished; opens again at `low`. What was let through since the last look, and
+    what was under way then, is counted as if it all still waited: no queue gets more than `high`
+    from here."""
 
     def __init__(
         self,
@@ -39,9 +40,10 @@ class Gate:
         self._queue = queue
         self._low = low
         self._high = high
-        self._looked_at = float("-inf")
+        self._looked_at = self._taken_at = float("-inf")
         self._slow_until = 0.0
-        self._limit = self._depth = self._open_jobs = self._let_through = 0
+        self._counted_at = float("-inf")
+        self._limit = self._depth = self._let_through = self._unsure = self._open_jobs = 0
         self._is_closed = False
         self._hot_waits = 0
         self._fullest = queue
@@ -52,25 +54,33 @@ class Gate:
         """The broker has refused something: others publish, too. Look again."""
         self._looked_at = float("-inf")
 
-    async def room(self, wanted: int, max_open: int | None) -> int:
-        """Jobs that may be published now, 0 to `wanted`; they count as published.
+    def let_through(self, number: int) -> None:
+        """So many jobs are published now."""
+        self._let_through += number
+        self._open_jobs += number
+
+    async def room(self, wanted: int, max_open: int | None, under_way: int = 0) -> int:
+        """Jobs that may be published now, 0 to `wanted`; say `let_through` of those that are.
+        The broker may not have `under_way` of those before yet.
 
         Raises InvalidBackfill when the lane has no such queue, BrokerAway, LedgerUnavailable.
         """
         now = time.monotonic()
         if now - self._looked_at >= FRESH_FOR:
-            await self._look(max_open)
-            self._looked_at = now
+            await self._look(under_way)
         low, high = self._watermarks
         depth = self._depth + self._let_through
-        room = high - depth
+        room = high - depth - self._unsure
         if depth >= high:
             self._is_closed = True
         elif self._depth <= low:
             self._is_closed = False
         self.why = f"{self._fullest} holds {self._depth:,} jobs; goes on at {low:,}"
         if max_open is not None:
-            free = max_open - self._open_jobs - self._let_through
+            if self._open_jobs >= max_open or now - self._counted_at >= FRESH_FOR:
+                self._open_jobs = under_way + await self._count_open()
+                self._counted_at = now
+            free = max_open - self._open_jobs
             if free < room and not self._is_closed:
                 room = free
                 self.why = f"{self._open_jobs:,} of its jobs are not finished"
@@ -83,9 +93,7 @@ class Gate:
                 return 0
             self._slow_until = now + SLOW_PAUSE
             wanted = min(wanted, SLOW_BATCH)
-        granted = min(wanted, room)
-        self._let_through += granted
-        return granted
+        return min(wanted, room)
 
     @property
     def _watermarks(self) -> tuple[int, int]:
@@ -93,9 +101,13 @@ class Gate:
         low = high // 2 if self._low is None else min(self._low, high - 1)
         return low, high
 
-    async def _look(self, max_open: int | None) -> None:
+    async def _look(self, under_way: int) -> None:
         snapshot = await self._pressure.snapshot()
-        self._let_through = 0
+        self._looked_at = snapshot.at
+        if snapshot.at == self._taken_at:
+            return  # one that was used before: it knows nothing of what was let through since
+        self._taken_at = snapshot.at
+        self._let_through, self._unsure = 0, under_way
         target = snapshot.queue(self._queue)
         if target is None or target.ready is None:
             raise InvalidBackfill(f"there is no queue {self._queue}: run `jobctl topology apply`")
@@ -105,8 +117,6 @@ class Gate:
         self._fullest = max(depths, key=lambda name: depths[name])
         self._depth = depths[self._fullest]
         self._hot_waits = sum(queue.ready or 0 for queue in _lane(snapshot, HOT.name))
-        if max_open is not None:
-            self._open_jobs = await self._count_open()
 
 
 def _lane(snapshot: Snapshot, name: str) -> list[QueueDepth]:

@@ -53,6 +53,7 @@ CLOSED_PAUSE = 0.1
 REFUSED_PAUSE = 0.5
 SAMPLE_EVERY = 5.0
 DRAIN_PAUSE = 1.0
+PAST_END = "its end date came before the end of the source"
 
 
 class BackfillHandler:
@@ -162,29 +163,38 @@ class _Course:
             try:
                 while True:
                     if self._is_past_end():
-                        return "its end date came before the end of the source"
+                        return PAST_END
                     room = await self._room()
+                    if room > 0:
+                        room = await self._session.take_slots(room, until=self._until)
                     if room == 0:
                         continue
-                    room = await self._session.take_slots(room)
                     if reader.is_empty:
                         await self._settle_all()
-                    batch = await reader.take(room)
+                    batch = await self._session.unless_gone(reader.take(room))
                     self._session.check()
                     if not batch:
                         return None
+                    if self._is_past_end():
+                        return PAST_END
                     self._launch(batch)
-                    if len(self._under_way) >= IN_FLIGHT:
+                    if len(batch) < BATCH:
+                        await self._settle_all()  # in no hurry: what is shown shall be true
+                    elif len(self._under_way) >= IN_FLIGHT:
                         await self._settle_oldest()
             finally:
                 await self._settle_rest()
 
     async def _room(self) -> int:
         """Jobs that may be published; 0 after a pause, when there is no room."""
-        room = await self._gate.room(BATCH, self._session.operation.max_open)
+        under_way = sum(each.published for each in self._under_way if not each.publishing.done())
+        room = await self._gate.room(BATCH, self._session.operation.max_open, under_way)
         await self._session.move(BulkState.RUNNING, self._gate.why)
         if room == 0:
             await self._settle_all()
+            if self._is_sample_due:
+                await self._sample()
+                await self._session.record(counts=self._counts.to_json())
             await self._session.sleep(CLOSED_PAUSE)
         return room
 
@@ -197,6 +207,7 @@ class _Course:
                 skipped.append(made)
             else:
                 jobs.append(made)
+        self._gate.let_through(len(jobs))
         publishing = asyncio.create_task(self._publish(jobs), name=f"batch of {self._session.id}")
         self._under_way.append(_Batch(items, publishing, len(jobs), skipped))
 
@@ -246,38 +257,46 @@ class _Course:
         counts.published += batch.published
         counts.skipped += len(batch.skipped)
         counts.notes += batch.skipped[: NOTES - len(counts.notes)]
-        if time.monotonic() - self._sampled_at >= SAMPLE_EVERY:
+        if self._is_sample_due:
             await self._sample()
         await self._session.record(cursor=batch.cursor, counts=counts.to_json())
 
-    def _is_past_end(self) -> bool:
+    @property
+    def _is_sample_due(self) -> bool:
+        return time.monotonic() - self._sampled_at >= SAMPLE_EVERY
+
+    @property
+    def _until(self) -> float | None:
         until = self._plan.spec.until
-        return until is not None and time.time() >= until.timestamp()
+        return None if until is None else until.timestamp()
+
+    def _is_past_end(self) -> bool:
+        return self._until is not None and time.time() >= self._until
 
     # --- what became of the jobs ------------------------------------------------------------
 
     async def _drain(self, note: str | None) -> None:
         """Wait until all its jobs have ended, and those that followed from them."""
         while True:
-            still_open = await self._sample()
-            await self._session.checkpoint(counts=self._counts.to_json())
+            still_open = await self._count_open()
+            if still_open == 0 or self._is_sample_due:
+                await self._sample()
+                await self._session.checkpoint(counts=self._counts.to_json())
             if still_open == 0:
                 break
             await self._session.move(BulkState.DRAINING, note)
             await self._session.sleep(DRAIN_PAUSE)
         await self._session.finish(BulkState.COMPLETED, note)
 
-    async def _sample(self) -> int:
-        """Keep a sample of its course and tell of it; returns the number of open jobs."""
-        own, followers = await self._ledger.count_bulk_jobs(self._session.id)
+    async def _sample(self) -> None:
+        """Keep a sample of its course and tell of it."""
+        own, _ = await self._ledger.count_bulk_jobs(self._session.id)
         self._sampled_at = time.monotonic()
-        self._counts.add_sample(_number(own, finished=True))
+        self._counts.add_sample(sum(own.get(state, 0) for state in FINISHED))
         self._announce(own)
-        return _number(own, finished=False) + _number(followers, finished=False)
 
     async def _count_open(self) -> int:
-        own, followers = await self._ledger.count_bulk_jobs(self._session.id)
-        return _number(own, finished=False) + _number(followers, finished=False)
+        return await self._ledger.count_open_bulk_jobs(self._session.id)
 
     def _announce(self, own: Mapping[State, int]) -> None:
         """Tell whoever listens; best effort, as all events."""
@@ -295,7 +314,3 @@ class _Course:
         envelope = Envelope(body=to_json(body), message_id=self._session.id, type="progress")
         routing_key = f"progress.{self._plan.spec.lane}.{KIND}"
         self._publisher.send_soon(EVENTS_EXCHANGE, routing_key, envelope)
-
-
-def _number(jobs: Mapping[State, int], *, finished: bool) -> int:
-    return sum(number for state, number in jobs.items() if (state in FINISHED) is finished)

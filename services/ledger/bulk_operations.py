@@ -20,7 +20,7 @@ from services.ledger.codec import clean, to_json
 from services.ledger.dialect import clock
 from services.ledger.paging import fetch_page
 from services.ledger.results import Page
-from services.ledger.states import State
+from services.ledger.states import FINISHED, State
 from services.ledger.tables import bulk_operations, jobs
 
 
@@ -328,6 +328,17 @@ class BulkOperations(LedgerBase):
             return own, followers
 
         return await self._database.read(work)
+
+    async def count_open_bulk_jobs(self, operation_id: str) -> int:
+        """Jobs of an operation that are not finished, those that followed included. Quick, also
+        beside a million that are."""
+        open_states = [state.value for state in State if state not in FINISHED]
+        query = (
+            select(func.count())
+            .select_from(jobs)
+            .where(jobs.c.operation_id == operation_id, jobs.c.state.in_(open_states))
+        )
+        return await self._database.read(lambda connection: connection.scalar(query) or 0)
 
     async def bulk_jobs(
         self, operation_id: str, states: Collection[State], *, limit: int

@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 import pytest
 
@@ -200,3 +201,54 @@ async def test_operations_are_listed_newest_first(ledger: Ledger) -> None:
     assert [each.id for each in listed.items] == ["count-2", "count-1", "count-0"]
     paused = await ledger.list_bulk(states=[BulkState.PAUSED])
     assert [each.id for each in paused.items] == ["count-1"]
+
+
+async def test_a_low_rate_is_kept_and_not_none(ledger: Ledger) -> None:
+    await make(ledger, spec={"to": 3}, rate=3)
+    began = time.monotonic()
+    ended = await BulkRunner(ledger, [Counting()]).run_one("count-1")
+    assert ended.state is BulkState.COMPLETED
+    assert 0.6 < time.monotonic() - began < 3
+
+
+async def test_there_are_no_slots_behind_the_end(ledger: Ledger) -> None:
+    session = BulkSession(ledger, await make(ledger, rate=0.01), "somebody")
+    assert await session.take_slots(9, until=time.time() + 0.1) == 0
+
+
+async def test_a_hold_that_had_run_out_is_renewed_and_not_taken_twice(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "LEASE", 0.2)
+    monkeypatch.setattr(bulk, "LISTEN", 60)  # as when the ledger was locked all the while
+    monkeypatch.setattr(bulk, "LOOK", 0.05)
+    await make(ledger)
+    counting = Counting()
+    gate = counting.gates[2] = asyncio.Event()
+    runner = BulkRunner(ledger, [counting])
+    task = asyncio.create_task(runner.run())
+    await eventually(lambda: len(counting.counted) == 2)
+    held_until = (await bulk.require_bulk(ledger, "count-1")).lease_until
+
+    async def is_renewed() -> bool:
+        lease = (await bulk.require_bulk(ledger, "count-1")).lease_until
+        return (lease or 0) > (held_until or 0)
+
+    await eventually(is_renewed)
+    gate.set()
+
+    async def is_over() -> bool:
+        return await state_of(ledger) is BulkState.COMPLETED
+
+    await eventually(is_over)
+    runner.stop()
+    await task
+    assert counting.counted == [0, 1, 2, 3, 4]
+
+
+async def test_open_jobs_are_counted_with_those_that_followed(ledger: Ledger) -> None:
+    own = new_job(message("job-1", operation_id="count-1"))
+    await ledger.record_many([own, new_job(message("job-2", operation_id="other-1"))])
+    assert await ledger.count_open_bulk_jobs("count-1") == 1
+    await ledger.cancel(own.message.job_id, NOW)
+    assert await ledger.count_open_bulk_jobs("count-1") == 0

@@ -1,0 +1,89 @@
+"""The gate by itself, with depths and counts that a test sets."""
+
+import time
+
+from services.backfill.gate import Gate
+from services.lane_pressure import LaneDepth, Pressure, QueueDepth, Snapshot
+
+QUEUE = "backfill.llm"
+
+
+class Broker:
+    """Says how deep the queue is; stands for LanePressure."""
+
+    depth = 0
+    fresh = True
+    known: Snapshot | None = None
+
+    async def snapshot(self) -> Snapshot:
+        if self.known is None or self.fresh:
+            self.known = self._taken()
+        return self.known
+
+    def _taken(self) -> Snapshot:
+        queue = QueueDepth(QUEUE, self.depth, 1, 10_000, Pressure.OK)
+        return Snapshot((LaneDepth("backfill", Pressure.OK, (queue,)),), time.monotonic())
+
+
+class Made:
+    """A gate and what it looks at."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self.broker = Broker()
+        self.open_jobs = 0
+        self.gate = Gate(
+            self.broker,  # type: ignore[arg-type]
+            self.count_open,
+            lane="backfill",
+            queue=QUEUE,
+            low=low,
+            high=high,
+        )
+
+    async def count_open(self) -> int:
+        return self.open_jobs
+
+
+async def test_room_that_was_not_used_is_still_there() -> None:
+    gate = Made(50, 100).gate
+    assert await gate.room(500, None) == 100
+    gate.let_through(2)  # all that its rate allowed
+    assert await gate.room(500, None) == 98
+    gate.let_through(98)
+    assert await gate.room(500, None) == 0
+
+
+async def test_what_is_under_way_takes_room_and_does_not_close_it() -> None:
+    made = Made(50, 100)
+    made.broker.depth = 60  # with some of those under way, or without them
+    assert await made.gate.room(500, None, under_way=40) == 0
+    made.gate.refused()  # look again
+    assert await made.gate.room(500, None, under_way=0) == 40
+
+
+async def test_closed_it_opens_at_the_low_watermark() -> None:
+    made = Made(50, 100)
+    for depth, room in ((100, 0), (51, 0), (50, 50), (99, 1)):
+        made.broker.depth = depth
+        made.gate.refused()
+        assert await made.gate.room(500, None) == room
+
+
+async def test_jobs_that_are_done_make_room_at_once() -> None:
+    made = Made(500, 1_000)
+    assert await made.gate.room(500, 10) == 10
+    made.gate.let_through(10)  # and all are done before the next look at the queues
+    assert await made.gate.room(500, 10) == 10
+    made.open_jobs = 10
+    made.gate.let_through(10)
+    assert await made.gate.room(500, 10) == 0
+    assert made.gate.why == "10 of its jobs are not finished"
+
+
+async def test_depths_that_were_used_before_do_not_make_room_again() -> None:
+    made = Made(50, 100)
+    assert await made.gate.room(80, None) == 80
+    made.gate.let_through(80)
+    made.broker.fresh = False
+    made.gate.refused()
+    assert await made.gate.room(80, None) == 20
