@@ -185,7 +185,7 @@ class BackfillView(BaseModel):
             id=operation.id,
             title=operation.title,
             state=operation.state,
-            note=operation.note,
+            note=progress.note,
             reason=operation.reason,
             created_by=operation.created_by,
             created_at=_moment(operation.created_at),

@@ -170,7 +170,7 @@ async def show(backfill_id: BackfillId, state: State) -> BackfillView:
 @router.patch(
     "/{backfill_id}",
     dependencies=[needs(Scope.PUBLISH)],
-    responses=responses("invalid", "not-found", "ledger-away"),
+    responses=responses("invalid", "not-found", "wrong-state", "ledger-away"),
 )
 async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: State) -> BackfillView:
     """Change its limits, also while it runs."""
@@ -178,6 +178,7 @@ async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: State
     with _problems():
         await bulk.require_bulk(state.ledger, backfill_id, KIND)
         if changes:
+            await bulk.require_open(state.ledger, backfill_id)
             await state.ledger.set_bulk_limits(backfill_id, changes)
         return await _view(state, backfill_id)
 

@@ -152,7 +152,12 @@ def set_limits(
         raise WrongUsage("name --rate or --max-open")
 
     async def work(ledger: Ledger) -> BulkOperation:
+        from services.backfill.spec import check_limits
+        from services.bulk import require_open
+
+        check_limits(changes)
         await _progress(backfill_id)
+        await require_open(ledger, backfill_id)
         changed = await ledger.set_bulk_limits(backfill_id, changes)
         assert changed is not None
         return changed

@@ -219,7 +219,7 @@ def file(
     The file is copied into the storage first. In the payload's template, {name} is a field of
     the object or a column; {item} is a line, or a value that is no object.
     """
-    if path != "-" and not Path(path).is_file():
+    if path != "-" and (not Path(path).exists() or Path(path).is_dir()):
         raise WrongUsage(f"no such file: {path}")
     _start("file", {"path": path, "format": file_format and file_format.value}, common)
 
@@ -261,16 +261,18 @@ def source(
 
 
 def _pairs(texts: list[str] | None, option: str) -> dict[str, Any]:
-    """`NAME=VALUE` options; a value is JSON where it can be read as such."""
+    """`NAME=VALUE` options; a value is text, or JSON where that has structure. Numbers in text are
+    the source's to read: `123` may be a name."""
     found: dict[str, Any] = {}
     for text in texts or ():
         name, equals, raw = text.partition("=")
         if not equals or not name:
             raise WrongUsage(f"{option} {text!r}: write NAME=VALUE")
         try:
-            found[name] = json.loads(raw)
+            value = json.loads(raw)
         except ValueError:
-            found[name] = raw
+            value = raw
+        found[name] = raw if isinstance(value, int | float) else value
     return found
 
 
@@ -285,12 +287,16 @@ def _start(name: str, options: dict[str, Any], common: _Common) -> None:
 async def _run(settings: Settings, name: str, options: dict[str, Any], common: _Common) -> bool:
     from broker.lanes import queue_name
     from cli.queues import require_queues
-    from services.backfill.spec import Backfills, Plan, parse_spec
+    from services.backfill.spec import Backfills, Plan, check_limits, parse_spec
 
     async with open_ledger(settings) as ledger:
         registry = load_registry(settings, common.include)
         backfills = Backfills.of(settings, registry, ledger, common.include)
         given = {key: value for key, value in options.items() if value is not None}
+        # What is wrong is said before a large file is copied.
+        wanted = parse_spec({"source": name, "options": {}, **common.spec})
+        plan = Plan.of("", wanted, backfills.sources.get(name), registry)
+        check_limits({"rate": common.rate, "max_open": common.max_open})
         if name == "file":
             given = await _store(backfills, given)
         started = False
@@ -299,7 +305,6 @@ async def _run(settings: Settings, name: str, options: dict[str, Any], common: _
             if common.dry_run:
                 _print_preview(await backfills.preview(spec), as_json=common.as_json)
                 return True
-            plan = Plan.of("", spec, backfills.sources.get(name), registry)
             queue = queue_name(spec.lane, plan.job_type.worker)
             await require_queues(settings.require_amqp_url(), [queue])
             operation = await backfills.start(

@@ -27,7 +27,7 @@ def public(progress: Progress) -> dict[str, Any]:
             "id": operation.id,
             "title": operation.title,
             "state": operation.state,
-            "note": operation.note,
+            "note": progress.note,
             "reason": operation.reason,
             "created_by": operation.created_by,
             "created_at": operation.created_at,
@@ -100,7 +100,7 @@ def one_line(progress: Progress) -> str:
     if progress.total is not None:
         parts[0] += f" of {progress.total:,}"
     parts += [f"{number:,} {state}" for state, number in _jobs(progress)]
-    parts += [text for text in (_speed(progress), cell(progress.operation.note)) if text]
+    parts += [text for text in (_speed(progress), cell(progress.note)) if text]
     return " · ".join(parts)
 
 
@@ -130,7 +130,7 @@ def picture(progress: Progress) -> RenderableType:
             if (number := progress.followers.get(_state(name), 0))
         )
         lines.append(f"followed by  {parts}")
-    lines += [text for text in (_speed(progress), cell(operation.note)) if text]
+    lines += [text for text in (_speed(progress), cell(progress.note)) if text]
     return Group(*(Text.from_markup(line) for line in lines))
 
 
@@ -146,7 +146,7 @@ def print_progress(progress: Progress) -> None:
         [
             ("id", operation.id),
             ("what", operation.title),
-            ("state", operation.state + (f": {operation.note}" if operation.note else "")),
+            ("state", operation.state + (f": {progress.note}" if progress.note else "")),
             ("started by", operation.created_by),
             ("reason", operation.reason or ""),
             ("limits", ", ".join(filter(None, limits))),

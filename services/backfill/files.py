@@ -81,10 +81,13 @@ class FileSource(Source):
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
         offset, line = (cursor["byte"], cursor["line"]) if cursor else (0, 0)
         header = await self._header() if self.options.format is FileFormat.CSV else []
+        header_comes = bool(header) and cursor is None
         async for record, end in self._records(offset):
-            is_header = self.options.format is FileFormat.CSV and line == 0
             line += 1
-            if is_header or not record.strip():
+            if not record.strip():
+                continue
+            if header_comes:
+                header_comes = False
                 continue
             place = {"byte": end, "line": line}
             try:
@@ -97,7 +100,8 @@ class FileSource(Source):
     def _parse(self, record: bytes, header: list[str]) -> dict[str, Any]:
         """Raises ValueError, saying what is wrong with the record."""
         if len(record) > MAX_RECORD_BYTES:
-            raise ValueError(f"longer than {MAX_RECORD_BYTES:,} bytes")
+            hint = ": is a quote not closed?" if self.options.format is FileFormat.CSV else ""
+            raise ValueError(f"longer than {MAX_RECORD_BYTES:,} bytes{hint}")
         try:
             text = record.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -114,7 +118,15 @@ class FileSource(Source):
 
     async def _header(self) -> list[str]:
         async for record, _ in self._records(0):
-            names = [name.strip() for name in _cells(record.decode("utf-8-sig", "replace"))]
+            if not record.strip():
+                continue
+            try:
+                text = record.decode("utf-8-sig")
+                names = [name.strip() for name in _cells(text)]
+            except (UnicodeDecodeError, csv.Error) as error:
+                raise SourceFailed(
+                    f"the first row of {self.title} can't be read: {error}"
+                ) from error
             if not all(names) or len(set(names)) != len(names):
                 raise SourceFailed(f"the first row of {self.title} must name each column once")
             return names
@@ -123,7 +135,8 @@ class FileSource(Source):
     async def _records(self, offset: int) -> AsyncIterator[tuple[bytes, int]]:
         """Records with the place after each. A row of CSV goes on where a quote is open."""
         quotes = self.options.format is FileFormat.CSV
-        rest, held = b"", b""
+        rest = b""
+        row = _Row()
         try:
             async for part in self.context.storage.stream_async(self.options.key, start=offset):
                 lines = (rest + part).split(b"\n")
@@ -132,21 +145,42 @@ class FileSource(Source):
                     raise SourceFailed(f"{self.title} has a line of {len(rest):,} bytes and more")
                 for line in lines:
                     offset += len(line) + 1
-                    if quotes:
-                        held += line + b"\n"
-                        if held.count(b'"') % 2 and len(held) <= MAX_RECORD_BYTES:
-                            continue
-                        line, held = held, b""
-                    yield line, offset
+                    if not quotes:
+                        yield line, offset
+                    elif row.ends_with(line + b"\n"):
+                        yield row.take(), offset
         except NotStored as error:
             raise SourceFailed(str(error)) from error
         except (StorageError, OSError) as error:
             raise SourceAway(f"the storage does not answer: {error}") from error
-        if held + rest:
-            yield held + rest, offset + len(rest)
+        if last := row.take() + rest:
+            yield last, offset + len(rest)
+
+
+class _Row:
+    """A row of CSV, which may have line breaks between quotes."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._is_open = False
+
+    def ends_with(self, line: bytes) -> bool:
+        """Add a line; whether the row is whole now, or longer than any may be."""
+        self._lines.append(line)
+        self._size += len(line)
+        self._is_open ^= line.count(b'"') % 2 == 1
+        return not self._is_open or self._size > MAX_RECORD_BYTES
+
+    def take(self) -> bytes:
+        """The row, and begin another."""
+        row = b"".join(self._lines)
+        self._lines, self._size, self._is_open = [], 0, False
+        return row
 
 
 def _cells(text: str) -> list[str]:
+    csv.field_size_limit(MAX_RECORD_BYTES)
     return next(csv.reader(text.splitlines(keepends=True)), [])
 
 

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.backfill.counts import Counts, Sample
+from services.bulk import AT_ONCE
 from services.ledger import BulkDeaths, BulkOperation, BulkState, Ledger, State
+from services.ledger.bulk_operations import ACTIVE
 from services.ledger.states import FINISHED
 
 RECENT = (60.0, 600.0)
 """Seconds over which rates are taken, beside that since the start."""
+UNATTENDED = 5.0
+"""Seconds without a scheduler after which it is worth a word."""
 LEAST = 5.0
 """Seconds of its course without which nothing is foretold."""
 
@@ -50,6 +54,18 @@ class Progress:
     def dead(self) -> int:
         """Dead jobs, followers included."""
         return self.jobs.get(State.DEAD, 0) + self.followers.get(State.DEAD, 0)
+
+    @property
+    def note(self) -> str | None:
+        """Why it stands where it stands; also that nobody runs it."""
+        operation = self.operation
+        idle = time.time() - (operation.lease_until or operation.updated_at)
+        if operation.state in ACTIVE and idle > UNATTENDED:
+            return (
+                f"no scheduler has had it for {idle:,.0f} s: is `jobctl scheduler` running? One "
+                f"runs {AT_ONCE} at once"
+            )
+        return operation.note
 
     @property
     def is_over(self) -> bool:

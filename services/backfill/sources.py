@@ -131,6 +131,11 @@ class Sources:
     def __init__(self, sources: Iterable[type[Source]]) -> None:
         self._sources: dict[str, type[Source]] = {}
         for source in sources:
+            missing = [name for name in ("name", "Options") if not hasattr(source, name)]
+            if missing:
+                raise InvalidBackfill(
+                    f"source {source.__module__}.{source.__qualname__} has no {missing[0]}"
+                )
             known = self._sources.setdefault(source.name, source)
             if known is not source:
                 raise InvalidBackfill(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid5
 
@@ -15,10 +17,12 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from broker.lanes import BACKFILL, lane_named
 from broker.message import MAX_PRIORITY, describe
 from services.backfill.sources import (
+    BUILT_IN_MODULES,
     PATIENCE,
     InvalidBackfill,
     Item,
     Source,
+    SourceAway,
     SourceContext,
     SourceFailed,
     Sources,
@@ -27,7 +31,7 @@ from services.backfill.sources import (
 from services.backfill.template import MissingField, render
 from services.bulk import LISTEN, new_bulk_id, require_bulk
 from services.bulk import cancel as cancel_bulk
-from services.ledger import BulkOperation, Cancelled, Ledger, NewJob
+from services.ledger import BulkOperation, Cancelled, Ledger, LedgerError, NewJob
 from services.ledger.states import WAITING
 from services.publishing import InvalidJob, JobRequest, prepare
 from services.registry import InvalidPayload, JobType, Registry, UnknownJobType
@@ -38,6 +42,10 @@ KIND = "backfill"
 PEEK = 20
 """Items that are made into jobs for trial before a backfill starts."""
 CANCELLED_AT_ONCE = 1_000
+NOTE_LENGTH = 300
+"""Characters of what is noted about an item that can't be used."""
+MOST: Mapping[str, int] = {"rate": 1_000_000, "max_open": 2_000_000_000}
+"""The highest limits; no limit at all is another matter."""
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/backfills")
 
@@ -186,6 +194,13 @@ class Backfills:
                         break
         except SourceFailed as error:
             raise InvalidBackfill(str(error)) from error
+        except (SourceAway, InvalidBackfill, LedgerError):
+            raise
+        except Exception as error:
+            if type(source).__module__ in BUILT_IN_MODULES:
+                raise
+            # It is not ours: whoever wrote it wants to know where it went wrong.
+            raise InvalidBackfill(f"source {spec.source} raised {_where(error)}") from error
         if not jobs:
             why = f"none of its first items can be used: {unusable[0]}" if unusable else "no items"
             raise InvalidBackfill(f"{source.title}: {why}")
@@ -238,11 +253,22 @@ class Backfills:
         return operation.holder is not None and (operation.lease_until or 0) > time.time()
 
 
+def _where(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({PurePath(frame.filename).name}, line {frame.lineno})"
+
+
 def check_limits(limits: Mapping[str, float | int | None]) -> None:
     """Raises InvalidBackfill for a rate or a number of open jobs that is not positive."""
     for name, value in limits.items():
-        if value is not None and value <= 0:
+        if value is None:
+            continue
+        if not value > 0:
             raise InvalidBackfill(f"{name} must be more than 0; to stop publishing, pause it")
+        if value > MOST[name]:
+            raise InvalidBackfill(
+                f"{name} must be at most {MOST[name]:,}; leave it out for no limit"
+            )
 
 
 def parse_spec(values: Mapping[str, Any]) -> BackfillSpec:
@@ -256,11 +282,11 @@ def parse_spec(values: Mapping[str, Any]) -> BackfillSpec:
 def job_or_reason(plan: Plan, item: Item | Unusable) -> NewJob | str:
     """The job of an item, or where and why there is none."""
     if isinstance(item, Unusable):
-        return f"{item.where}: {item.why}"
+        return f"{item.where}: {item.why}"[:NOTE_LENGTH]
     try:
         return plan.job(item)
     except (InvalidJob, InvalidPayload, MissingField) as error:
-        return f"{item.key}: {error}"
+        return f"{item.key}: {error}"[:NOTE_LENGTH]
 
 
 def _try(plan: Plan, item: Item | Unusable, jobs: list[NewJob], unusable: list[str]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
-_FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_. -]*)\}")
+SHOWN_FIELDS = 20
+
+_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
 
 class MissingField(ValueError):
-    """The template names a field that the item does not have."""
+    """The template names a field that the item does not have, or has a brace that names none."""
 
 
 def render(template: Any, values: Mapping[str, Any]) -> Any:
@@ -32,19 +35,13 @@ def render(template: Any, values: Mapping[str, Any]) -> Any:
     return template
 
 
-def fields_of(template: Any) -> set[str]:
-    """The fields that a template names."""
-    if isinstance(template, str):
-        return {found[1] for found in _FIELD.finditer(template) if found[1]}
-    if isinstance(template, Mapping):
-        template = list(template.values())
-    if isinstance(template, list):
-        return set().union(*map(fields_of, template))
-    return set()
-
-
 def _text(found: re.Match[str], values: Mapping[str, Any]) -> str:
     if not found[1]:
+        if len(found[0]) == 1:
+            raise MissingField(
+                f"{found.string!r} has a brace that names no field: write {{name}}, or "
+                f"{found[0] * 2} for a brace"
+            )
         return found[0][0]
     value = _look_up(found[1], values)
     if isinstance(value, bool):
@@ -55,9 +52,15 @@ def _text(found: re.Match[str], values: Mapping[str, Any]) -> str:
 def _look_up(path: str, values: Mapping[str, Any]) -> Any:
     if path in values:
         return values[path]
+    path = path.strip()
     at: Any = values
     for step in path.split("."):
         if not isinstance(at, Mapping) or step not in at:
-            raise MissingField(f"the item has no field {path!r}; it has: {', '.join(values)}")
+            raise MissingField(f"the item has no field {path!r}; it has: {_names(values)}")
         at = at[step]
     return at
+
+
+def _names(values: Mapping[str, Any]) -> str:
+    shown = ", ".join(map(str, islice(values, SHOWN_FIELDS)))
+    return shown if len(values) <= SHOWN_FIELDS else f"{shown}, …"

@@ -3,6 +3,7 @@
 import json
 import re
 
+from cli import backfill_start
 from cli.backfill_start import FormatName
 from services.backfill.files import FileFormat
 from tests.acceptance.conftest import CommandLine
@@ -61,6 +62,7 @@ def test_it_is_paused_changed_resumed_and_cancelled(jobctl: CommandLine) -> None
         cancelled = jobctl.json("backfill", "cancel", backfill, "--jobs")
     assert cancelled == {"id": backfill, "state": "cancelled", "cancelled_jobs": 9}
     assert "can't be resumed" in jobctl.fails("backfill", "resume", backfill)
+    assert "it is over" in jobctl.fails("backfill", "set", backfill, "--rate", "1")
 
 
 def test_a_dry_run_shows_the_jobs_and_leaves_nothing(jobctl: CommandLine) -> None:
@@ -83,6 +85,7 @@ def test_what_is_wrong_is_said_in_one_line(jobctl: CommandLine) -> None:
         (("file", "no-such-file", "--type", "work"), 2, "no such file: no-such-file"),
         (("file", "-", "--type", "work"), 1, "no items"),
         (("file", "-"), 1, "needs a job type: name one with --type"),
+        (("file", "-", "--type", "work", "--rate", "inf"), 1, "at most 1,000,000"),
         (("documents", "--filter", "state"), 2, "--filter 'state': write NAME=VALUE"),
         (("documents", "--filter", "colour=red", "--type", "work"), 1, "colour: Extra inputs"),
         (("arxiv",), 2, "name --query or --from"),
@@ -92,6 +95,25 @@ def test_what_is_wrong_is_said_in_one_line(jobctl: CommandLine) -> None:
     assert "no backfill 'nope'" in jobctl.fails("backfill", "show", "nope")
     assert "name --rate or --max-open" in jobctl.fails("backfill", "set", "nope", code=2)
     assert re.search("no backfill", jobctl.fails("backfill", "cancel", "nope"))
+
+
+def test_a_pipe_is_a_file_too(jobctl: CommandLine) -> None:
+    arguments = ("/dev/stdin", "--format", "jsonl", "--type", "work", "--dry-run", "--json")
+    shown = json.loads(jobctl.ok("backfill", "start", "file", *arguments, stdin='{"n": 1}\n'))
+    assert shown["total"] == 1
+
+
+def test_values_of_options_are_text_unless_they_have_structure() -> None:
+    given = ["a=123", "b=true", "c=x", 'd="7"', "e=[1]", "f=null", "g=NaN"]
+    assert backfill_start._pairs(given, "--option") == {
+        "a": "123",
+        "b": "true",
+        "c": "x",
+        "d": "7",
+        "e": [1],
+        "f": None,
+        "g": "NaN",
+    }
 
 
 def test_formats_of_the_command_line_are_those_of_the_source() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from services import bulk
 from services.backfill import arxiv, gate, handler
+from services.backfill import progress as progress_module
 from services.backfill.files import FileFormat
 from services.backfill.sources import InvalidBackfill
 from services.backfill.spec import parse_spec
@@ -104,6 +105,20 @@ async def test_what_can_not_be_used_is_skipped_and_told(user: BackfillUser) -> N
     assert not progress.succeeded
 
 
+async def test_a_csv_with_odd_rows_is_read_all_the_same(user: BackfillUser) -> None:
+    long = "x" * 200_000
+    options = await user.store(f"\n\nn,text\n1,{long}\n2,b\n".encode(), FileFormat.CSV)
+    wanted = {"source": "file", "options": options, "job_type": "noop"}
+    wanted["payload"] = {"n": 0, "text": "{n}{text}"}
+    preview = await user.backfills.preview(parse_spec(wanted))
+    assert [job.message.payload["text"] for job in preview.jobs] == [f"1{long}", "2b"]
+    rows = "".join(f"{n},some text\n" for n in range(100_000))
+    options = await user.store(f'n,text\n1,"open\n{rows}'.encode(), FileFormat.CSV)
+    preview = await user.backfills.preview(parse_spec({**wanted, "options": options}))
+    assert preview.unusable == ("line 2: longer than 1,048,576 bytes: is a quote not closed?",)
+    assert preview.jobs
+
+
 async def test_an_own_source_is_read_on_after_it_was_away(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +190,8 @@ async def test_papers_of_arxiv_are_published_page_by_page(
         ("numbers", {"to": 9}, {"lane": "maintenance"}, "not worked in lane maintenance"),
         ("numbers", {"to": 9}, {"payload": {"n": "{m}"}}, "the item has no field 'm'; it has: n"),
         ("numbers", {"to": 9}, {"payload": {"n": "x{n}"}}, "payload of noop: n: Input should be"),
+        ("numbers", {"to": 9}, {"payload": {"text": "{}"}}, "'{}' has a brace that names no field"),
+        ("numbers", {"to": 9, "broken_at": 1}, {}, "numbers raised KeyError: 'a mistake' ("),
         ("numbers", {"to": 9}, {"low": 5, "high": 5}, "low watermark must be below the high"),
         ("numbers", {"to": 9}, {"until": "2020-01-01T00:00:00Z"}, "its end lies in the past"),
         ("file", {"key": "backfills/none.csv", "format": "csv"}, {"job_type": "noop"}, "no file"),
@@ -241,6 +258,25 @@ async def test_cancelled_its_queued_jobs_never_run(user: BackfillUser) -> None:
     assert [start.job_id for start in journal.starts] == [last]
 
 
+async def test_a_source_that_hangs_does_not_keep_it_from_being_cancelled(
+    user: BackfillUser,
+) -> None:
+    operation = await user.start("numbers", {"to": 900, "hangs_at": 30})
+    async with user.running():
+        await user.system.wait_until_ready(QUEUE, 30)
+        async with asyncio.timeout(3):
+            assert await user.backfills.cancel(operation.id, jobs=True) == 30
+
+
+async def test_also_a_slow_one_ends_at_its_date(user: BackfillUser) -> None:
+    until = datetime.now(UTC) + timedelta(seconds=1)
+    operation = await user.start("numbers", {"to": 100}, rate=0.01, until=until.isoformat())
+    await user.system.start_worker()
+    async with asyncio.timeout(10):
+        assert (await user.run(operation)).state is BulkState.COMPLETED
+    assert (await user.progress(operation)).published <= 1
+
+
 async def test_it_ends_at_its_date(user: BackfillUser) -> None:
     until = datetime.now(UTC) + timedelta(seconds=1.5)
     operation = await user.start("numbers", {"to": 100_000}, rate=100, until=until.isoformat())
@@ -292,6 +328,31 @@ async def test_it_keeps_its_queue_between_the_watermarks(user: BackfillUser) -> 
         assert await system.ready(QUEUE) == 250
         await take(system, 51)
         await system.wait_until_ready(QUEUE, 600)
+
+
+async def test_its_course_is_told_also_while_it_waits(
+    user: BackfillUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "SAMPLE_EVERY", 0.1)
+    operation = await user.start("numbers", {"to": 9}, high=1)
+    async with user.running():
+
+        async def has_samples() -> bool:
+            found = await bulk.require_bulk(user.system.ledger, operation.id)
+            return len(found.counts.get("samples", ())) > 3
+
+        await eventually(has_samples)
+
+
+async def test_that_nobody_runs_it_is_told(
+    user: BackfillUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation = await user.start("numbers", {"to": 9})
+    assert (await user.progress(operation)).note is None
+    monkeypatch.setattr(progress_module, "UNATTENDED", -1)
+    note = (await user.progress(operation)).note
+    assert note is not None
+    assert "is `jobctl scheduler` running?" in note
 
 
 async def take(system: System, count: int) -> None:

@@ -23,6 +23,8 @@ class NumberOptions(BaseModel):
     to: int
     away_at: int | None = None
     """The first reading breaks off there."""
+    hangs_at: int | None = None
+    broken_at: int | None = None
 
 
 class Numbers(Source):
@@ -41,6 +43,10 @@ class Numbers(Source):
         for number in range(cursor["n"] if cursor else 0, self.options.to):
             if number == self.options.away_at and cursor is None:
                 raise SourceAway("the numbers have gone out")
+            if number == self.options.hangs_at:
+                await asyncio.Event().wait()
+            if number == self.options.broken_at:
+                raise KeyError("a mistake")
             yield Item(str(number), {"n": number}, {"n": number + 1})
 
 

@@ -61,6 +61,8 @@ async def test_it_is_paused_changed_resumed_and_cancelled(
     assert cancelled.cancelled_jobs == 500
     with pytest.raises(Conflict, match="is cancelled: it is over"):
         await client.resume_backfill(started.id)
+    with pytest.raises(Conflict, match="is cancelled: it is over"):
+        await client.set_backfill_limits(started.id, rate=1)
     await client.close()
 
 
