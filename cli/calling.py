@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cli.common import load_settings
-from cli.errors import CommandFailed
+from cli.errors import CommandFailed, WrongUsage
 
 if TYPE_CHECKING:
     from api.client import ApiError, Client
@@ -21,8 +21,16 @@ def calling() -> Iterator[Client]:
     settings = load_settings()
     key = settings.api_key.get_secret_value() if settings.api_key is not None else None
     try:
-        with Client(settings.api_url, key) as client:
+        client = Client(settings.api_url, key)
+    except ValueError as error:
+        raise WrongUsage(f"{error}: see JOBS_API_URL and JOBS_API_KEY") from error
+    try:
+        with client:
             yield client
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":
+            raise  # what is printed, not what was typed
+        raise WrongUsage("an argument is not UTF-8") from error
     except ApiError as error:
         raise CommandFailed(advice(error)) from error
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, closing
 from itertools import count
 from types import TracebackType
@@ -15,7 +15,7 @@ import httpx
 from api.client.calls import Call, Upload, in_path
 from api.client.common import Common, looks
 from api.client.errors import ApiError, away, error_of
-from api.client.following import Event, EventReader, Patience
+from api.client.following import Event, EventReader, Patience, check_stream
 from api.client.operations import streams
 from api.document_models import DocumentView
 from api.models import JobDetails
@@ -107,7 +107,7 @@ class Client(Common):
         job_type: str | None = None,
         last_event_id: str | None = None,
         reconnects: int = RECONNECTS,
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """What happens to all jobs, or to those of a lane or type, without an end.
 
         A stream that is cut is opened again after the last event that came.
@@ -118,7 +118,7 @@ class Client(Common):
     @streams("events-follow_job")
     def job_events(
         self, job_id: str, *, last_event_id: str | None = None, reconnects: int = RECONNECTS
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """What happens to one job: from `state` to `end`; `state` comes again where the stream
         was cut."""
         path = f"/jobs/{in_path(job_id)}/events"
@@ -126,7 +126,7 @@ class Client(Common):
 
     def _follow(
         self, path: str, query: dict[str, str | None], last_id: str | None, reconnects: int
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         reader, patience = EventReader(last_id), Patience(reconnects)
         params = {name: value for name, value in query.items() if value is not None}
         while True:
@@ -153,6 +153,7 @@ class Client(Common):
                 if not answer.is_success:
                     answer.read()
                     raise error_of(answer)
+                check_stream(answer)
                 yield from answer.iter_lines()
         except httpx.RequestError as error:
             raise away(error, self.base_url) from error
@@ -238,7 +239,7 @@ class AsyncClient(Common):
         job_type: str | None = None,
         last_event_id: str | None = None,
         reconnects: int = RECONNECTS,
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """As Client.events."""
         query = {"lane": lane, "job_type": job_type}
         return self._follow("/events", query, last_event_id, reconnects)
@@ -246,14 +247,14 @@ class AsyncClient(Common):
     @streams("events-follow_job")
     def job_events(
         self, job_id: str, *, last_event_id: str | None = None, reconnects: int = RECONNECTS
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """As Client.job_events."""
         path = f"/jobs/{in_path(job_id)}/events"
         return self._follow(path, {}, last_event_id, reconnects)
 
     async def _follow(
         self, path: str, query: dict[str, str | None], last_id: str | None, reconnects: int
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         reader, patience = EventReader(last_id), Patience(reconnects)
         params = {name: value for name, value in query.items() if value is not None}
         while True:
@@ -281,6 +282,7 @@ class AsyncClient(Common):
                 if not answer.is_success:
                     await answer.aread()
                     raise error_of(answer)
+                check_stream(answer)
                 async for line in answer.aiter_lines():
                     yield line
         except httpx.RequestError as error:

@@ -14,7 +14,15 @@ from pydantic import ValidationError
 
 from api.access import is_loopback
 from api.client.calls import Call
-from api.client.errors import ApiAway, ApiError, NotAnApi, RateLimited, TookTooLong, error_of
+from api.client.errors import (
+    ApiAway,
+    ApiError,
+    NotAnApi,
+    RateLimited,
+    TookTooLong,
+    error_of,
+    shown_url,
+)
 from api.client.following import QUIET
 from api.client.operations import Operations
 
@@ -63,18 +71,21 @@ class Common(Operations):
         `timeout`: seconds of silence after which a call is given up. `retries`: how often a call
         is made again that was turned away (429, 503) or got no answer; only calls that may be
         made twice, and only when the service asks for at most `longest_retry` seconds.
-        Raises ValueError for an address that is none.
+        Raises ValueError for an address or a key that is none.
         """
         given = base_url or os.environ.get("JOBS_API_URL") or DEFAULT_URL
+        shown = given.rpartition("@")[2]  # a password may stand before it
         try:
             self.base_url = httpx.URL(given.rstrip("/"))
         except httpx.InvalidURL as error:
-            raise ValueError(f"{given!r} is not the address of an API: {error}") from error
+            raise ValueError(f"{shown!r} is not the address of an API: {error}") from error
         if self.base_url.scheme not in ("http", "https") or not self.base_url.host:
-            raise ValueError(f"{given!r} is not the address of an API: it begins with http://")
+            raise ValueError(f"{shown!r} is not the address of an API: it begins with http://")
         self._timeout = timeout
         self._retries = Retries(retries, longest_retry)
-        key = api_key or os.environ.get("JOBS_API_KEY")
+        key = (api_key or os.environ.get("JOBS_API_KEY") or "").strip()
+        if not _fits_header(key):
+            raise ValueError("the API key has a character that no key has")  # it stays secret
         self._open(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -88,11 +99,14 @@ class Common(Operations):
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.base_url)!r})"
+        return f"{type(self).__name__}({shown_url(self.base_url)!r})"
 
     def _arguments(self, call: Call[Any], file: IO[bytes] | None) -> dict[str, Any]:
         query = {name: value for name, value in call.query.items() if value is not None}
         patience = self._timeout if call.patience is None else max(call.patience, self._timeout)
+        for name, value in call.headers.items():
+            if not _fits_header(value):
+                raise ValueError(f"{name} is {value!r}: only printable ASCII can be sent there")
         arguments: dict[str, Any] = {
             "method": call.method,
             "url": call.path,
@@ -116,8 +130,8 @@ class Common(Operations):
             if not answer.is_success:
                 raise error_of(answer) from error
             raise NotAnApi(
-                f"{self.base_url} does not answer {call.method} {call.path} as this client "
-                "expects it: is it the API, and of the same version?"
+                f"{shown_url(self.base_url)} does not answer {call.method} {call.path} as this "
+                "client expects it: is it the API, and of the same version?"
             ) from error
 
     def _stream(self, last_id: str | None) -> dict[str, Any]:
@@ -125,6 +139,10 @@ class Common(Operations):
             "headers": {"Last-Event-ID": last_id} if last_id else {},
             "timeout": httpx.Timeout(self._timeout, read=QUIET),
         }
+
+
+def _fits_header(text: str) -> bool:
+    return text.isascii() and text.isprintable()
 
 
 def looks(what: str, timeout: float | None) -> Iterator[float]:

@@ -2,7 +2,7 @@
 
 ApiError
 ├── ApiAway               no answer came: the network, or nothing listens there
-├── NotAnApi              something answered, but not this API
+├── NotAnApi              something answered, but not this API: a redirect, a page, another version
 ├── TookTooLong           `wait…` gave up; what was waited for goes on
 ├── Unauthorized          401
 ├── Forbidden             403
@@ -110,7 +110,10 @@ def error_of(answer: httpx.Response) -> ApiError:
         problem = ProblemDetails.model_validate_json(answer.content)
     except ValidationError:
         phrase = f"{answer.status_code} {answer.reason_phrase}".strip()
-        error = _class_of(answer.status_code)(f"{answer.url.host} answered {phrase}")
+        said = f"{answer.url.host} answered {phrase}"
+        if answer.is_redirect:
+            said += f", to {answer.headers['location'][:200]}: is that the address of the API?"
+        error = _class_of(answer.status_code)(said)
         error.status = answer.status_code
         error.retry_after = _seconds(answer)
         return error
@@ -134,10 +137,17 @@ def away(error: httpx.RequestError, url: httpx.URL) -> ApiAway:
     return ApiAway(f"the API at {place} can't be reached: {reason}")
 
 
+def shown_url(url: httpx.URL) -> str:
+    """An address without its password."""
+    return str(url.copy_with(userinfo=b""))
+
+
 def _class_of(status: int) -> type[ApiError]:
     known = _BY_STATUS.get(status)
     if known is not None:
         return known
+    if status < 400:
+        return NotAnApi
     return Unavailable if status >= 500 else Invalid
 
 

@@ -6,7 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from api.client.errors import ApiAway, ApiError, RateLimited, Unavailable
+import httpx
+
+from api.client.errors import ApiAway, ApiError, NotAnApi, RateLimited, Unavailable, shown_url
 
 QUIET = 60.0
 """Seconds without a sign of life after which a stream counts as cut."""
@@ -34,7 +36,7 @@ class EventReader:
     _fields: dict[str, str] = field(default_factory=dict)
 
     def line(self, text: str) -> Event | None:
-        """Take a line in; the event that it ends, if it does."""
+        """Take a line in; the event that it ends, if it does. Raises NotAnApi."""
         if text:
             name, _, value = text.partition(":")
             if name:  # else a comment, which is a sign of life
@@ -44,11 +46,27 @@ class EventReader:
         if "data" not in fields:
             return None
         self.last_id = fields.get("id", self.last_id)
-        return Event(fields.get("event", "message"), json.loads(fields["data"]), fields.get("id"))
+        return Event(fields.get("event", "message"), _data(fields["data"]), fields.get("id"))
 
     def forget_half(self) -> None:
         """Drop what was cut off in the middle."""
         self._fields = {}
+
+
+def check_stream(answer: httpx.Response) -> None:
+    """Raises NotAnApi for a success that is no stream of events: it would be opened for ever."""
+    if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+        raise NotAnApi(f"{shown_url(answer.url)} answers with no stream of events: is it the API?")
+
+
+def _data(text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise NotAnApi("an event that is not JSON came: is it the API?") from error
+    if not isinstance(data, dict):
+        raise NotAnApi("an event that is no object came: is it the API, of the same version?")
+    return data
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
@@ -37,7 +37,9 @@ class Method(Generic[P, T]):
     @overload
     def __get__(self, client: Client, owner: object) -> Callable[P, T]: ...
     @overload
-    def __get__(self, client: AsyncClient, owner: object) -> Callable[P, Awaitable[T]]: ...
+    def __get__(
+        self, client: AsyncClient, owner: object
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, client: Any, owner: object) -> Any:
         if client is None:
             return self
@@ -62,14 +64,18 @@ class Listing(Generic[P, PageT, Item]):
     @overload
     def __get__(self, client: None, owner: object) -> Self: ...
     @overload
-    def __get__(self, client: Client, owner: object) -> Callable[P, Iterator[Item]]: ...
+    def __get__(
+        self, client: Client, owner: object
+    ) -> Callable[P, Generator[Item, None, None]]: ...
     @overload
-    def __get__(self, client: AsyncClient, owner: object) -> Callable[P, AsyncIterator[Item]]: ...
+    def __get__(
+        self, client: AsyncClient, owner: object
+    ) -> Callable[P, AsyncGenerator[Item, None]]: ...
     def __get__(self, client: Any, owner: object) -> Any:
         if client is None:
             return self
 
-        def pages(*args: P.args, **kwargs: P.kwargs) -> Iterator[Item]:
+        def pages(*args: P.args, **kwargs: P.kwargs) -> Generator[Item, None, None]:
             while True:
                 page = client.send(self._call(*args, **kwargs))
                 yield from self._items(page)
@@ -77,7 +83,7 @@ class Listing(Generic[P, PageT, Item]):
                     return
                 kwargs["cursor"] = page.next_cursor
 
-        async def async_pages(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Item]:
+        async def async_pages(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[Item, None]:
             while True:
                 page = await client.send(self._call(*args, **kwargs))
                 for item in self._items(page):

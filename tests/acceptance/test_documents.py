@@ -102,6 +102,10 @@ def test_the_text_of_a_file(shell: CommandLine, tmp_path: Path) -> None:
 def test_what_fails_is_one_line_and_says_what_to_do(shell: CommandLine, papers: list[str]) -> None:
     assert "there is no document none" in shell.fails("documents", "show", "none")
     assert "JOBS_API_KEY" in shell.fails("documents", "list", JOBS_API_KEY="wrong")
+    unsendable = shell.fails("documents", "list", code=2, JOBS_API_KEY="sec\nret")
+    assert "JOBS_API_KEY" in unsendable
+    assert "ret:" not in unsendable
+    assert "UTF-8" in shell.fails("search", "tide \udcff", code=2)
     away = shell.fails("search", "tide", JOBS_API_URL="http://127.0.0.1:9")
     assert "127.0.0.1:9 can't be reached" in away
     assert "jobctl api" in away

@@ -3,11 +3,21 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
 
-from api.client import ApiAway, Client, Forbidden, Invalid, Unavailable
+from api.client import (
+    ApiAway,
+    AsyncClient,
+    Client,
+    Forbidden,
+    Invalid,
+    NotAnApi,
+    Unavailable,
+    calls,
+)
 from api.client.errors import error_of
 from api.client.following import EventReader, Patience
 
@@ -85,3 +95,91 @@ def test_an_answer_of_a_proxy_in_between_is_an_error_too(
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="is not the address of an API"):
         Client(address)
+
+
+@pytest.mark.parametrize("key", ["secret\nkey", "sekrét"])
+def test_a_key_that_can_not_be_sent_is_refused_and_not_told(key: str) -> None:
+    with pytest.raises(ValueError, match="API key") as caught:
+        Client("http://api.example", key)
+    assert key not in str(caught.value)
+
+
+def test_a_key_is_sent_without_the_line_end_of_its_file() -> None:
+    with Client("http://api.example", "secret\r\n") as client:
+        assert client._http.headers["Authorization"] == "Bearer secret"
+
+
+def test_the_password_of_an_address_is_not_shown() -> None:
+    with Client("http://somebody:secret@api.example") as client:
+        assert repr(client) == "Client('http://api.example')"
+        answer = httpx.Response(200, text="hello", request=httpx.Request("GET", client.base_url))
+        with pytest.raises(NotAnApi) as caught:
+            client._result(calls.live.call(), answer)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="is not the address") as refused:
+        Client("ftp://somebody:secret@api.example")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_header_that_can_not_be_sent_is_named() -> None:
+    with Client("http://api.example") as client, pytest.raises(ValueError, match="Idempotency-Key"):
+        client.publish("hot.link_content", idempotency_key="Schlüssel")
+
+
+def test_a_redirect_says_where_to() -> None:
+    answer = httpx.Response(
+        301,
+        headers={"Location": "https://api.example/jobs"},
+        request=httpx.Request("GET", "http://api.example/jobs"),
+    )
+    made = error_of(answer)
+    assert type(made) is NotAnApi
+    assert "https://api.example/jobs" in str(made)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("text/html", "<h1>Log in</h1>"),
+        ("text/event-stream", "data: {\n\n"),
+        ("text/event-stream", "data: 1\n\n"),
+    ],
+)
+async def test_what_is_no_stream_of_events_is_not_followed_for_ever(kind: str, body: str) -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"Content-Type": kind}, text=body)
+
+    transport = httpx.MockTransport(answer)
+    with Client("http://api.example") as client:
+        client._http = httpx.Client(base_url=client.base_url, transport=transport)
+        with pytest.raises(NotAnApi):
+            next(client.events())
+    async with AsyncClient("http://api.example") as client_async:
+        client_async._http = httpx.AsyncClient(base_url=client.base_url, transport=transport)
+        with pytest.raises(NotAnApi):
+            await anext(client_async.events())
+
+
+TYPED = """
+import asyncio
+from contextlib import aclosing, closing
+from api.client import AsyncClient, Client
+
+with Client() as client, closing(client.events()) as events, closing(client.jobs()) as jobs:
+    print(next(events).name, next(jobs).job_id)
+
+async def main() -> None:
+    async with AsyncClient() as client, asyncio.TaskGroup() as group:
+        task = group.create_task(client.job("x"))
+        async with aclosing(client.events()) as events, aclosing(client.documents()) as documents:
+            print((await anext(events)).name, (await anext(documents)).title)
+    print(task.result().job_id)
+"""
+
+
+def test_programs_that_close_and_run_beside_are_well_typed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
