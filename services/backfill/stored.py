@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
 from services.backfill.sources import Cursor, Item, Source, Unusable
 from services.ledger.documents import DocumentFilter
@@ -26,7 +27,13 @@ class DocumentOptions(BaseModel):
     since: AwareDatetime | None = None
     """Taken in at this time or later."""
     until: AwareDatetime | None = None
-    """Taken in before this time."""
+    """Taken in before this time. A day alone is its beginning, in UTC."""
+
+    @field_validator("since", "until", mode="before")
+    @classmethod
+    def _beginning(cls, value: Any) -> Any:
+        is_day = isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", value)
+        return f"{value}T00:00:00Z" if is_day else value
 
 
 class DocumentSource(Source):

@@ -1,0 +1,17 @@
+from datetime import UTC, datetime
+
+import pytest
+from pydantic import ValidationError
+
+from services.backfill.stored import DocumentOptions
+
+
+def test_a_day_is_its_beginning_in_utc() -> None:
+    options = DocumentOptions.model_validate({"since": "2024-01-31"})
+    assert options.since == datetime(2024, 1, 31, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("wrong", ["2024-02-30", "2024-01-01T10:00", "yesterday"])
+def test_other_times_need_their_zone(wrong: str) -> None:
+    with pytest.raises(ValidationError):
+        DocumentOptions.model_validate({"until": wrong})
