@@ -65,7 +65,7 @@ async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]
     """The request's file, stored, and what was said of it. Raises a problem."""
     try:
         form = UploadForm(request)
-        upload = await inbox.receive(form.file())
+        upload = await inbox.receive(form.file(), lambda: form.filename)
         try:
             await form.rest()
             about = About.of(form.filename, form.fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -75,11 +75,17 @@ class Inbox:
         """There is no broker: jobs run in this process, and their callers wait for them."""
         return self._inline is not None
 
-    async def receive(self, parts: AsyncIterable[bytes]) -> Upload:
-        """Store an upload as it comes in. Raises StorageFull, UnsupportedMedia,
-        DocumentTooLarge, and what `parts` raises; nothing is kept then."""
+    async def receive(
+        self, parts: AsyncIterable[bytes], filename: Callable[[], str | None] = lambda: None
+    ) -> Upload:
+        """Store an upload as it comes in, whose name is known with its first part.
+
+        Raises StorageFull, UnsupportedMedia, DocumentTooLarge, and what `parts` raises; nothing is
+        kept then.
+        """
         await self._quota.check()
-        return await receive(self.storage, self._quota.metered(parts), max_bytes=self.max_bytes)
+        metered = self._quota.metered(parts)
+        return await receive(self.storage, metered, filename, max_bytes=self.max_bytes)
 
     async def discard(self, upload: Upload) -> None:
         """Remove an upload that no job works on."""

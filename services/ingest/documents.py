@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -12,6 +12,7 @@ from services.ingest.media import (
     MAX_DOCUMENT_BYTES,
     SNIFF_BYTES,
     media_type_of,
+    refuse_false_pdf,
     refuse_unsupported,
 )
 from services.outcomes import PermanentError
@@ -29,7 +30,11 @@ class Upload:
 
 
 async def receive(
-    storage: Storage, parts: AsyncIterable[bytes], *, max_bytes: int = MAX_DOCUMENT_BYTES
+    storage: Storage,
+    parts: AsyncIterable[bytes],
+    filename: Callable[[], str | None] = lambda: None,
+    *,
+    max_bytes: int = MAX_DOCUMENT_BYTES,
 ) -> Upload:
     """Store an upload as it comes in, refusing early what is no document.
 
@@ -39,13 +44,17 @@ async def receive(
     """
     key = f"uploads/incoming/{uuid4()}"
     try:
-        received = await storage.put_stream_async(key, _sniffed(parts), max_bytes=max_bytes)
+        received = await storage.put_stream_async(
+            key, _sniffed(parts, filename), max_bytes=max_bytes
+        )
     except TooLarge as error:
         raise DocumentTooLarge(f"the file has {error}") from error
     return Upload(key, received.size, received.sha256)
 
 
-async def _sniffed(parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+async def _sniffed(
+    parts: AsyncIterable[bytes], filename: Callable[[], str | None]
+) -> AsyncIterator[bytes]:
     """The same parts, the first of them long enough to be checked."""
     head = b""
     checked = False
@@ -56,10 +65,12 @@ async def _sniffed(parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         head += part
         if len(head) >= SNIFF_BYTES:
             refuse_unsupported(head)
+            refuse_false_pdf(head, filename())
             checked = True
             yield head
     if not checked:
         refuse_unsupported(head)
+        refuse_false_pdf(head, filename())
         yield head
 
 

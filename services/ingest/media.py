@@ -64,15 +64,24 @@ def refuse_unsupported(head: bytes) -> None:
         raise UnsupportedMedia("neither a PDF nor text in UTF-8 or UTF-16") from error
 
 
+def refuse_false_pdf(head: bytes, filename: str | None) -> None:
+    """Check the beginning of a file whose name ends in .pdf: text under that name is what a
+    download left that failed. Raises UnsupportedMedia."""
+    if (filename or "").lower().endswith(".pdf") and b"%PDF-" not in head[:_HEADER_WITHIN]:
+        raise UnsupportedMedia("its name ends in .pdf, but it is no PDF")
+
+
 def media_type_of(data: bytes, filename: str | None = None) -> str:
     """`application/pdf`, `text/markdown` or `text/plain`, from a whole file's content.
 
-    The name only tells Markdown from other text. Raises UnsupportedMedia.
+    The name only tells Markdown from other text, and what was meant to be a PDF. Raises
+    UnsupportedMedia.
     """
     refuse_unsupported(data[:SNIFF_BYTES])
     if b"%PDF-" in data[:_HEADER_WITHIN]:
         return PDF
     decode_text(data)
+    refuse_false_pdf(data, filename)
     markdown = filename is not None and filename.lower().endswith((".md", ".markdown"))
     return MARKDOWN if markdown else PLAIN_TEXT
 

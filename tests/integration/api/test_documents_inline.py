@@ -112,6 +112,8 @@ async def test_uploads_at_the_same_time_make_one_document(client: httpx.AsyncCli
         (b"PK\x03\x04" + bytes(9000), "paper.pdf", "ZIP"),
         (b"<html><body>hello</body></html>", "paper.pdf", "HTML"),
         (b"", "paper.pdf", "empty"),
+        (b"not a pdf at all\n", "Paper.PDF", "no PDF"),
+        (b"not a pdf at all\n" * 9000, "paper.pdf", "no PDF"),
         (bytes(range(256)) * 40, "notes.txt", "binary"),
     ],
 )

@@ -15,7 +15,7 @@ from services.ingest.media import MARKDOWN, PDF, PLAIN_TEXT, SNIFF_BYTES, media_
         (b"%PDF-1.7\n...", "paper.txt", PDF),
         (b"junk before\n%PDF-1.4", None, PDF),
         (b"Hello", None, PLAIN_TEXT),
-        (b"Hello", "paper.pdf", PLAIN_TEXT),
+        (b"Hello", "paper.txt", PLAIN_TEXT),
         (b"# Title", "README.MD", MARKDOWN),
         ("Grüße".encode(), "a.txt", PLAIN_TEXT),
         ("\ufeffGrüße".encode(), "a.txt", PLAIN_TEXT),
@@ -42,6 +42,7 @@ def test_type_follows_from_the_content(data: bytes, filename: str | None, expect
         (b"text with a \x00 in it", "binary"),
         (b"\xfc\xfd\xfe not UTF-8", "UTF-8"),
         (b"good " * 2000 + b"\xff", "byte 10,000"),
+        (b"not a pdf at all\n", "no PDF"),
     ],
 )
 def test_anything_else_is_refused_and_named(data: bytes, said: str):
