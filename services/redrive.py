@@ -28,7 +28,7 @@ from services.registry import Registry
 
 __all__ = ["Change", "LetterFilter", "Redriver", "Tally", "turn_to_scan"]
 
-BATCH = 100
+BATCH = 200
 """Letters looked up, published and confirmed together."""
 TURN = "scan of jobs.dead"
 TURN_LOOK = 0.1
