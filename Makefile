@@ -6,8 +6,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# How many test processes; WORKERS=0 runs the tests in one, as a debugger wants it.
-WORKERS ?= 2
+# How many test processes; WORKERS=0 runs the tests in one, as a debugger wants it. One more than
+# two cores: much of a test is waiting for a broker.
+WORKERS ?= 3
 # More for pytest: make test ARGS="-k priority tests/integration"
 ARGS ?=
 # What the demo works on, one or several paths; none: the samples that come with it.
@@ -46,7 +47,7 @@ test-deps: ## Install the brokers and the database that the tests run against
 	@tests/support/setup.sh
 
 .PHONY: test
-test: venv test-deps ## Run the tests (WORKERS=2, ARGS="-k name")
+test: venv test-deps ## Run the tests (WORKERS=3, ARGS="-k name")
 	@$(BIN)/pytest -n $(WORKERS) $(ARGS)
 
 .PHONY: check

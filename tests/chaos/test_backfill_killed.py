@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 KILLS = {"classic": 50, "quorum": 15}
 """In a row. The part of the broker is small, and the second profile holds it to the same."""
-ITEMS = 8_000
+ITEMS = 6_000
 
 
 @BOTH_QUEUE_TYPES
@@ -35,7 +35,7 @@ async def test_killed_time_and_again_it_publishes_every_item_once(
         user = BackfillUser(system)
         options = await user.store({"n": n} for n in range(ITEMS))
         # So slow that it can't be done before it was killed often enough.
-        operation = await user.start("file", options, job_type="noop", rate=250, high=100_000)
+        operation = await user.start("file", options, job_type="noop", rate=200, high=100_000)
         killer = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.support.backfill_process"),
             *(operation.id, str(kills), "17"),

@@ -354,7 +354,7 @@ async def test_a_file_over_the_limit_is_refused_while_it_comes_in(tmp_path: Path
 async def test_a_full_storage_takes_no_more_in(tmp_path: Path):
     settings = Settings(data_dir=tmp_path, amqp_url=None, storage_quota=30_000)
     async with serving(settings) as client:
-        too_large = await send(client, in_parts(b"word " * 8_000, 10_000))
+        too_large = await send(client, in_parts(b"%PDF-1.7\n" + b"word " * 8_000, 10_000))
         assert (too_large.status_code, too_large.json()["type"]) == (507, "/problems/storage-full")
         assert not stored(settings)
         assert (await send(client, pdf())).status_code == 201
