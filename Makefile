@@ -48,7 +48,7 @@ test-deps: ## Install the brokers and the database that the tests run against
 
 .PHONY: test
 test: venv test-deps ## Run the tests (WORKERS=3, ARGS="-k name")
-	@$(BIN)/pytest -n $(WORKERS) $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 .PHONY: check
 check: venv ## Lint, format, types and import contracts, without changing anything
