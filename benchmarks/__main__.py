@@ -42,6 +42,7 @@ def main() -> None:
             rows = measure(ground, options.rounds or rounds, options.count or count)
             figures[name] = rows
             console.print(_table(rows))
+            ground.clear()
     if options.json:
         values = {
             name: [{**vars(row), "median": row.median} for row in rows]

@@ -39,6 +39,14 @@ class Stage:
             client.put(f"/api/vhosts/{quote(name, safe='')}").raise_for_status()
         return with_vhost(self.amqp_url, name)
 
+    def clear(self) -> None:
+        """Remove the virtual hosts, with the messages that were left in them: enough of these
+        would make the broker block publishers."""
+        with httpx.Client(base_url=self.management_url, timeout=60) as client:
+            for each in client.get("/api/vhosts").raise_for_status().json():
+                if each["name"] != "/":
+                    client.delete(f"/api/vhosts/{quote(each['name'], safe='')}")
+
     def switchyard(
         self,
         name: str,
