@@ -176,9 +176,8 @@ async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: State
     """Change its limits, also while it runs."""
     changes: dict[str, Any] = body.model_dump(exclude_unset=True)
     with _problems():
-        await bulk.require_bulk(state.ledger, backfill_id, KIND)
         if changes:
-            await bulk.require_open(state.ledger, backfill_id)
+            await bulk.require_open(state.ledger, backfill_id, KIND)
             await state.ledger.set_bulk_limits(backfill_id, changes)
         return await _view(state, backfill_id)
 
@@ -191,8 +190,7 @@ async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: State
 async def pause(backfill_id: BackfillId, state: State) -> BackfillView:
     """Publish nothing more of it, within a second, until it is resumed."""
     with _problems():
-        await bulk.require_bulk(state.ledger, backfill_id, KIND)
-        await bulk.pause(state.ledger, backfill_id)
+        await bulk.pause(state.ledger, backfill_id, kind=KIND)
         return await _view(state, backfill_id)
 
 
@@ -204,8 +202,7 @@ async def pause(backfill_id: BackfillId, state: State) -> BackfillView:
 async def resume(backfill_id: BackfillId, state: State) -> BackfillView:
     """Let it go on where it was."""
     with _problems():
-        await bulk.require_bulk(state.ledger, backfill_id, KIND)
-        await bulk.resume(state.ledger, backfill_id)
+        await bulk.resume(state.ledger, backfill_id, kind=KIND)
         return await _view(state, backfill_id)
 
 

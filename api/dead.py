@@ -120,8 +120,7 @@ async def set_redrive_rate(redrive_id: RedriveId, body: RedriveRate, state: Stat
 async def pause_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
     """Send nothing more, within a second, until it is resumed."""
     with _problems():
-        await bulk.require_bulk(state.ledger, redrive_id, KIND)
-        await bulk.pause(state.ledger, redrive_id)
+        await bulk.pause(state.ledger, redrive_id, kind=KIND)
         return await _view(state, redrive_id)
 
 
@@ -141,8 +140,7 @@ async def resume_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
 async def cancel_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
     """End it for good. What it has sent stays where it is."""
     with _problems():
-        await bulk.require_bulk(state.ledger, redrive_id, KIND)
-        await bulk.cancel(state.ledger, redrive_id)
+        await bulk.cancel(state.ledger, redrive_id, kind=KIND)
         return await _view(state, redrive_id)
 
 

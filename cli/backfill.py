@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import backfill_start
+from cli.bulk_records import change
 from cli.common import (
     IncludeOption,
     load_registry,
@@ -20,8 +21,6 @@ from cli.errors import FAILED, WrongUsage
 from cli.output import JsonOption, add_row, cell, console, print_json, say, styled, table
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from services.backfill.progress import Progress
     from services.ledger import BulkOperation, Ledger
 
@@ -110,11 +109,11 @@ def pause(backfill_id: BackfillArgument, as_json: JsonOption = False) -> None:
 
     async def work(ledger: Ledger) -> BulkOperation:
         from services import bulk
+        from services.backfill.spec import KIND
 
-        await _progress(backfill_id)
-        return await bulk.pause(ledger, backfill_id)
+        return await bulk.pause(ledger, backfill_id, kind=KIND)
 
-    _act(work, "paused; go on with `jobctl backfill resume {id}`", as_json=as_json)
+    change(work, "paused; go on with `jobctl backfill resume {id}`", _limits, as_json=as_json)
 
 
 @app.command()
@@ -123,11 +122,11 @@ def resume(backfill_id: BackfillArgument, as_json: JsonOption = False) -> None:
 
     async def work(ledger: Ledger) -> BulkOperation:
         from services import bulk
+        from services.backfill.spec import KIND
 
-        await _progress(backfill_id)
-        return await bulk.resume(ledger, backfill_id)
+        return await bulk.resume(ledger, backfill_id, kind=KIND)
 
-    _act(work, "goes on as soon as a scheduler takes it", as_json=as_json)
+    change(work, "goes on as soon as a scheduler takes it", _limits, as_json=as_json)
 
 
 @app.command(name="set")
@@ -152,17 +151,16 @@ def set_limits(
         raise WrongUsage("name --rate or --max-open")
 
     async def work(ledger: Ledger) -> BulkOperation:
-        from services.backfill.spec import check_limits
+        from services.backfill.spec import KIND, check_limits
         from services.bulk import require_open
 
         check_limits(changes)
-        await _progress(backfill_id)
-        await require_open(ledger, backfill_id)
+        await require_open(ledger, backfill_id, KIND)
         changed = await ledger.set_bulk_limits(backfill_id, changes)
         assert changed is not None
         return changed
 
-    _act(work, "has its new limits", as_json=as_json)
+    change(work, "has its new limits", _limits, as_json=as_json)
 
 
 @app.command()
@@ -192,22 +190,13 @@ def cancel(
         say(f"{backfill_id} is cancelled" + (f", and {number:,} of its jobs" if jobs else ""))
 
 
-def _act(work: Callable[[Ledger], Awaitable[BulkOperation]], done: str, *, as_json: bool) -> None:
-    async def act() -> BulkOperation:
-        async with open_ledger(load_settings()) as ledger:
-            return await work(ledger)
-
-    operation = run(act())
-    if as_json:
-        answer: dict[str, Any] = {
-            "id": operation.id,
-            "state": operation.state,
-            "rate": operation.rate,
-            "max_open": operation.max_open,
-        }
-        print_json(answer)
-    else:
-        say(f"{operation.id} {done.format(id=operation.id)}")
+def _limits(operation: BulkOperation) -> dict[str, Any]:
+    return {
+        "id": operation.id,
+        "state": operation.state,
+        "rate": operation.rate,
+        "max_open": operation.max_open,
+    }
 
 
 async def _progress(backfill_id: str) -> Progress:

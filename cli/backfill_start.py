@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +25,7 @@ from cli.common import (
 from cli.errors import FAILED, CommandFailed, WrongUsage
 from cli.output import JsonOption, print_json, say
 from cli.payloads import read_argument
+from cli.shared_options import with_options
 from cli.who import user
 
 if TYPE_CHECKING:
@@ -147,26 +146,8 @@ def _common(
 
 
 def source_command(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of `_common` behind its own; it gets them as `common`."""
-    own = [
-        parameter
-        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
-        if name != "common"
-    ]
-    shared = inspect.signature(_common, eval_str=True).parameters
-
-    @wraps(command)
-    def run_it(**given: Any) -> None:
-        common = _common(**{name: given.pop(name) for name in shared})
-        command(**given, common=common)
-
-    parameters = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in (*own, *shared.values())
-    ]
-    run_it.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run_it.__annotations__ = {each.name: each.annotation for each in parameters}
-    return app.command()(run_it)
+    """A command of `start`, with the options of `_common` behind its own."""
+    return app.command()(with_options(_common, "common")(command))
 
 
 @source_command

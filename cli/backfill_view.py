@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from cli.bulk_records import record_of
 from cli.durations import duration
 from cli.output import cell, console, plain, print_json_line, print_rows, styled, table
 
@@ -24,18 +25,10 @@ def public(progress: Progress) -> dict[str, Any]:
     operation = progress.operation
     shown: dict[str, Any] = plain(
         {
-            "id": operation.id,
-            "title": operation.title,
-            "state": operation.state,
+            **record_of(operation),
             "note": progress.note,
-            "reason": operation.reason,
-            "created_by": operation.created_by,
-            "created_at": operation.created_at,
-            "started_at": operation.started_at,
-            "finished_at": operation.finished_at,
             "rate_limit": operation.rate,
             "max_open": operation.max_open,
-            "spec": operation.spec,
             "total": progress.total,
             "read": progress.read,
             "published": progress.published,

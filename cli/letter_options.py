@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.durations import DURATION_HELP, optional_duration
 from cli.errors import WrongUsage
+from cli.shared_options import with_options
 
 if TYPE_CHECKING:
     from services.letters import LetterFilter
@@ -72,27 +70,8 @@ def _filter_options(
     )
 
 
-def filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the filters behind its own options; it gets them as `which`."""
-    own = [
-        parameter
-        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
-        if name != "which"
-    ]
-    filters = inspect.signature(_filter_options, eval_str=True).parameters
-
-    @wraps(command)
-    def run_it(**given: Any) -> None:
-        which = _filter_options(**{name: given.pop(name) for name in filters})
-        command(**given, which=which)
-
-    parameters = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in (*own, *filters.values())
-    ]
-    run_it.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run_it.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run_it
+filtered = with_options(_filter_options, "which")
+"""A command with the filters behind its own options; it gets them as `which`."""
 
 
 def chosen(which: LetterFilter, ids: list[str] | None, *, everything: bool) -> LetterFilter:

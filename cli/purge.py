@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +20,7 @@ from cli.common import (
 from cli.dead import bring_up_to_date
 from cli.errors import CommandFailed, WrongUsage
 from cli.letter_options import AllOption, IdsArgument, chosen, filtered
-from cli.output import JsonOption, console, print_json
+from cli.output import JsonOption, print_json, progress_bar
 
 if TYPE_CHECKING:
     from services.letters import LetterFilter
@@ -75,7 +73,11 @@ async def _purge(
             found = await Redriver(settings, registry, ledger).purge(which, dry_run=True)
             if found.matched:
                 ask("purge", found.matched, which)
-        with _progress() as on_progress:
+        with progress_bar("purge") as show:
+
+            def on_progress(tally: Tally, total: int) -> None:
+                show(tally.scanned, total, f"{tally.done:,} done")
+
             redriver = Redriver(settings, registry, ledger, on_progress=on_progress)
             return await redriver.purge(which, dry_run=dry_run)
 
@@ -85,27 +87,3 @@ def ask(verb: str, number: int, which: LetterFilter) -> None:
     letters = "one dead letter" if number == 1 else f"{number:,} dead letters"
     question = f"{verb} {letters} ({which.describe()})?"
     typer.confirm(question[0].upper() + question[1:], abort=True, err=True)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Tally, int], None]]:
-    """A progress bar on stderr, where that is a terminal."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda tally, total: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (
-        TextColumn("purge"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[of]}"),
-    )
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("purge", total=None, of="")
-
-        def on_progress(tally: Tally, total: int) -> None:
-            bar.update(task, completed=tally.scanned, total=total, of=f"{tally.done:,} done")
-
-        yield on_progress

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cli.output import cell, console, plain, print_json_line, print_rows, say, styled
+from cli.bulk_records import record_of
+from cli.output import cell, console, plain, print_json_line, print_rows, progress_bar, say, styled
 
 if TYPE_CHECKING:
     from services.ledger import BulkOperation, Ledger
@@ -28,17 +28,8 @@ def public(operation: BulkOperation) -> dict[str, Any]:
 
     shown: dict[str, Any] = plain(
         {
-            "id": operation.id,
-            "title": operation.title,
-            "state": operation.state,
-            "note": operation.note,
-            "reason": operation.reason,
-            "created_by": operation.created_by,
-            "created_at": operation.created_at,
-            "started_at": operation.started_at,
-            "finished_at": operation.finished_at,
+            **record_of(operation),
             "rate": operation.rate,
-            "spec": operation.spec,
             **Progress.of(operation).to_json(),
         }
     )
@@ -74,17 +65,17 @@ async def run_here(
         loop.add_signal_handler(number, pause)
     running = asyncio.create_task(runner.run_one(operation.id))
     try:
-        with _bar() as show:
+        with progress_bar("redrive") as show:
             while not running.done():
-                show(await bulk.require_bulk(ledger, operation.id))
+                show(*_shown(await bulk.require_bulk(ledger, operation.id)))
                 await asyncio.wait({running}, timeout=LOOK_SECONDS)
         try:
             return await running
         except bulk.BulkConflict:
             say(f"{operation.id} is run by another process; watching it")
-        with _bar() as show:
+        with progress_bar("redrive") as show:
             while (seen := await bulk.require_bulk(ledger, operation.id)).state in ACTIVE:
-                show(seen)
+                show(*_shown(seen))
                 await asyncio.sleep(LOOK_SECONDS)
         return seen
     finally:
@@ -93,32 +84,11 @@ async def run_here(
         await asyncio.gather(*pausing, return_exceptions=True)
 
 
-@contextmanager
-def _bar() -> Iterator[Callable[[BulkOperation], None]]:
-    """A progress bar on stderr, where that is a terminal."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda operation: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (
-        TextColumn("redrive"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[of]}"),
-    )
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("redrive", total=None, of="")
-
-        def show(operation: BulkOperation) -> None:
-            counts = operation.counts
-            text = f"{operation.state}: {operation.note}" if operation.note else operation.state
-            bar.update(
-                task, completed=counts.get("redriven", 0), total=counts.get("total"), of=text
-            )
-
-        yield show
+def _shown(operation: BulkOperation) -> tuple[int, int | None, str]:
+    """An operation for a progress bar."""
+    counts = operation.counts
+    text = f"{operation.state}: {operation.note}" if operation.note else operation.state
+    return counts.get("redriven", 0), counts.get("total"), text
 
 
 def print_redrive(operation: BulkOperation) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.bulk_records import change
 from cli.common import (
     IncludeOption,
     load_registry,
@@ -20,8 +21,6 @@ from cli.errors import FAILED
 from cli.output import JsonOption, add_row, cell, console, print_json, say, styled, table
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from services.ledger import BulkOperation, Ledger
 
 RedriveArgument = Annotated[
@@ -112,11 +111,13 @@ def pause(redrive_id: RedriveArgument, as_json: JsonOption = False) -> None:
 
     async def work(ledger: Ledger) -> BulkOperation:
         from services import bulk
+        from services.redrive_spec import KIND
 
-        await _found(ledger, redrive_id)
-        return await bulk.pause(ledger, redrive_id)
+        return await bulk.pause(ledger, redrive_id, kind=KIND)
 
-    _act(work, "is paused; go on with `jobctl dead redrives resume {id}`", as_json=as_json)
+    change(
+        work, "is paused; go on with `jobctl dead redrives resume {id}`", _public, as_json=as_json
+    )
 
 
 @app.command()
@@ -161,11 +162,11 @@ def cancel(redrive_id: RedriveArgument, as_json: JsonOption = False) -> None:
 
     async def work(ledger: Ledger) -> BulkOperation:
         from services import bulk
+        from services.redrive_spec import KIND
 
-        await _found(ledger, redrive_id)
-        return await bulk.cancel(ledger, redrive_id)
+        return await bulk.cancel(ledger, redrive_id, kind=KIND)
 
-    _act(work, "is cancelled", as_json=as_json)
+    change(work, "is cancelled", _public, as_json=as_json)
 
 
 @app.command(name="set")
@@ -185,22 +186,13 @@ def set_rate(
         assert changed is not None
         return changed
 
-    _act(work, "has its new rate", as_json=as_json)
+    change(work, "has its new rate", _public, as_json=as_json)
 
 
-def _act(work: Callable[[Ledger], Awaitable[BulkOperation]], done: str, *, as_json: bool) -> None:
+def _public(operation: BulkOperation) -> dict[str, Any]:
     from cli.redrive_view import public
 
-    async def act() -> BulkOperation:
-        async with open_ledger(load_settings()) as ledger:
-            return await work(ledger)
-
-    operation = run(act())
-    if as_json:
-        answer: dict[str, Any] = public(operation)
-        print_json(answer)
-    else:
-        say(f"{operation.id} {done.format(id=operation.id)}")
+    return public(operation)
 
 
 async def _found(ledger: Ledger, redrive_id: str) -> BulkOperation:

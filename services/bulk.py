@@ -348,35 +348,34 @@ async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = Non
     return found
 
 
-async def require_open(ledger: Ledger, operation_id: str) -> BulkOperation:
+async def require_open(ledger: Ledger, operation_id: str, kind: str | None = None) -> BulkOperation:
     """The record of one that is not over. Raises UnknownBulkOperation, BulkConflict."""
-    found = await require_bulk(ledger, operation_id)
+    found = await require_bulk(ledger, operation_id, kind)
     if found.state in ENDED:
         raise BulkConflict(f"{operation_id} is {found.state}: it is over")
     return found
 
 
-async def pause(ledger: Ledger, operation_id: str, note: str | None = None) -> BulkOperation:
-    """Stop within half a second, to go on where it was. Raises UnknownBulkOperation,
-    BulkConflict."""
+async def pause(
+    ledger: Ledger, operation_id: str, note: str | None = None, *, kind: str | None = None
+) -> BulkOperation:
+    """Stop within half a second, to go on where it was. With `kind`, one of another is unknown, as
+    in all of these. Raises UnknownBulkOperation, BulkConflict."""
+    await require_bulk(ledger, operation_id, kind)
     return await _move(ledger, operation_id, BulkState.PAUSED, ACTIVE, {BulkState.PAUSED}, note)
 
 
-async def resume(ledger: Ledger, operation_id: str) -> BulkOperation:
+async def resume(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
     """Let it go on where it was. Raises UnknownBulkOperation, BulkConflict."""
-    return await _move(ledger, operation_id, BulkState.WAITING, RESUMABLE, ACTIVE, None)
+    await require_bulk(ledger, operation_id, kind)
+    return await _move(ledger, operation_id, BulkState.WAITING, RESUMABLE, ACTIVE)
 
 
-async def cancel(ledger: Ledger, operation_id: str) -> BulkOperation:
+async def cancel(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
     """End it; what it has published stays. Raises UnknownBulkOperation, BulkConflict."""
-    return await _move(
-        ledger,
-        operation_id,
-        BulkState.CANCELLED,
-        ACTIVE | RESUMABLE,
-        {BulkState.CANCELLED},
-        None,
-    )
+    await require_bulk(ledger, operation_id, kind)
+    among = ACTIVE | RESUMABLE
+    return await _move(ledger, operation_id, BulkState.CANCELLED, among, {BulkState.CANCELLED})
 
 
 async def _move(
@@ -385,7 +384,7 @@ async def _move(
     to: BulkState,
     among: Collection[BulkState],
     same: Collection[BulkState],
-    note: str | None,
+    note: str | None = None,
 ) -> BulkOperation:
     found, moved = await ledger.move_bulk(operation_id, to, among=among, note=note)
     if found is None:

@@ -235,8 +235,7 @@ class Backfills:
         """End a backfill; with `jobs` also those of its jobs that have not begun, and what
         followed from them. Returns how many were cancelled. May be called again: what a crash
         left is then done. Raises UnknownBulkOperation, BulkConflict, LedgerUnavailable."""
-        await require_bulk(self.ledger, operation_id, KIND)
-        await cancel_bulk(self.ledger, operation_id)
+        await cancel_bulk(self.ledger, operation_id, kind=KIND)
         if not jobs:
             return 0
         while await self._is_held(operation_id):  # noqa: ASYNC110 - it is another process
