@@ -12,10 +12,9 @@ from pydantic import BaseModel, Field
 from api import models
 from api.access import needs
 from api.pressure import QueueView, queue_view
-from api.problems import Problem, invalid, responses
+from api.problems import Problem, responses
 from api.state import State
 from services.api_keys import Scope
-from services.job_requests import Complaint
 from services.lane_pressure import Pressure
 from services.ledger import DeadLetter, DeadLetterFilter, DeadLetterState
 from services.worker_status import status_of
@@ -151,10 +150,7 @@ async def list_dead(
     wanted = DeadLetterFilter(
         state=letter_state, reason=reason, job_type=job_type, lane=lane, error_type=error_type
     )
-    try:
-        page = await state.ledger.list_dead(wanted, limit=limit, cursor=cursor)
-    except ValueError as error:
-        raise invalid(Complaint(("cursor",), str(error)), place="query") from error
+    page = await state.ledger.list_dead(wanted, limit=limit, cursor=cursor)
     return DeadLetterPage(
         dead_letters=[DeadLetterView(**_fields(letter)) for letter in page.items],
         next_cursor=page.next_cursor,

@@ -188,9 +188,9 @@ class BackfillView(BaseModel):
             note=progress.note,
             reason=operation.reason,
             created_by=operation.created_by,
-            created_at=_moment(operation.created_at),
-            started_at=operation.started_at and _moment(operation.started_at),
-            finished_at=operation.finished_at and _moment(operation.finished_at),
+            created_at=datetime.fromtimestamp(operation.created_at, UTC),
+            started_at=models.moment(operation.started_at),
+            finished_at=models.moment(operation.finished_at),
             rate=operation.rate,
             max_open=operation.max_open,
             plan=dict(operation.spec),
@@ -224,7 +224,3 @@ class BackfillPage(BaseModel):
 
     backfills: list[BackfillView]
     next_cursor: str | None
-
-
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -23,7 +22,7 @@ from api.backfill_models import (
     Cancellation,
     CancelledBackfill,
 )
-from api.problems import RETRY_AFTER, Problem, invalid, responses
+from api.problems import Problem, invalid, responses
 from api.state import ApiState, State
 from api.uploads import InvalidUpload, UploadForm
 from broker.message import describe
@@ -31,9 +30,8 @@ from services import bulk
 from services.api_keys import Scope
 from services.backfill.files import FileFormat, format_of, store_input
 from services.backfill.progress import progress_of
-from services.backfill.sources import InvalidBackfill, SourceAway
+from services.backfill.sources import InvalidBackfill
 from services.backfill.spec import KIND, Backfills, BackfillSpec
-from services.bulk import BulkConflict, UnknownBulkOperation
 from services.job_requests import Complaint
 from services.ledger import BulkState
 from services.quota import Quota, StorageFull
@@ -80,14 +78,13 @@ async def start(
     """Start a backfill: one job for each item of a source. Its first items are made into jobs for
     trial before."""
     state.require_broker()
-    with _problems():
-        operation = await _backfills(state).start(
-            _spec(body),
-            created_by=f"api: {request.state.principal}",
-            reason=body.reason,
-            rate=body.rate,
-            max_open=body.max_open,
-        )
+    operation = await _backfills(state).start(
+        _spec(body),
+        created_by=f"api: {request.state.principal}",
+        reason=body.reason,
+        rate=body.rate,
+        max_open=body.max_open,
+    )
     response.headers["Location"] = f"/backfills/{operation.id}"
     return BackfillView.of(await progress_of(state.ledger, operation))
 
@@ -99,8 +96,7 @@ async def start(
 )
 async def preview(body: BackfillPlan, state: State) -> BackfillPreview:
     """What a backfill would do: the number of items, and the first jobs. Nothing is started."""
-    with _problems():
-        return BackfillPreview.of(await _backfills(state).preview(_spec(body)))
+    return BackfillPreview.of(await _backfills(state).preview(_spec(body)))
 
 
 @router.post(
@@ -148,10 +144,7 @@ async def list_backfills(
 ) -> BackfillPage:
     """Backfills, newest first."""
     states = [] if wanted is None else [wanted]
-    try:
-        page = await state.ledger.list_bulk(KIND, states=states, limit=limit, cursor=cursor)
-    except ValueError as error:
-        raise invalid(Complaint(("cursor",), str(error)), place="query") from error
+    page = await state.ledger.list_bulk(KIND, states=states, limit=limit, cursor=cursor)
     found = [BackfillView.of(await progress_of(state.ledger, each)) for each in page.items]
     return BackfillPage(backfills=found, next_cursor=page.next_cursor)
 
@@ -163,8 +156,7 @@ async def list_backfills(
 )
 async def show(backfill_id: BackfillId, state: State) -> BackfillView:
     """How far a backfill is, and what came of it."""
-    with _problems():
-        return await _view(state, backfill_id)
+    return await _view(state, backfill_id)
 
 
 @router.patch(
@@ -175,11 +167,9 @@ async def show(backfill_id: BackfillId, state: State) -> BackfillView:
 async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: State) -> BackfillView:
     """Change its limits, also while it runs."""
     changes: dict[str, Any] = body.model_dump(exclude_unset=True)
-    with _problems():
-        if changes:
-            await bulk.require_open(state.ledger, backfill_id, KIND)
-            await state.ledger.set_bulk_limits(backfill_id, changes)
-        return await _view(state, backfill_id)
+    if changes:
+        await bulk.set_limits(state.ledger, backfill_id, changes, kind=KIND)
+    return await _view(state, backfill_id)
 
 
 @router.post(
@@ -189,9 +179,8 @@ async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: State
 )
 async def pause(backfill_id: BackfillId, state: State) -> BackfillView:
     """Publish nothing more of it, within a second, until it is resumed."""
-    with _problems():
-        await bulk.pause(state.ledger, backfill_id, kind=KIND)
-        return await _view(state, backfill_id)
+    await bulk.pause(state.ledger, backfill_id, kind=KIND)
+    return await _view(state, backfill_id)
 
 
 @router.post(
@@ -201,9 +190,8 @@ async def pause(backfill_id: BackfillId, state: State) -> BackfillView:
 )
 async def resume(backfill_id: BackfillId, state: State) -> BackfillView:
     """Let it go on where it was."""
-    with _problems():
-        await bulk.resume(state.ledger, backfill_id, kind=KIND)
-        return await _view(state, backfill_id)
+    await bulk.resume(state.ledger, backfill_id, kind=KIND)
+    return await _view(state, backfill_id)
 
 
 @router.post(
@@ -216,8 +204,7 @@ async def cancel(
 ) -> CancelledBackfill:
     """End it for good; with `jobs` also those of its jobs that have not begun."""
     wanted = body or Cancellation()
-    with _problems():
-        number = await _backfills(state).cancel(backfill_id, jobs=wanted.jobs)
+    number = await _backfills(state).cancel(backfill_id, jobs=wanted.jobs)
     return CancelledBackfill(id=backfill_id, state=BulkState.CANCELLED, cancelled_jobs=number)
 
 
@@ -248,17 +235,3 @@ async def _begun(form: UploadForm) -> AsyncIterator[bytes]:
             yield part
 
     return all_of_it()
-
-
-@contextmanager
-def _problems() -> Iterator[None]:
-    try:
-        yield
-    except InvalidBackfill as error:
-        raise invalid(Complaint((), str(error))) from error
-    except SourceAway as error:
-        raise Problem("source-away", str(error), retry_after=RETRY_AFTER) from error
-    except UnknownBulkOperation as error:
-        raise Problem("not-found", str(error)) from error
-    except BulkConflict as error:
-        raise Problem("wrong-state", str(error)) from error

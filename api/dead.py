@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -22,14 +20,11 @@ from api.dead_models import (
     RedriveRate,
     RedriveView,
 )
-from api.problems import Problem, invalid, responses
+from api.problems import responses
 from api.state import ApiState, State
 from services import bulk, redrive_spec
 from services.api_keys import Scope
-from services.bulk import BulkConflict, UnknownBulkOperation
-from services.job_requests import Complaint
 from services.ledger import BulkState, DeadLetterState
-from services.letter_changes import InvalidRedrive
 from services.redrive_plan import plan_redrive
 from services.redrive_spec import KIND, settled
 
@@ -66,17 +61,16 @@ async def start_redrive(
 ) -> RedriveView | JSONResponse:
     """Start a redrive; a running `jobctl scheduler` sees it through."""
     state.require_broker()
-    with _problems():
-        if body.dry_run:
-            tally = await plan_redrive(state.settings, state.registry, state.ledger, body.spec())
-            return JSONResponse(RedrivePlan.of(tally).model_dump(mode="json"))
-        operation = await redrive_spec.start_redrive(
-            state.ledger,
-            body.spec(),
-            created_by=f"api: {request.state.principal}",
-            reason=body.reason,
-            rate=body.rate,
-        )
+    if body.dry_run:
+        tally = await plan_redrive(state.settings, state.registry, state.ledger, body.spec())
+        return JSONResponse(RedrivePlan.of(tally).model_dump(mode="json"))
+    operation = await redrive_spec.start_redrive(
+        state.ledger,
+        body.spec(),
+        created_by=f"api: {request.state.principal}",
+        reason=body.reason,
+        rate=body.rate,
+    )
     response.headers["Location"] = f"/admin/dead/redrives/{operation.id}"
     return RedriveView.of(operation)
 
@@ -90,10 +84,7 @@ async def list_redrives(
 ) -> RedrivePage:
     """Redrives, the newest first."""
     states = [] if wanted is None else [wanted]
-    try:
-        page = await state.ledger.list_bulk(KIND, states=states, limit=limit, cursor=cursor)
-    except ValueError as error:
-        raise invalid(Complaint(("cursor",), str(error)), place="query") from error
+    page = await state.ledger.list_bulk(KIND, states=states, limit=limit, cursor=cursor)
     found = [RedriveView.of(await settled(state.ledger, each)) for each in page.items]
     return RedrivePage(redrives=found, next_cursor=page.next_cursor)
 
@@ -101,17 +92,17 @@ async def list_redrives(
 @router.get("/redrives/{redrive_id}", responses=responses("not-found", "ledger-away"))
 async def show_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
     """How far a redrive is, and what has become of its letters by now."""
-    with _problems():
-        return await _view(state, redrive_id)
+    return await _view(state, redrive_id)
 
 
-@router.patch("/redrives/{redrive_id}", responses=responses("invalid", "not-found", "ledger-away"))
+@router.patch(
+    "/redrives/{redrive_id}",
+    responses=responses("invalid", "not-found", "wrong-state", "ledger-away"),
+)
 async def set_redrive_rate(redrive_id: RedriveId, body: RedriveRate, state: State) -> RedriveView:
     """Change its rate, also while it runs."""
-    with _problems():
-        await bulk.require_bulk(state.ledger, redrive_id, KIND)
-        await state.ledger.set_bulk_limits(redrive_id, {"rate": body.rate})
-        return await _view(state, redrive_id)
+    await bulk.set_limits(state.ledger, redrive_id, {"rate": body.rate}, kind=KIND)
+    return await _view(state, redrive_id)
 
 
 @router.post(
@@ -119,9 +110,8 @@ async def set_redrive_rate(redrive_id: RedriveId, body: RedriveRate, state: Stat
 )
 async def pause_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
     """Send nothing more, within a second, until it is resumed."""
-    with _problems():
-        await bulk.pause(state.ledger, redrive_id, kind=KIND)
-        return await _view(state, redrive_id)
+    await bulk.pause(state.ledger, redrive_id, kind=KIND)
+    return await _view(state, redrive_id)
 
 
 @router.post(
@@ -129,9 +119,8 @@ async def pause_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
 )
 async def resume_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
     """Let it go on where it was; after a halt it tries again."""
-    with _problems():
-        await redrive_spec.resume_redrive(state.ledger, redrive_id)
-        return await _view(state, redrive_id)
+    await redrive_spec.resume_redrive(state.ledger, redrive_id)
+    return await _view(state, redrive_id)
 
 
 @router.post(
@@ -139,23 +128,10 @@ async def resume_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
 )
 async def cancel_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
     """End it for good. What it has sent stays where it is."""
-    with _problems():
-        await bulk.cancel(state.ledger, redrive_id, kind=KIND)
-        return await _view(state, redrive_id)
+    await bulk.cancel(state.ledger, redrive_id, kind=KIND)
+    return await _view(state, redrive_id)
 
 
 async def _view(state: ApiState, redrive_id: str) -> RedriveView:
     operation = await bulk.require_bulk(state.ledger, redrive_id, KIND)
     return RedriveView.of(await settled(state.ledger, operation))
-
-
-@contextmanager
-def _problems() -> Iterator[None]:
-    try:
-        yield
-    except InvalidRedrive as error:
-        raise invalid(Complaint((), str(error))) from error
-    except UnknownBulkOperation as error:
-        raise Problem("not-found", str(error)) from error
-    except BulkConflict as error:
-        raise Problem("wrong-state", str(error)) from error

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query, Response
 
 from api import models
 from api.access import needs
-from api.problems import RETRY_AFTER, Problem, invalid, responses
+from api.problems import RETRY_AFTER, Problem, responses
 from api.state import BrokerSide, State
 from broker.errors import BrokerAway, LaneFull, PublishError
 from broker.lanes import LANES
@@ -145,10 +145,7 @@ async def list_jobs(
         parent_id=parent_id,
         since=None if since is None else since.timestamp(),
     )
-    try:
-        page = await state.ledger.list_jobs(wanted, limit=limit, cursor=cursor)
-    except ValueError as error:
-        raise invalid(Complaint(("cursor",), str(error)), place="query") from error
+    page = await state.ledger.list_jobs(wanted, limit=limit, cursor=cursor)
     return models.page_view(page)
 
 

@@ -20,8 +20,11 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from broker.errors import BrokerError
+from services.backfill.sources import InvalidBackfill, SourceAway
+from services.bulk import BulkConflict, UnknownBulkOperation
 from services.job_requests import Complaint, InvalidRequest
-from services.ledger import LedgerError, RowRejected
+from services.ledger import InvalidCursor, LedgerError, RowRejected
+from services.letter_changes import InvalidRedrive
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_BASE = "/problems/"
@@ -159,6 +162,16 @@ def problem_of(error: Exception) -> Problem:
             return _invalid_request(error.errors())
         case InvalidRequest():
             return invalid(*error.complaints)
+        case InvalidBackfill() | InvalidRedrive():
+            return invalid(Complaint((), str(error)))
+        case InvalidCursor():
+            return invalid(Complaint(("cursor",), str(error)), place="query")
+        case UnknownBulkOperation():
+            return Problem("not-found", str(error))
+        case BulkConflict():
+            return Problem("wrong-state", str(error))
+        case SourceAway():
+            return Problem("source-away", str(error), retry_after=RETRY_AFTER)
         case RowRejected():
             return Problem("invalid", "the ledger can't keep one of the values")
         case LedgerError():
@@ -209,6 +222,12 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
         StarletteHTTPException,
         RequestValidationError,
         InvalidRequest,
+        InvalidBackfill,
+        InvalidRedrive,
+        InvalidCursor,
+        UnknownBulkOperation,
+        BulkConflict,
+        SourceAway,
         LedgerError,
         BrokerError,
     ):

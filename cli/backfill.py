@@ -152,13 +152,10 @@ def set_limits(
 
     async def work(ledger: Ledger) -> BulkOperation:
         from services.backfill.spec import KIND, check_limits
-        from services.bulk import require_open
+        from services.bulk import set_limits
 
         check_limits(changes)
-        await require_open(ledger, backfill_id, KIND)
-        changed = await ledger.set_bulk_limits(backfill_id, changes)
-        assert changed is not None
-        return changed
+        return await set_limits(ledger, backfill_id, changes, kind=KIND)
 
     change(work, "has its new limits", _limits, as_json=as_json)
 

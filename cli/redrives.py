@@ -181,10 +181,10 @@ def set_rate(
     per_second = None if rate == "0" else per_second_of(rate)
 
     async def work(ledger: Ledger) -> BulkOperation:
-        await _found(ledger, redrive_id)
-        changed = await ledger.set_bulk_limits(redrive_id, {"rate": per_second})
-        assert changed is not None
-        return changed
+        from services.bulk import set_limits
+        from services.redrive_spec import KIND
+
+        return await set_limits(ledger, redrive_id, {"rate": per_second}, kind=KIND)
 
     change(work, "has its new rate", _public, as_json=as_json)
 

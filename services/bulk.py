@@ -348,12 +348,19 @@ async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = Non
     return found
 
 
-async def require_open(ledger: Ledger, operation_id: str, kind: str | None = None) -> BulkOperation:
-    """The record of one that is not over. Raises UnknownBulkOperation, BulkConflict."""
+async def set_limits(
+    ledger: Ledger,
+    operation_id: str,
+    changes: Mapping[str, float | int | None],
+    *,
+    kind: str | None = None,
+) -> BulkOperation:
+    """Change `rate` (jobs a second) or `max_open`, or take it away with None; also while it runs.
+    Raises UnknownBulkOperation, BulkConflict when it is over."""
     found = await require_bulk(ledger, operation_id, kind)
     if found.state in ENDED:
         raise BulkConflict(f"{operation_id} is {found.state}: it is over")
-    return found
+    return await ledger.set_bulk_limits(operation_id, changes) or found
 
 
 async def pause(

@@ -12,6 +12,7 @@ from services.ledger.errors import (
     SchemaOutdated,
 )
 from services.ledger.ledger import Ledger
+from services.ledger.paging import InvalidCursor
 from services.ledger.redrives import RedriveOutcome
 from services.ledger.requests import (
     ClaimRequest,
@@ -78,6 +79,7 @@ __all__ = [
     "Finished",
     "HeldBy",
     "IdempotencyConflict",
+    "InvalidCursor",
     "JobFilter",
     "JobRecord",
     "JobSummary",

@@ -18,6 +18,10 @@ MAX_PAGE = 1_000
 """Rows of one page at most."""
 
 
+class InvalidCursor(ValueError):
+    """The cursor is none of this listing."""
+
+
 def fetch_page(
     connection: Connection,
     select: Select[Any],
@@ -29,7 +33,7 @@ def fetch_page(
 ) -> Page[Item]:
     """One page of `select`, ordered by `at` and `key`, both descending.
 
-    Raises ValueError for a limit that is not 1 to 1,000, or a cursor that is none of ours.
+    Raises ValueError for a limit that is not 1 to 1,000, InvalidCursor.
     """
     if not 1 <= limit <= MAX_PAGE:
         raise ValueError(f"limit must be 1 to {MAX_PAGE}")
@@ -58,4 +62,4 @@ def _decode(cursor: str) -> tuple[float, str]:
         at, key = json.loads(base64.urlsafe_b64decode(cursor))
         return float(at), str(key)
     except (binascii.Error, ValueError, TypeError) as error:
-        raise ValueError(f"{cursor!r} is not a cursor of this listing") from error
+        raise InvalidCursor(f"{cursor!r} is not a cursor of this listing") from error

@@ -95,6 +95,8 @@ def test_interrupt_pauses_and_says_how_to_go_on(jobctl: CommandLine, dead_ids: l
     jobctl.ok("dead", "redrives", "resume", paused["id"])
     assert jobctl.json("dead", "redrives", "show", paused["id"])["redriven"] == 3
     assert jobctl.json("dead", "list") == []
+    finished = jobctl.fails("dead", "redrives", "set", paused["id"], "--rate", "1")
+    assert "it is over" in finished
 
 
 def test_dry_run_tells_what_would_go_where(jobctl: CommandLine, dead_ids: list[str]) -> None:

@@ -74,6 +74,8 @@ async def test_a_redrive_is_paused_resumed_and_cancelled(
         assert (await client.cancel_redrive(started.id)).state == "cancelled"
     with pytest.raises(Conflict, match="is over"):
         await client.resume_redrive(started.id)
+    with pytest.raises(Conflict, match="is over"):
+        await client.set_redrive_rate(started.id, 8)
 
 
 @pytest.mark.parametrize(
