@@ -128,8 +128,13 @@ class Redrives(LedgerBase):
         their copies."""
         dialect = self._database.dialect
         query = text(
-            "SELECT letter_id, redrives FROM redriven_letters WHERE operation_id = :operation "
-            f"AND {sql.keys_condition(dialect, 'letter_id')}"
+            sql.select_by_keys(
+                dialect,
+                "letter_id, redrives",
+                "redriven_letters",
+                "letter_id",
+                where="operation_id = :operation",
+            )
         )
         parameters = {"operation": operation_id, **sql.keys_parameter(dialect, letter_ids)}
 
