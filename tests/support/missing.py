@@ -3,8 +3,6 @@
 import os
 from typing import NoReturn
 
-import pytest
-
 
 class MissingError(RuntimeError):
     """Something that a test needs is not installed; the message says how to get it."""
@@ -12,6 +10,8 @@ class MissingError(RuntimeError):
 
 def skip_or_fail(reason: str) -> NoReturn:
     """A run of CI that skips what it is there to test would be green for nothing."""
+    import pytest  # the benchmarks start the same servers, and have no pytest
+
     if os.environ.get("CI", "").lower() in ("true", "1"):
         pytest.fail(f"missing in CI: {reason}", pytrace=False)
     pytest.skip(reason)

@@ -48,6 +48,9 @@ class PostgresServer:
                 *("-D", data, "-p", str(self.port), "-F"),
                 *("-c", f"listen_addresses={LOOPBACK}", "-c", "unix_socket_directories="),
                 *("-c", "max_connections=200", "-c", "full_page_writes=off"),
+                # A server that has run for a while has old log files to write over; filling a new
+                # one with zeros holds up every commit for 40 ms, twice a second under load.
+                *("-c", "wal_init_zero=off"),
             ],
             user=self._user,
             group=self._user,
