@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
-from benchmarks.bulk import HOT_JOBS
-from benchmarks.common import end_group, environment, module_command, run_json
+from benchmarks.bulk import HOT_JOBS, hot_rows, meanwhile
+from benchmarks.common import environment, module_command, run_json
 from benchmarks.contenders import with_switchyard
 from benchmarks.measurements import Measurement, Row, collect
 from benchmarks.stage import Stage
@@ -50,31 +49,15 @@ def redrive(stage: Stage, rounds: int, count: int) -> list[Row]:
 
 
 def redrive_hot(stage: Stage, rounds: int, count: int) -> list[Row]:
-    """Hot jobs while a redrive sends as fast as it can: publish to start."""
-    rows = [
-        Row("idle, p50", "ms"),
-        Row("idle, p99", "ms"),
-        Row("during a redrive, p50", "ms"),
-        Row("during a redrive, p99", "ms", target="within 2 × of idle"),
-    ]
+    """Hot jobs while a redrive sends as fast as it may: publish to start."""
+    rows = hot_rows("redrive")
     for _ in range(rounds):
         latencies = stage.directory / "latencies"
         env = {**_buried(stage, "postgresql", count), "BENCH_LATENCIES": str(latencies)}
         worker = with_switchyard.worker_command(8, "hot")
         driver = module_command("run_backfill", "hot", HOT_JOBS)
         collect(rows[:2], latencies, worker, driver, env)
-        sending = subprocess.Popen(
-            module_command("run_redrive", "redrive"),
-            env=env,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            collect(rows[2:], latencies, worker, driver, env)
-            if sending.poll() is not None:
-                raise RuntimeError("the redrive was done too early: give it a larger --count")
-        finally:
-            end_group(sending)
+        meanwhile(rows[2:], module_command("run_redrive", "redrive"), env, worker, driver)
     rows[3].ratio = rows[3].median / rows[1].median
     return rows
 

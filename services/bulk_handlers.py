@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from services.backfill.handler import BackfillHandler
 from services.backfill.sources import Sources
 from services.bulk import BulkHandler
+from services.hot_traffic import HotTraffic
 from services.ledger import Ledger
 from services.redrive_operations import RedriveHandler
 from services.registry import Registry
@@ -18,7 +19,8 @@ def bulk_handlers(
 ) -> list[BulkHandler]:
     """A handler for every kind; `modules` may have sources of backfills. Raises
     InvalidBackfill."""
+    traffic = HotTraffic(ledger)
     return [
-        BackfillHandler(settings, registry, ledger, Sources.load(modules)),
-        RedriveHandler(settings, registry, ledger),
+        BackfillHandler(settings, registry, ledger, Sources.load(modules), traffic=traffic),
+        RedriveHandler(settings, registry, ledger, traffic=traffic),
     ]

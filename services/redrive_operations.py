@@ -17,6 +17,7 @@ from broker.lanes import LANES, Lane
 from broker.publisher import Publisher
 from broker.settings import BrokerSettings
 from services.bulk import BulkSession
+from services.hot_traffic import HotTraffic
 from services.ledger import BulkState, Ledger
 from services.letters import DeadJob
 from services.redrive import turn_to_scan
@@ -43,19 +44,21 @@ class RedriveHandler:
         registry: Registry,
         ledger: Ledger,
         *,
+        traffic: HotTraffic | None = None,
         lanes: tuple[Lane, ...] = LANES,
         hold: float = HOLD,
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
+        self._traffic = traffic or HotTraffic(ledger)
         self._lanes = lanes
         self._hold = hold
 
     async def run(self, session: BulkSession) -> None:
         """Go on until every letter that fits was sent, dropped, or can't be sent."""
         spec = RedriveSpec.from_json(session.operation.spec)
-        run = Run(session, spec, self._ledger)
+        run = Run(session, spec, self._ledger, self._traffic)
         await run.begin()
         sender = Sender(
             self._registry,

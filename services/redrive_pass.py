@@ -56,6 +56,8 @@ class Pass:
         waiting = deque(await self._sender.prepare(left, self._run.tally, drop=True))
         while waiting and not self._is_over and not self._run.has_enough:
             allowed = await self._run.allowance()
+            why = self._run.canary or self._run.traffic.why
+            await self._session.move(BulkState.RUNNING, why)
             if allowed == 0:
                 await self._run.note_down()
                 await self._session.sleep(LOOK)
@@ -78,8 +80,14 @@ class Pass:
         await self._send_now(fitting)
 
     async def _send_now(self, copies: Sequence[Copy]) -> None:
-        if not copies:
-            return
+        traffic = self._run.traffic
+        while copies:
+            number = await traffic.room(len(copies))
+            async with traffic.turn(self._session):
+                await self._send_together(copies[:number])
+            copies = copies[number:]
+
+    async def _send_together(self, copies: Sequence[Copy]) -> None:
         await self._sender.plan(copies)
         self._run.planned(copies)
         refused = await self._sender.send(self._publisher, copies, self._run.tally)

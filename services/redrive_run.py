@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from services.bulk import BulkSession
+from services.hot_traffic import HotTraffic
 from services.ledger import BulkState, Ledger, RedriveOutcome
 from services.letters import DeadJob
 from services.redrive_sending import Copy, Tally
@@ -33,12 +34,17 @@ class Halted(Exception):
 class Run:
     """One process's work on one redrive: what it has done, and what it may do now."""
 
-    def __init__(self, session: BulkSession, spec: RedriveSpec, ledger: Ledger) -> None:
+    def __init__(
+        self, session: BulkSession, spec: RedriveSpec, ledger: Ledger, traffic: HotTraffic
+    ) -> None:
         self.session = session
         self.spec = spec
+        self.traffic = traffic
         self.moment = datetime.fromtimestamp(session.operation.created_at, UTC)
         self.tally = Tally()
         """Of this pass."""
+        self.canary: str | None = None
+        """How far the canary is, while nothing but it may be sent."""
         self._ledger = ledger
         self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
         self._before = Progress.of(session.operation)
@@ -104,9 +110,9 @@ class Run:
                 # The canary: the first ones, or those after the last halt.
                 limits.append(self.spec.canary - done - self._open)
                 succeeded = f"{done - failed} of {self.spec.canary} have succeeded"
-                await self.session.move(BulkState.RUNNING, f"canary: {succeeded}")
+                self.canary = f"canary: {succeeded}"
             else:
-                await self.session.move(BulkState.RUNNING)
+                self.canary = None
         return max(0, min(limits)) if limits else None
 
     async def look(self, *, now: bool = False) -> None:

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from benchmarks.common import payload
-from benchmarks.contenders.saturate import PACE_SECONDS
 from benchmarks.contenders.with_switchyard import MODULE
 from broker.message import JobMessage
 from broker.publisher import Publisher
@@ -32,6 +31,8 @@ from services.registry import Registry
 from services.settings import Settings
 
 LOOK = 0.05
+HOT_PACE = 0.01
+"""Seconds between two hot jobs."""
 NO_LIMIT = 100_000_000
 
 
@@ -75,7 +76,7 @@ async def hot(count: int) -> dict[str, float]:
         for _ in range(count):
             message = JobMessage(job_type="hot", priority=10, payload={"sent": time.time()})
             await publisher.publish(message, "hot.hot")
-            await asyncio.sleep(PACE_SECONDS)
+            await asyncio.sleep(HOT_PACE)
     return {"hot": count}
 
 

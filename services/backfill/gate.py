@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from broker.lanes import HOT
 from services.backfill.sources import InvalidBackfill
+from services.bulk import BulkSession
+from services.hot_traffic import HotTraffic
 from services.lane_pressure import LanePressure, QueueDepth, Snapshot
 
 HOT_BACKLOG = 20
@@ -27,6 +30,7 @@ class Gate:
     def __init__(
         self,
         pressure: LanePressure,
+        traffic: HotTraffic,
         count_open: Callable[[], Awaitable[int]],
         *,
         lane: str,
@@ -35,6 +39,7 @@ class Gate:
         high: int | None,
     ) -> None:
         self._pressure = pressure
+        self._traffic = None if lane == HOT.name else traffic
         self._count_open = count_open
         self._lane = lane
         self._queue = queue
@@ -87,13 +92,21 @@ class Gate:
         if self._is_closed or room <= 0:
             return 0
         self.why = None
-        if self._hot_waits > HOT_BACKLOG and self._lane != HOT.name:
+        if self._traffic is None:
+            return min(wanted, room)
+        if self._hot_waits > HOT_BACKLOG:
             self.why = f"slow: {self._hot_waits:,} hot jobs wait"
             if now < self._slow_until:
                 return 0
             self._slow_until = now + SLOW_PAUSE
-            wanted = min(wanted, SLOW_BATCH)
-        return min(wanted, room)
+            return min(wanted, room, SLOW_BATCH)
+        room = await self._traffic.room(min(wanted, room))
+        self.why = self._traffic.why
+        return room
+
+    def turn(self, session: BulkSession) -> AbstractAsyncContextManager[None]:
+        """Within it, what there was room for is published: hot jobs come before."""
+        return nullcontext() if self._traffic is None else self._traffic.turn(session)
 
     @property
     def _watermarks(self) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from services.backfill.sources import (
 )
 from services.backfill.spec import KIND, Backfills, Plan, job_or_reason, parse_spec
 from services.bulk import BulkFailed, BulkSession, TryLater
+from services.hot_traffic import HotTraffic
 from services.lane_pressure import LanePressure
 from services.ledger import BulkState, Ledger, NewJob, State
 from services.ledger.states import FINISHED
@@ -68,12 +69,14 @@ class BackfillHandler:
         ledger: Ledger,
         sources: Sources,
         *,
+        traffic: HotTraffic | None = None,
         lanes: tuple[Lane, ...] = LANES,
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
         self._sources = sources
+        self._traffic = traffic or HotTraffic(ledger)
         self._lanes = lanes
 
     async def run(self, session: BulkSession) -> None:
@@ -94,7 +97,9 @@ class BackfillHandler:
             )
             async with Publisher(self._settings, name=session.id) as publisher:
                 try:
-                    course = _Course(session, self._ledger, publisher, plan, source, pressure)
+                    course = _Course(
+                        session, self._ledger, publisher, plan, source, pressure, self._traffic
+                    )
                     await course.run()
                 finally:
                     await pressure.close()
@@ -127,6 +132,7 @@ class _Course:
         plan: Plan,
         source: Source,
         pressure: LanePressure,
+        traffic: HotTraffic,
     ) -> None:
         self._session = session
         self._ledger = ledger
@@ -139,6 +145,7 @@ class _Course:
         self._sampled_at = float("-inf")
         self._gate = Gate(
             pressure,
+            traffic,
             self._count_open,
             lane=plan.spec.lane,
             queue=queue_name(plan.spec.lane, plan.job_type.worker),
@@ -177,11 +184,12 @@ class _Course:
                         return None
                     if self._is_past_end():
                         return PAST_END
-                    self._launch(batch)
-                    if len(batch) < BATCH:
-                        await self._settle_all()  # in no hurry: what is shown shall be true
-                    elif len(self._under_way) >= IN_FLIGHT:
-                        await self._settle_oldest()
+                    async with self._gate.turn(self._session):
+                        self._launch(batch)
+                        if len(batch) < BATCH:
+                            await self._settle_all()  # in no hurry: what is shown shall be true
+                        elif len(self._under_way) >= IN_FLIGHT:
+                            await self._settle_oldest()
             finally:
                 await self._settle_rest()
 

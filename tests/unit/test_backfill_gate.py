@@ -3,6 +3,7 @@
 import time
 
 from services.backfill.gate import Gate
+from services.hot_traffic import STEP, HotTraffic
 from services.lane_pressure import LaneDepth, Pressure, QueueDepth, Snapshot
 
 QUEUE = "backfill.llm"
@@ -13,6 +14,7 @@ class Broker:
 
     depth = 0
     fresh = True
+    lane = "backfill"
     known: Snapshot | None = None
 
     async def snapshot(self) -> Snapshot:
@@ -22,19 +24,32 @@ class Broker:
 
     def _taken(self) -> Snapshot:
         queue = QueueDepth(QUEUE, self.depth, 1, 10_000, Pressure.OK)
-        return Snapshot((LaneDepth("backfill", Pressure.OK, (queue,)),), time.monotonic())
+        return Snapshot((LaneDepth(self.lane, Pressure.OK, (queue,)),), time.monotonic())
+
+
+class Ledger:
+    """Says when the newest hot job was made."""
+
+    newest: float | None = None
+
+    async def newest_in(self, lane: str) -> float | None:
+        assert lane == "hot"
+        return self.newest
 
 
 class Made:
     """A gate and what it looks at."""
 
-    def __init__(self, low: int, high: int) -> None:
+    def __init__(self, low: int, high: int, lane: str = "backfill") -> None:
         self.broker = Broker()
+        self.broker.lane = lane
+        self.ledger = Ledger()
         self.open_jobs = 0
         self.gate = Gate(
             self.broker,  # type: ignore[arg-type]
+            HotTraffic(self.ledger),  # type: ignore[arg-type]
             self.count_open,
-            lane="backfill",
+            lane=lane,
             queue=QUEUE,
             low=low,
             high=high,
@@ -87,3 +102,23 @@ async def test_depths_that_were_used_before_do_not_make_room_again() -> None:
     made.broker.fresh = False
     made.gate.refused()
     assert await made.gate.room(80, None) == 20
+
+
+async def test_while_hot_jobs_come_in_there_is_room_for_a_small_step_only() -> None:
+    made = Made(500, 1_000)
+    made.ledger.newest = time.time() - 1
+    assert await made.gate.room(500, None) == STEP
+    assert made.gate.why == "slow: hot jobs come in"
+
+
+async def test_a_hot_job_of_long_ago_slows_nothing_down() -> None:
+    made = Made(500, 1_000)
+    made.ledger.newest = time.time() - 60
+    assert await made.gate.room(500, None) == 500
+    assert made.gate.why is None
+
+
+async def test_a_backfill_of_hot_jobs_does_not_give_way_to_itself() -> None:
+    made = Made(500, 1_000, lane="hot")
+    made.ledger.newest = time.time()
+    assert await made.gate.room(500, None) == 500
