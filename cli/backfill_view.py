@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from cli.bulk_records import record_of
@@ -61,24 +63,29 @@ async def watch_progress(ledger: Ledger, backfill_id: str, *, as_json: bool) -> 
     from services.backfill.spec import KIND
     from services.bulk import require_bulk
 
-    async def look() -> Progress:
-        return await progress_of(ledger, await require_bulk(ledger, backfill_id, KIND))
+    async def courses() -> AsyncIterator[Progress]:
+        while True:
+            began = time.monotonic()
+            progress = await progress_of(ledger, await require_bulk(ledger, backfill_id, KIND))
+            took = time.monotonic() - began
+            yield progress
+            if progress.is_over:
+                return
+            # To count a million jobs takes seconds, and the ledger has other work to do.
+            await asyncio.sleep(max(WATCH_SECONDS, 10 * took))
 
-    progress = await look()
     screen = console(stderr=True)
     if as_json or not screen.is_terminal:
-        while not progress.is_over:
+        async for progress in courses():
+            if progress.is_over:
+                break
             if as_json:
                 print_json_line(public(progress))
             else:
                 screen.print(one_line(progress))
-            await asyncio.sleep(WATCH_SECONDS)
-            progress = await look()
     else:
-        with Live(picture(progress), console=screen, auto_refresh=False, transient=True) as live:
-            while not progress.is_over:
-                await asyncio.sleep(WATCH_SECONDS)
-                progress = await look()
+        with Live(console=screen, auto_refresh=False, transient=True) as live:
+            async for progress in courses():
                 live.update(picture(progress), refresh=True)
     if as_json:
         print_json_line(public(progress))

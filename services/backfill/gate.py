@@ -31,7 +31,7 @@ class Gate:
         self,
         pressure: LanePressure,
         traffic: HotTraffic,
-        count_open: Callable[[], Awaitable[int]],
+        count_open: Callable[[int], Awaitable[int]],
         *,
         lane: str,
         queue: str,
@@ -83,7 +83,7 @@ class Gate:
         self.why = f"{self._fullest} holds {self._depth:,} jobs; goes on at {low:,}"
         if max_open is not None:
             if self._open_jobs >= max_open or now - self._counted_at >= FRESH_FOR:
-                self._open_jobs = under_way + await self._count_open()
+                self._open_jobs = under_way + await self._count_open(max_open)
                 self._counted_at = now
             free = max_open - self._open_jobs
             if free < room and not self._is_closed:

@@ -53,6 +53,8 @@ CLOSED_PAUSE = 0.1
 """Seconds between looks whether the gate is open; the gate asks the broker less often."""
 REFUSED_PAUSE = 0.5
 SAMPLE_EVERY = 5.0
+SAMPLE_SHARE = 0.05
+"""Of the time, for counting what became of the jobs: that of a million takes seconds."""
 DRAIN_PAUSE = 1.0
 PAST_END = "its end date came before the end of the source"
 
@@ -142,7 +144,7 @@ class _Course:
         self._source = source
         self._counts = Counts.of(session.operation.counts)
         self._under_way: deque[_Batch] = deque()
-        self._sampled_at = float("-inf")
+        self._next_sample = float("-inf")
         self._gate = Gate(
             pressure,
             traffic,
@@ -271,7 +273,7 @@ class _Course:
 
     @property
     def _is_sample_due(self) -> bool:
-        return time.monotonic() - self._sampled_at >= SAMPLE_EVERY
+        return time.monotonic() >= self._next_sample
 
     @property
     def _until(self) -> float | None:
@@ -286,11 +288,11 @@ class _Course:
     async def _drain(self, note: str | None) -> None:
         """Wait until all its jobs have ended, and those that followed from them."""
         while True:
-            still_open = await self._count_open()
-            if still_open == 0 or self._is_sample_due:
+            is_done = await self._count_open(1) == 0
+            if is_done or self._is_sample_due:
                 await self._sample()
                 await self._session.checkpoint(counts=self._counts.to_json())
-            if still_open == 0:
+            if is_done:
                 break
             await self._session.move(BulkState.DRAINING, note)
             await self._session.sleep(DRAIN_PAUSE)
@@ -298,13 +300,15 @@ class _Course:
 
     async def _sample(self) -> None:
         """Keep a sample of its course and tell of it."""
+        began = time.monotonic()
         own, _ = await self._ledger.count_bulk_jobs(self._session.id)
-        self._sampled_at = time.monotonic()
+        ended = time.monotonic()
+        self._next_sample = ended + max(SAMPLE_EVERY, (ended - began) / SAMPLE_SHARE)
         self._counts.add_sample(sum(own.get(state, 0) for state in FINISHED))
         self._announce(own)
 
-    async def _count_open(self) -> int:
-        return await self._ledger.count_open_bulk_jobs(self._session.id)
+    async def _count_open(self, at_most: int) -> int:
+        return await self._ledger.count_open_bulk_jobs(self._session.id, at_most=at_most)
 
     def _announce(self, own: Mapping[State, int]) -> None:
         """Tell whoever listens; best effort, as all events."""

@@ -55,8 +55,8 @@ class Made:
             high=high,
         )
 
-    async def count_open(self) -> int:
-        return self.open_jobs
+    async def count_open(self, at_most: int) -> int:
+        return min(at_most, self.open_jobs)
 
 
 async def test_room_that_was_not_used_is_still_there() -> None:

@@ -246,9 +246,17 @@ async def test_a_hold_that_had_run_out_is_renewed_and_not_taken_twice(
     assert counting.counted == [0, 1, 2, 3, 4]
 
 
+async def test_open_jobs_are_counted_up_to_what_is_asked_for(ledger: Ledger) -> None:
+    await ledger.record_many(
+        [new_job(message(f"job-{n}", operation_id="many-1")) for n in range(9)]
+    )
+    counts = [await ledger.count_open_bulk_jobs("many-1", at_most=most) for most in (1, 5, 9, 10)]
+    assert counts == [1, 5, 9, 9]
+
+
 async def test_open_jobs_are_counted_with_those_that_followed(ledger: Ledger) -> None:
     own = new_job(message("job-1", operation_id="count-1"))
     await ledger.record_many([own, new_job(message("job-2", operation_id="other-1"))])
-    assert await ledger.count_open_bulk_jobs("count-1") == 1
+    assert await ledger.count_open_bulk_jobs("count-1", at_most=9) == 1
     await ledger.cancel(own.message.job_id, NOW)
-    assert await ledger.count_open_bulk_jobs("count-1") == 0
+    assert await ledger.count_open_bulk_jobs("count-1", at_most=9) == 0
