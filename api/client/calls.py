@@ -1,100 +1,32 @@
-"""Every operation of the API as a value: what is sent, and what comes back.
+"""Operations of the API as values: jobs, documents, the service itself, and its operators.
 
-A function here describes one operation, whose id in `/openapi.json` it names; `Client` and
-`AsyncClient` make a method of each. Nothing is sent here.
+A function here, in `backfill_calls` or in `dead_calls` describes one operation, whose id in
+`/openapi.json` it names; `Client` and `AsyncClient` make a method of each. Nothing is sent here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import IO, Any, Generic, Literal, ParamSpec, TypeVar
-from urllib.parse import quote
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
-from api import admin, backfill_models, contract, document_models, health, models, pressure
+from api import admin, contract, document_models, health, models, pressure
+from api.client.call import (
+    UPLOAD_PATIENCE,
+    Call,
+    Upload,
+    get,
+    get_json,
+    given,
+    in_path,
+    operation,
+)
 
-T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
-P = ParamSpec("P")
 
-_JSON = TypeAdapter(dict[str, Any])
-UPLOAD_PATIENCE = 600.0
-"""Seconds that an upload's answer is waited for: without a broker it has been worked by then."""
-
-Upload = str | Path | IO[bytes]
-"""A path, or a file that is open for reading in binary; neither is read into memory."""
 Mode = Literal["hybrid", "vector", "keyword"]
-
-
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
-    """One request, and how its answer is read."""
-
-    method: str
-    path: str
-    read: Callable[[bytes], T]
-    """Makes the result of an answer's body. Raises pydantic's ValidationError."""
-    query: Mapping[str, Any] = field(default_factory=dict)
-    """Values that are None are not sent."""
-    json: Any = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    form: Mapping[str, str] = field(default_factory=dict)
-    file: Upload | None = None
-    filename: str | None = None
-    repeatable: bool = False
-    """Twice is the same as once, so it may be tried again."""
-    patience: float | None = None
-    """Seconds to wait for the answer; None for the client's own."""
-    also: frozenset[int] = frozenset()
-    """Statuses beside 2xx whose body is an answer, no problem."""
-
-    def opened(self) -> AbstractContextManager[IO[bytes] | None]:
-        """The file, open; one that was given open stays so."""
-        if isinstance(self.file, str | Path):
-            return Path(self.file).open("rb")
-        return nullcontext(self.file)
-
-    def name(self) -> str:
-        """The file's name, for people to read."""
-        if self.filename is not None:
-            return self.filename
-        named = self.file if isinstance(self.file, str | Path) else getattr(self.file, "name", "")
-        return Path(named).name if isinstance(named, str | Path) else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Operation(Generic[P, T]):
-    """An operation of the API: its id, and what makes a call of its arguments."""
-
-    id: str
-    call: Callable[P, Call[T]]
-
-
-def operation(name: str) -> Callable[[Callable[P, Call[T]]], Operation[P, T]]:
-    """Mark a function as the description of that operation."""
-
-    def mark(call: Callable[P, Call[T]]) -> Operation[P, T]:
-        return Operation(name, call)
-
-    return mark
-
-
-def _get(path: str, answer: type[M], **query: Any) -> Call[M]:
-    return Call("GET", path, answer.model_validate_json, query, repeatable=True)
-
-
-def _get_json(path: str, **query: Any) -> Call[dict[str, Any]]:
-    return Call("GET", path, _JSON.validate_json, query, repeatable=True)
-
-
-def in_path(name: str) -> str:
-    """A name as one segment of a path."""
-    return quote(name, safe="")
 
 
 # --- jobs -----------------------------------------------------------------------------------------
@@ -130,8 +62,8 @@ def publish(
         "POST",
         "/jobs",
         models.AcceptedJob.model_validate_json,
-        json=_given(body),
-        headers=_given(headers),
+        json=given(body),
+        headers=given(headers),
         repeatable=idempotency_key is not None,
     )
 
@@ -150,7 +82,7 @@ def jobs_page(
     cursor: str | None = None,
 ) -> Call[models.JobPage]:
     """A page of the jobs, newest first."""
-    return _get(
+    return get(
         "/jobs",
         models.JobPage,
         state=state,
@@ -168,13 +100,13 @@ def jobs_page(
 @operation("jobs-show")
 def job(job_id: str) -> Call[models.JobDetails]:
     """A job with its payload, its result and its timeline."""
-    return _get(f"/jobs/{in_path(job_id)}", models.JobDetails)
+    return get(f"/jobs/{in_path(job_id)}", models.JobDetails)
 
 
 @operation("jobs-show_status")
 def job_status(job_id: str) -> Call[models.JobStatus]:
     """How things stand with a job."""
-    return _get(f"/jobs/{in_path(job_id)}/status", models.JobStatus)
+    return get(f"/jobs/{in_path(job_id)}/status", models.JobStatus)
 
 
 @operation("jobs-cancel")
@@ -209,7 +141,7 @@ def documents_page(
     cursor: str | None = None,
 ) -> Call[document_models.DocumentList]:
     """A page of the documents, newest first."""
-    return _get(
+    return get(
         "/documents",
         document_models.DocumentList,
         state=state,
@@ -222,14 +154,14 @@ def documents_page(
 @operation("documents-document_status")
 def document(document_id: str) -> Call[document_models.DocumentView]:
     """How far a document is."""
-    return _get(f"/documents/{in_path(document_id)}", document_models.DocumentView)
+    return get(f"/documents/{in_path(document_id)}", document_models.DocumentView)
 
 
 @operation("documents-document_result")
 def document_result(document_id: str, *, with_text: bool = False) -> Call[dict[str, Any]]:
     """What was made of a document; with its text, page by page, where that is wanted."""
     include = "text" if with_text else None
-    return _get_json(f"/documents/{in_path(document_id)}/result", include=include)
+    return get_json(f"/documents/{in_path(document_id)}/result", include=include)
 
 
 @operation("extraction-order_text")
@@ -248,7 +180,7 @@ def extract_text(
 @operation("extraction-extracted_text")
 def extracted_text(job_id: str) -> Call[dict[str, Any]]:
     """That text, page by page; Conflict as long as it is not there."""
-    return _get_json(f"/extract/text/{in_path(job_id)}")
+    return get_json(f"/extract/text/{in_path(job_id)}")
 
 
 @operation("search-search")
@@ -262,7 +194,7 @@ def search(
     source: str | None = None,
 ) -> Call[document_models.SearchAnswer]:
     """Places in documents that answer a query, best first."""
-    filters = _given({"document_ids": document_ids and list(document_ids), "source": source})
+    filters = given({"document_ids": document_ids and list(document_ids), "source": source})
     body = {
         "query": query,
         "mode": mode,
@@ -271,134 +203,7 @@ def search(
         "filters": filters or None,
     }
     read = document_models.SearchAnswer.model_validate_json
-    return Call("POST", "/search", read, json=_given(body), repeatable=True)
-
-
-# --- backfills ------------------------------------------------------------------------------------
-
-
-@operation("backfills-start")
-def start_backfill(
-    source: str,
-    options: Mapping[str, Any] | None = None,
-    *,
-    job_type: str | None = None,
-    lane: str | None = None,
-    payload: Mapping[str, Any] | None = None,
-    priority: int | None = None,
-    max_attempts: int | None = None,
-    low: int | None = None,
-    high: int | None = None,
-    until: datetime | None = None,
-    rate: float | None = None,
-    max_open: int | None = None,
-    reason: str | None = None,
-) -> Call[backfill_models.BackfillView]:
-    """Start a backfill: one job for each item of a source. docs/backfills.md explains the rest."""
-    plan = _plan(
-        source,
-        options,
-        job_type=job_type,
-        lane=lane,
-        payload=payload,
-        priority=priority,
-        max_attempts=max_attempts,
-        low=low,
-        high=high,
-        until=until.isoformat() if until else None,
-        rate=rate,
-        max_open=max_open,
-        reason=reason,
-    )
-    return Call("POST", "/backfills", backfill_models.BackfillView.model_validate_json, json=plan)
-
-
-@operation("backfills-preview")
-def preview_backfill(
-    source: str,
-    options: Mapping[str, Any] | None = None,
-    *,
-    job_type: str | None = None,
-    lane: str | None = None,
-    payload: Mapping[str, Any] | None = None,
-) -> Call[backfill_models.BackfillPreview]:
-    """What a backfill would do: the number of items, and the first jobs."""
-    plan = _plan(source, options, job_type=job_type, lane=lane, payload=payload)
-    read = backfill_models.BackfillPreview.model_validate_json
-    return Call("POST", "/backfills/preview", read, json=plan, repeatable=True)
-
-
-@operation("backfills-store_file")
-def store_backfill_input(
-    file: Upload,
-    *,
-    format: Literal["jsonl", "csv", "lines"] | None = None,  # noqa: A002 - as the API calls it
-    filename: str | None = None,
-) -> Call[backfill_models.BackfillInput]:
-    """Store a file for a backfill: what it answers are the options of the source `file`."""
-    read = backfill_models.BackfillInput.model_validate_json
-    return Call(
-        "POST",
-        "/backfills/inputs",
-        read,
-        _given({"format": format}),
-        file=file,
-        filename=filename,
-        patience=UPLOAD_PATIENCE,
-    )
-
-
-@operation("backfills-list_backfills")
-def backfills_page(
-    *, state: str | None = None, limit: int | None = None, cursor: str | None = None
-) -> Call[backfill_models.BackfillPage]:
-    """A page of the backfills, newest first."""
-    page = backfill_models.BackfillPage
-    return _get("/backfills", page, state=state, limit=limit, cursor=cursor)
-
-
-@operation("backfills-show")
-def backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
-    """How far a backfill is, and what came of it."""
-    return _get(f"/backfills/{in_path(backfill_id)}", backfill_models.BackfillView)
-
-
-@operation("backfills-set_limits")
-def set_backfill_limits(
-    backfill_id: str, **limits: float | None
-) -> Call[backfill_models.BackfillView]:
-    """Change `rate` or `max_open`, also while it runs; None takes a limit away."""
-    read = backfill_models.BackfillView.model_validate_json
-    path = f"/backfills/{in_path(backfill_id)}"
-    return Call("PATCH", path, read, json=limits, repeatable=True)
-
-
-@operation("backfills-pause")
-def pause_backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
-    """Publish nothing more of it, within a second, until it is resumed."""
-    read = backfill_models.BackfillView.model_validate_json
-    return Call("POST", f"/backfills/{in_path(backfill_id)}/pause", read, repeatable=True)
-
-
-@operation("backfills-resume")
-def resume_backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
-    """Let it go on where it was."""
-    read = backfill_models.BackfillView.model_validate_json
-    return Call("POST", f"/backfills/{in_path(backfill_id)}/resume", read, repeatable=True)
-
-
-@operation("backfills-cancel")
-def cancel_backfill(
-    backfill_id: str, *, jobs: bool = False
-) -> Call[backfill_models.CancelledBackfill]:
-    """End it for good; with `jobs` also those of its jobs that have not begun."""
-    read = backfill_models.CancelledBackfill.model_validate_json
-    path = f"/backfills/{in_path(backfill_id)}/cancel"
-    return Call("POST", path, read, json={"jobs": jobs}, repeatable=True)
-
-
-def _plan(source: str, options: Mapping[str, Any] | None, **others: Any) -> dict[str, Any]:
-    return {"source": source, "options": dict(options or {}), **_given(others)}
+    return Call("POST", "/search", read, json=given(body), repeatable=True)
 
 
 # --- the service itself ---------------------------------------------------------------------------
@@ -407,43 +212,43 @@ def _plan(source: str, options: Mapping[str, Any] | None, **others: Any) -> dict
 @operation("lanes-backpressure")
 def backpressure() -> Call[pressure.PressureView]:
     """How full each lane is."""
-    return _get("/backpressure", pressure.PressureView)
+    return get("/backpressure", pressure.PressureView)
 
 
 @operation("contract-list_schemas")
 def schemas() -> Call[contract.JobTypes]:
     """The job types, with the JSON Schemas of their payloads."""
-    return _get("/schemas", contract.JobTypes)
+    return get("/schemas", contract.JobTypes)
 
 
 @operation("contract-show_schema")
 def schema(job_type: str) -> Call[dict[str, Any]]:
     """The JSON Schema of one job type's payload."""
-    return _get_json(f"/schemas/{in_path(job_type)}")
+    return get_json(f"/schemas/{in_path(job_type)}")
 
 
 @operation("contract-show_asyncapi")
 def asyncapi() -> Call[dict[str, Any]]:
     """The AsyncAPI document of the exchange."""
-    return _get_json("/asyncapi.json")
+    return get_json("/asyncapi.json")
 
 
 @operation("contract-list_problems")
 def problems() -> Call[contract.ProblemKinds]:
     """The kinds of problems that the service answers with."""
-    return _get("/problems", contract.ProblemKinds)
+    return get("/problems", contract.ProblemKinds)
 
 
 @operation("contract-show_problem")
 def problem(name: str) -> Call[contract.ProblemKind]:
     """One of them."""
-    return _get(f"/problems/{in_path(name)}", contract.ProblemKind)
+    return get(f"/problems/{in_path(name)}", contract.ProblemKind)
 
 
 @operation("health-live")
 def live() -> Call[health.Liveness]:
     """Whether the service's process answers."""
-    return _get("/health/live", health.Liveness)
+    return get("/health/live", health.Liveness)
 
 
 @operation("health-ready")
@@ -464,13 +269,13 @@ def health_of_all() -> Call[health.Readiness]:
 @operation("admin-lanes")
 def lanes() -> Call[admin.LaneReports]:
     """Each lane's queues, and its jobs by state."""
-    return _get("/admin/lanes", admin.LaneReports)
+    return get("/admin/lanes", admin.LaneReports)
 
 
 @operation("admin-workers")
 def workers() -> Call[admin.Workers]:
     """The workers, those that started last first."""
-    return _get("/admin/workers", admin.Workers)
+    return get("/admin/workers", admin.Workers)
 
 
 @operation("admin-list_dead")
@@ -485,7 +290,7 @@ def dead_page(
     cursor: str | None = None,
 ) -> Call[admin.DeadLetterPage]:
     """A page of the dead letters, the latest first."""
-    return _get(
+    return get(
         "/admin/dead",
         admin.DeadLetterPage,
         state=state,
@@ -501,7 +306,7 @@ def dead_page(
 @operation("admin-show_dead")
 def dead_letter(letter_id: str) -> Call[admin.DeadLetterDetails]:
     """A dead letter with its headers and body."""
-    return _get(f"/admin/dead/{in_path(letter_id)}", admin.DeadLetterDetails)
+    return get(f"/admin/dead/{in_path(letter_id)}", admin.DeadLetterDetails)
 
 
 def _health(path: str) -> Call[health.Readiness]:
@@ -522,12 +327,8 @@ def _upload(
         "POST",
         path,
         answer.model_validate_json,
-        form=_given({"source": source, "title": title, "lane": lane}),
+        form=given({"source": source, "title": title, "lane": lane}),
         file=file,
         filename=filename,
         patience=UPLOAD_PATIENCE,
     )
-
-
-def _given(values: Mapping[str, T | None]) -> dict[str, T]:
-    return {name: value for name, value in values.items() if value is not None}

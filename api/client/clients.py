@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from api.client.calls import Call, Upload, in_path
+from api.client.call import Call, Upload, in_path
 from api.client.common import Common, looks
 from api.client.errors import ApiError, away, error_of
 from api.client.following import Event, EventReader, Patience, check_stream

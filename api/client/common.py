@@ -13,7 +13,7 @@ import httpx
 from pydantic import ValidationError
 
 from api.access import is_loopback
-from api.client.calls import Call
+from api.client.call import Call
 from api.client.errors import (
     ApiAway,
     ApiError,

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from api import dead_models
-from api.client.calls import Call, in_path, operation
-from api.client.calls import _get as get
-from api.client.calls import _given as given
+from api.client.call import Call, get, given, in_path, operation
 
 _REDRIVES = "/admin/dead/redrives"
 

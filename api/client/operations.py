@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequ
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from api.client import calls, dead_calls
-from api.client.calls import Operation
+from api.client import backfill_calls, calls, dead_calls
+from api.client.call import Operation
 
 if TYPE_CHECKING:
     from api.client.clients import AsyncClient, Client
@@ -114,16 +114,16 @@ class Operations:
     extracted_text = Method(calls.extracted_text)
     search = Method(calls.search)
 
-    start_backfill = Method(calls.start_backfill)
-    preview_backfill = Method(calls.preview_backfill)
-    store_backfill_input = Method(calls.store_backfill_input)
-    backfills_page = Method(calls.backfills_page)
-    backfills = Listing(calls.backfills_page, lambda page: page.backfills)
-    backfill = Method(calls.backfill)
-    set_backfill_limits = Method(calls.set_backfill_limits)
-    pause_backfill = Method(calls.pause_backfill)
-    resume_backfill = Method(calls.resume_backfill)
-    cancel_backfill = Method(calls.cancel_backfill)
+    start_backfill = Method(backfill_calls.start_backfill)
+    preview_backfill = Method(backfill_calls.preview_backfill)
+    store_backfill_input = Method(backfill_calls.store_backfill_input)
+    backfills_page = Method(backfill_calls.backfills_page)
+    backfills = Listing(backfill_calls.backfills_page, lambda page: page.backfills)
+    backfill = Method(backfill_calls.backfill)
+    set_backfill_limits = Method(backfill_calls.set_backfill_limits)
+    pause_backfill = Method(backfill_calls.pause_backfill)
+    resume_backfill = Method(backfill_calls.resume_backfill)
+    cancel_backfill = Method(backfill_calls.cancel_backfill)
 
     backpressure = Method(calls.backpressure)
     schemas = Method(calls.schemas)

@@ -28,7 +28,7 @@ from api.client import (
     Unavailable,
     UnsupportedMedia,
 )
-from api.client.calls import Call
+from api.client.call import Call
 from api.client.operations import operations_of
 from services.api_keys import Scope, create_key
 from services.ledger import State

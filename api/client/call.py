@@ -1,0 +1,96 @@
+"""One operation of the API as a value: what is sent, and how the answer is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Generic, ParamSpec, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, TypeAdapter
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+P = ParamSpec("P")
+
+_JSON = TypeAdapter(dict[str, Any])
+UPLOAD_PATIENCE = 600.0
+"""Seconds that an upload's answer is waited for: without a broker it has been worked by then."""
+
+Upload = str | Path | IO[bytes]
+"""A path, or a file that is open for reading in binary; neither is read into memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request, and how its answer is read."""
+
+    method: str
+    path: str
+    read: Callable[[bytes], T]
+    """Makes the result of an answer's body. Raises pydantic's ValidationError."""
+    query: Mapping[str, Any] = field(default_factory=dict)
+    """Values that are None are not sent."""
+    json: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    form: Mapping[str, str] = field(default_factory=dict)
+    file: Upload | None = None
+    filename: str | None = None
+    repeatable: bool = False
+    """Twice is the same as once, so it may be tried again."""
+    patience: float | None = None
+    """Seconds to wait for the answer; None for the client's own."""
+    also: frozenset[int] = frozenset()
+    """Statuses beside 2xx whose body is an answer, no problem."""
+
+    def opened(self) -> AbstractContextManager[IO[bytes] | None]:
+        """The file, open; one that was given open stays so."""
+        if isinstance(self.file, str | Path):
+            return Path(self.file).open("rb")
+        return nullcontext(self.file)
+
+    def name(self) -> str:
+        """The file's name, for people to read."""
+        if self.filename is not None:
+            return self.filename
+        named = self.file if isinstance(self.file, str | Path) else getattr(self.file, "name", "")
+        return Path(named).name if isinstance(named, str | Path) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[P, T]):
+    """An operation of the API: its id, and what makes a call of its arguments."""
+
+    id: str
+    call: Callable[P, Call[T]]
+
+
+def operation(name: str) -> Callable[[Callable[P, Call[T]]], Operation[P, T]]:
+    """Mark a function as the description of that operation."""
+
+    def mark(call: Callable[P, Call[T]]) -> Operation[P, T]:
+        return Operation(name, call)
+
+    return mark
+
+
+def get(path: str, answer: type[M], **query: Any) -> Call[M]:
+    """A GET whose answer is of that model; of the query what is not None."""
+    return Call("GET", path, answer.model_validate_json, query, repeatable=True)
+
+
+def get_json(path: str, **query: Any) -> Call[dict[str, Any]]:
+    """A GET whose answer is any JSON object."""
+    return Call("GET", path, _JSON.validate_json, query, repeatable=True)
+
+
+def in_path(name: str) -> str:
+    """A name as one segment of a path."""
+    return quote(name, safe="")
+
+
+def given(values: Mapping[str, T | None]) -> dict[str, T]:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
