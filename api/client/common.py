@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
@@ -54,7 +55,7 @@ class Retries:
         return wait * random.uniform(1, 1.2) if wait <= self.longest else None
 
 
-class Common(Operations):
+class Common(Operations, ABC):
     """What the two clients share."""
 
     def __init__(
@@ -94,9 +95,9 @@ class Common(Operations):
             trust_env=not is_loopback(self.base_url.host),
         )
 
+    @abstractmethod
     def _open(self, **options: Any) -> None:
         """Make the HTTP client with these options."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({shown_url(self.base_url)!r})"
