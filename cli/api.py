@@ -44,11 +44,11 @@ def api(
 async def _serve(settings: Settings) -> None:
     from api.access import KeysMissing
     from api.server import ApiServer
-    from cli.garbage import collect_rarely
+    from cli.long_running import settle_memory
     from cli.stopping import stop_on_signals
     from services.api_keys import InvalidKeySetting
 
-    collect_rarely()
+    settle_memory()
     server = ApiServer(settings)
     stop_on_signals(server.stop)
     try:

@@ -46,12 +46,12 @@ async def run_here(
     settings: Settings, registry: Registry, ledger: Ledger, operation: BulkOperation
 ) -> BulkOperation:
     """Run it in this process, with a progress bar; SIGINT and SIGTERM pause it."""
-    from cli.garbage import collect_rarely
+    from cli.long_running import settle_memory
     from services import bulk
     from services.ledger.bulk_operations import ACTIVE
     from services.redrive_operations import RedriveHandler
 
-    collect_rarely()
+    settle_memory()
     give_way()
     handler = RedriveHandler(settings, registry, ledger)
     runner = bulk.BulkRunner(ledger, [handler])

@@ -32,7 +32,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     import asyncio
 
     from broker.lanes import DEAD_LOG_QUEUE
-    from cli.garbage import collect_rarely
+    from cli.long_running import settle_memory
     from cli.queues import require_queues
     from cli.stopping import stop_on_signals
     from services.bulk import BulkRunner
@@ -40,7 +40,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from services.scheduler import Scheduler
 
     await require_queues(settings.require_amqp_url(), [DEAD_LOG_QUEUE])
-    collect_rarely()
+    settle_memory()
     async with open_ledger(settings) as ledger:
         scheduling = Scheduler(settings, registry, ledger)
         bulk = BulkRunner(ledger, bulk_handlers(settings, registry, ledger, modules))

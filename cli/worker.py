@@ -86,7 +86,7 @@ def shares_of(
 
 
 async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> None:
-    from cli.garbage import collect_rarely
+    from cli.long_running import settle_memory
     from cli.queues import require_queues
     from cli.stopping import stop_on_signals
     from services.worker import Worker
@@ -94,7 +94,7 @@ async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> 
     await require_queues(
         settings.require_amqp_url(), [queue for share in shares for queue in share.queues]
     )
-    collect_rarely()
+    settle_memory()
     async with open_ledger(settings) as ledger:
         working = Worker(settings, registry, ledger, shares)
         stop_on_signals(working.stop)

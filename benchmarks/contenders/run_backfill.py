@@ -19,7 +19,7 @@ from benchmarks.common import payload
 from benchmarks.contenders.with_switchyard import MODULE
 from broker.message import JobMessage
 from broker.publisher import Publisher
-from cli.garbage import collect_rarely
+from cli.long_running import settle_memory
 from services.backfill.counts import Counts
 from services.backfill.files import FileFormat, store_input
 from services.backfill.handler import BackfillHandler
@@ -45,7 +45,7 @@ def write(file: Path, count: int) -> None:
 
 async def publish(file: Path) -> dict[str, float]:
     configure("warning")
-    collect_rarely()  # as `jobctl scheduler` does
+    settle_memory()  # as `jobctl scheduler` does
     settings = Settings()
     registry = Registry.load([MODULE])
     async with await Ledger.open(settings.ledger_url) as ledger:

@@ -22,7 +22,7 @@ from broker.lanes import DEAD_EXCHANGE, LANES
 from broker.message import JobMessage, Metadata
 from broker.publisher import Publisher, envelope_of
 from broker.wire import Envelope
-from cli.garbage import collect_rarely
+from cli.long_running import settle_memory
 from cli.redrive_view import give_way
 from services.bulk import BulkRunner
 from services.dead_letters import index_waiting
@@ -101,7 +101,7 @@ async def redrive(
 
 async def main() -> None:
     configure("warning")
-    collect_rarely()  # both as `jobctl dead redrive` does
+    settle_memory()  # both as `jobctl dead redrive` does
     give_way()
     settings = Settings()
     registry = Registry.load([MODULE])

@@ -15,7 +15,7 @@ from benchmarks.common import SAMPLE_EVERY, payload, sample
 from broker.errors import PublishError
 from broker.message import JobMessage
 from broker.publisher import Outgoing, Publisher
-from cli.garbage import collect_rarely
+from cli.long_running import settle_memory
 from services.context import JobContext
 from services.ledger import Ledger
 from services.logs import configure
@@ -78,7 +78,7 @@ def _message(number: int, job_type: str) -> JobMessage:
 
 async def work(slots: int, lanes: list[str]) -> None:
     configure("warning")
-    collect_rarely()  # as `jobctl worker` does
+    settle_memory()  # as `jobctl worker` does
     registry = Registry.load([MODULE])
     settings = Settings()
     ledger = await Ledger.open(settings.ledger_url)
