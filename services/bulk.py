@@ -9,9 +9,7 @@ on at any time. What people want meanwhile (pause, another rate) reaches it with
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -20,6 +18,7 @@ import structlog
 
 from broker.connection import end_tasks
 from broker.errors import PublishError
+from services.instance import new_instance_id
 from services.ledger import BulkOperation, BulkState, Ledger, LedgerError
 from services.ledger.bulk_operations import ACTIVE, ENDED, RESUMABLE
 
@@ -214,7 +213,7 @@ class BulkRunner:
     """Runs operations of the kinds that it has handlers for, until `stop`."""
 
     def __init__(self, ledger: Ledger, handlers: Sequence[BulkHandler]) -> None:
-        self.holder = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+        self.holder = new_instance_id()
         self._ledger = ledger
         self._handlers = {handler.kind: handler for handler in handlers}
         self._sessions: dict[str, BulkSession] = {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections import deque
 from dataclasses import replace
@@ -24,6 +23,7 @@ from broker.dead import Reason
 from broker.message import now
 from services.context import JobContext
 from services.execution import Executor
+from services.instance import new_instance_id
 from services.ledger import (
     AttemptOutcome,
     Claimed,
@@ -75,7 +75,7 @@ class InlineRunner:
         self._policy = Policy.over(settings.retry_delays)
         self._executor = Executor(min(settings.worker_concurrency, os.cpu_count() or 1))
         self._slots = asyncio.Semaphore(settings.worker_concurrency)
-        self._worker_id = f"inline-{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+        self._worker_id = f"inline-{new_instance_id()}"
         self._claims = count(1)
         self._runs: dict[str, asyncio.Task[None]] = {}
         """Pipelines under way, by the id of their first job."""

@@ -8,7 +8,6 @@ that wait, pause and go on, see `services.redrive_operations`.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -20,6 +19,7 @@ from broker.lanes import LANES, Lane
 from broker.message import now
 from broker.publisher import Publisher
 from broker.settings import BrokerSettings
+from services.instance import new_instance_id
 from services.ledger import DeadLetterState, Ledger, LedgerError
 from services.letter_changes import Change
 from services.letters import LetterFilter
@@ -42,7 +42,7 @@ async def turn_to_scan(
 ) -> AsyncIterator[None]:
     """Wait until nobody else goes through `jobs.dead`: of what one scan holds, another sees
     nothing. Safe without; but what it says would not be the whole. Raises LedgerUnavailable."""
-    holder = f"{os.getpid()}-{os.urandom(4).hex()}"
+    holder = new_instance_id()
     while not await ledger.acquire_lease(TURN, holder, TURN_SECONDS):
         await wait(TURN_LOOK)
     keeping = asyncio.create_task(_keep(ledger, holder), name=TURN)

@@ -6,8 +6,6 @@ One instance is active; others stand by and take over when its lease runs out.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from broker.errors import LaneFull
 from broker.message import now
 from broker.publisher import Accepted, Outgoing, Publisher
 from services.dead_letters import DeadLetterIndexer
+from services.instance import new_instance_id
 from services.ledger import JobRecord, Ledger, LedgerError, to_message
 from services.registry import Registry
 from services.settings import Settings
@@ -60,7 +59,7 @@ class Scheduler:
     def __init__(
         self, settings: Settings, registry: Registry, ledger: Ledger, *, pace: Pace | None = None
     ) -> None:
-        self.holder = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+        self.holder = new_instance_id()
         self.is_active = asyncio.Event()
         """Set while this instance has the lease."""
         self._ledger = ledger

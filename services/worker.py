@@ -18,6 +18,7 @@ from broker.publisher import Publisher
 from services.conclusion import Conclusion, Counters
 from services.control import ControlListener
 from services.execution import Executor
+from services.instance import new_instance_id
 from services.ledger import Ledger, LedgerError
 from services.registry import Registry
 from services.retry import Policy
@@ -87,11 +88,6 @@ def share_of(
     )
 
 
-def new_worker_id() -> str:
-    """Unique for every start of a worker: host, process and a random part."""
-    return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
-
-
 class Worker:
     """Consumes the shares given to it until `stop`. One instance is one start of a worker."""
 
@@ -104,7 +100,7 @@ class Worker:
         *,
         lanes: tuple[Lane, ...] = LANES,
     ) -> None:
-        self.worker_id = new_worker_id()
+        self.worker_id = new_instance_id()
         self.counters = Counters()
         self._settings = settings
         self._ledger = ledger
