@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 
-from broker.connection import end_tasks
 from broker.dead_queue import Letter, Scan, scanning
 from broker.errors import LaneFull
 from broker.lanes import LANES, Lane
 from broker.message import now
 from broker.publisher import Publisher
 from broker.settings import BrokerSettings
-from services.instance import new_instance_id
-from services.ledger import DeadLetterState, Ledger, LedgerError
+from services.leases import holding_lease
+from services.ledger import DeadLetterState, Ledger
 from services.letter_changes import Change
 from services.letters import LetterFilter
 from services.redrive_sending import Copy, Room, Sender, Tally, refusal
@@ -31,35 +30,14 @@ __all__ = ["Change", "LetterFilter", "Redriver", "Tally", "turn_to_scan"]
 BATCH = 200
 """Letters looked up, published and confirmed together."""
 TURN = "scan of jobs.dead"
-TURN_LOOK = 0.1
-TURN_SECONDS = 6.0
-"""Seconds after which the turn of a process that has died is over."""
 
 
-@asynccontextmanager
-async def turn_to_scan(
+def turn_to_scan(
     ledger: Ledger, wait: Callable[[float], Awaitable[None]] = asyncio.sleep
-) -> AsyncIterator[None]:
+) -> AbstractAsyncContextManager[None]:
     """Wait until nobody else goes through `jobs.dead`: of what one scan holds, another sees
     nothing. Safe without; but what it says would not be the whole. Raises LedgerUnavailable."""
-    holder = new_instance_id()
-    while not await ledger.acquire_lease(TURN, holder, TURN_SECONDS):
-        await wait(TURN_LOOK)
-    keeping = asyncio.create_task(_keep(ledger, holder), name=TURN)
-    try:
-        yield
-    finally:
-        await end_tasks(keeping)
-        await ledger.release_lease(TURN, holder)
-
-
-async def _keep(ledger: Ledger, holder: str) -> None:
-    while True:
-        await asyncio.sleep(TURN_SECONDS / 3)
-        try:
-            await ledger.acquire_lease(TURN, holder, TURN_SECONDS)
-        except LedgerError:
-            continue  # whoever writes next is told
+    return holding_lease(ledger, TURN, wait)
 
 
 class Redriver:

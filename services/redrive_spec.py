@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from services import bulk
+from services.leases import holding_lease
 from services.ledger import BulkOperation, BulkState, Ledger, RedriveOutcome
 from services.letter_changes import Change, InvalidRedrive
 from services.letters import LetterFilter
@@ -109,7 +107,7 @@ async def start_redrive(
     Raises InvalidRedrive, RedriveConflict, LedgerUnavailable.
     """
     spec.check()
-    async with _alone(ledger):
+    async with holding_lease(ledger, _START):
         await refuse_overlap(ledger, spec)
         return await ledger.create_bulk(
             bulk.new_bulk_id(KIND),
@@ -129,7 +127,7 @@ async def resume_redrive(ledger: Ledger, operation_id: str) -> BulkOperation:
     Raises UnknownBulkOperation, BulkConflict.
     """
     operation = await bulk.require_bulk(ledger, operation_id, KIND)
-    async with _alone(ledger):
+    async with holding_lease(ledger, _START):
         await refuse_overlap(ledger, RedriveSpec.from_json(operation.spec), but=operation_id)
         return await bulk.resume(ledger, operation_id)
 
@@ -168,14 +166,3 @@ def title_of(spec: RedriveSpec) -> str:
     if spec.from_ledger:
         parts.append("from the ledger")
     return ", ".join(parts)
-
-
-@asynccontextmanager
-async def _alone(ledger: Ledger) -> AsyncIterator[None]:
-    holder = os.urandom(8).hex()
-    while not await ledger.acquire_lease(_START, holder, 10):  # noqa: ASYNC110
-        await asyncio.sleep(0.05)  # its holder is another process
-    try:
-        yield
-    finally:
-        await ledger.release_lease(_START, holder)
