@@ -92,8 +92,7 @@ class Pass:
         self._run.planned(copies)
         refused = await self._sender.send(self._publisher, copies, self._run.tally)
         not_taken = [copy for copy, error in refused if not _may_have_been_taken(error)]
-        await self._sender.forget([copy.letter.id for copy in not_taken])
-        self._run.planned(not_taken, taken=False)
+        await self._sender.forget(self._run.not_taken(not_taken))
         for copy, error in reversed(refused):
             if not isinstance(error, LaneFull):
                 raise error  # tried again by the runner, from where it is then

@@ -49,8 +49,8 @@ class Run:
         self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
         self._before = Progress.of(session.operation)
         self._planned = 0
-        self._known: set[str] = set()
-        """Letters that were planned before a crash, and are sent (again) now."""
+        self._planned_before: set[str] = set()
+        """Letters that an earlier process was about to send, or has sent."""
         self._ended: dict[RedriveOutcome | None, int] = {}
         self._looked = self._noted = 0.0
 
@@ -88,7 +88,7 @@ class Run:
         planned = await self._ledger.planned_redrives(
             self.session.id, [letter.id for letter in batch]
         )
-        self._known |= planned.keys()
+        self._planned_before |= planned.keys()
         return [
             letter
             for letter in batch
@@ -145,16 +145,24 @@ class Run:
         failed = self._ended.get(RedriveOutcome.FAILED, 0)
         return f"{failed} failed again" if failed else None
 
-    def planned(self, copies: Sequence[Copy], *, taken: bool = True) -> None:
-        """These are about to be sent; or (not taken) the broker did not take them."""
-        for copy in copies:
-            if taken == (copy.letter.id not in self._known):
-                self._planned += 1 if taken else -1
-                self._ended[None] = self._open + (1 if taken else -1)
-            if taken:
-                self._known.add(copy.letter.id)
-            else:
-                self._known.discard(copy.letter.id)
+    def planned(self, copies: Sequence[Copy]) -> None:
+        """These are about to be sent."""
+        self._count_planned(len(self._new(copies)))
+
+    def not_taken(self, copies: Sequence[Copy]) -> list[str]:
+        """The broker did not take these. Those of them that are to be forgotten: what an earlier
+        process has planned, it may have sent."""
+        new = self._new(copies)
+        self._count_planned(-len(new))
+        return new
+
+    def _new(self, copies: Sequence[Copy]) -> list[str]:
+        ids = [copy.letter.id for copy in copies]
+        return [letter_id for letter_id in ids if letter_id not in self._planned_before]
+
+    def _count_planned(self, number: int) -> None:
+        self._planned += number
+        self._ended[None] = self._open + number
 
     def next_pass(self) -> None:
         """What could not be sent is counted anew in each pass; what was dropped is gone."""

@@ -169,7 +169,6 @@ class Sender:
         await self._ledger.note_redriven(
             [RedrivenCopy(copy.letter.id, copy.redrives, copy.job) for copy in sent],
             time.time(),
-            self._operation_id,
         )
         for copy in sent:
             copy.letter.ack()

@@ -51,9 +51,7 @@ class Redrives(LedgerBase):
 
         return await self._database.read(work)
 
-    async def note_redriven(
-        self, copies: Sequence[RedrivenCopy], now: float, operation_id: str | None = None
-    ) -> None:
+    async def note_redriven(self, copies: Sequence[RedrivenCopy], now: float) -> None:
         """The broker has these copies: their jobs are queued again, unless a worker was faster,
         and their letters no longer wait, unless they have died again already."""
         if not copies:
@@ -66,18 +64,12 @@ class Redrives(LedgerBase):
             f"UPDATE dead_letters SET state = 'redriven', updated_at = :now FROM {source} "
             "WHERE dead_letters.id = r.id AND dead_letters.redrives < r.redrives"
         )
-        sent = text(
-            f"UPDATE redriven_letters SET sent_at = :now FROM {source} WHERE letter_id = r.id "
-            "AND operation_id = :operation"
-        )
         rows = sorted((each.letter_id, each.redrives) for each in copies)
         parameters = sql.rows_parameters(self._database.dialect, _COPIES, rows) | {"now": now}
 
         def work(connection: Connection) -> None:
             self._writer.run(connection, redriven)
             connection.execute(letters, parameters)
-            if operation_id is not None:
-                connection.execute(sent, parameters | {"operation": operation_id})
 
         await self._database.write(work)
 
@@ -149,7 +141,7 @@ class Redrives(LedgerBase):
             return
         dialect = self._database.dialect
         statement = text(
-            "DELETE FROM redriven_letters WHERE operation_id = :operation AND sent_at IS NULL "
+            "DELETE FROM redriven_letters WHERE operation_id = :operation "
             f"AND {sql.keys_condition(dialect, 'letter_id')}"
         )
         parameters = {"operation": operation_id, **sql.keys_parameter(dialect, letter_ids)}

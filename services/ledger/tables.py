@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0004"
+SCHEMA_REVISION = "0005"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -138,7 +138,6 @@ redriven_letters = Table(
     Column("operation_id", Text, primary_key=True),
     Column("letter_id", Text, primary_key=True),
     Column("redrives", Integer, nullable=False),
-    Column("sent_at", Double),
     Column("outcome", Text),
 )
 _partial(
