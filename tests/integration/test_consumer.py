@@ -16,9 +16,7 @@ from broker.consumer import LaneConsumer
 from broker.delivery import Delivery
 from broker.errors import Refused
 from broker.lanes import JOBS_EXCHANGE, LANES, Lane, Route, retry_name
-from broker.management import ManagementClient
 from broker.publisher import Publisher
-from broker.reconcile import apply
 from broker.settings import BrokerSettings
 from broker.topology import build
 from broker.wire import Envelope
@@ -26,6 +24,7 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import Signals
 from tests.support.tcp_proxy import TcpProxy
+from tests.support.topology import declare_topology
 
 HOT, MAINTENANCE, BACKFILL = "hot.any", "maintenance.any", "backfill.any"
 QUEUES = (HOT, BACKFILL)
@@ -175,8 +174,7 @@ def small(**max_length: int) -> tuple[Lane, ...]:
 async def lanes_on(broker: TestBroker, lanes: tuple[Lane, ...]) -> AsyncIterator[Lanes]:
     routes = [Route(lane, "job", "any") for lane in ("hot", "maintenance", "backfill")]
     topology = build(broker.profile, routes, lanes=lanes, retry_delays=[RETRY])
-    async with ManagementClient(broker.management_url, broker.vhost) as client:
-        (await apply(client, topology)).require_success()
+    await declare_topology(broker.management, topology)
     settings = BrokerSettings(amqp_url=broker.amqp_url, profile=broker.profile)
     async with Publisher(settings) as publisher:
         made = Lanes(broker, publisher)

@@ -12,10 +12,11 @@ from aio_pika.exceptions import DeliveryError, QueueEmpty
 
 from broker.lanes import LANES, Route
 from broker.management import ManagementClient
-from broker.reconcile import apply, diff
+from broker.reconcile import diff
 from broker.topology import build
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
+from tests.support.topology import declare_topology
 
 ROUTES = (
     Route("hot", "ingest_document", "ingest"),
@@ -42,9 +43,7 @@ async def channel(broker: TestBroker) -> AsyncIterator[AbstractChannel]:
 
 async def declare(broker: TestBroker, lanes=LANES) -> None:
     topology = build(broker.profile, ROUTES, lanes=lanes, retry_delays=[RETRY_SECONDS])
-    async with ManagementClient(broker.management_url, broker.vhost) as client:
-        report = await apply(client, topology)
-    assert report.left == ()
+    await declare_topology(broker.management, topology)
 
 
 async def publish(channel: AbstractChannel, exchange: str, key: str, **properties) -> None:

@@ -67,6 +67,6 @@ class Management:
 
     async def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
         url = f"{self.url}/api{path.replace('{vhost}', quote(self.vhost, safe=''))}"
-        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=10) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=30) as client:
             answer = await client.request(method, url, json=body)
         return answer.raise_for_status()

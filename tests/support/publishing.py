@@ -11,13 +11,13 @@ from aio_pika.exceptions import QueueEmpty
 from pydantic import SecretStr
 
 from broker.lanes import LANES, Lane, Route
-from broker.management import ManagementClient
 from broker.message import JobMessage
 from broker.publisher import Outgoing
-from broker.reconcile import apply
 from broker.settings import BrokerSettings, Profile
 from broker.topology import build
 from tests.support.eventually import eventually
+from tests.support.management import Management
+from tests.support.topology import declare_topology
 
 ROUTES = tuple(
     Route(lane, "crawl", worker)
@@ -39,8 +39,8 @@ async def declare(
     profile: Profile, management_url: str, vhost: str, lanes: Sequence[Lane] = LANES
 ) -> None:
     """Everything that the system needs on a broker."""
-    async with ManagementClient(management_url, vhost) as client:
-        (await apply(client, build(profile, ROUTES, lanes=lanes))).require_success()
+    topology = build(profile, ROUTES, lanes=lanes)
+    await declare_topology(Management(management_url, vhost), topology)
 
 
 def settings_of(url: str, profile: Profile = "classic", **options: Any) -> BrokerSettings:

@@ -19,10 +19,8 @@ from pydantic import SecretStr
 
 from broker.dead_queue import Letter, scanning
 from broker.lanes import LANES, Lane
-from broker.management import ManagementClient
 from broker.message import JobMessage, Metadata
 from broker.publisher import Publisher
-from broker.reconcile import apply
 from broker.topology import build
 from services.ledger import JobRecord, Ledger, State, upgrade
 from services.publishing import JobPublisher, JobRequest
@@ -33,6 +31,7 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.tcp_proxy import TcpProxy
+from tests.support.topology import declare_topology
 
 JOB_MODULES = ("tests.support.jobs",)
 RETRY_DELAYS = (0.2, 0.4, 0.8)
@@ -301,8 +300,7 @@ async def declare(
 ) -> None:
     """Make everything on the broker that the job types of the registry need."""
     topology = build(broker.profile, registry.routes, lanes=lanes, retry_delays=retry_delays)
-    async with ManagementClient(broker.management_url, broker.vhost) as client:
-        (await apply(client, topology)).require_success()
+    await declare_topology(broker.management, topology)
 
 
 @asynccontextmanager
