@@ -7,37 +7,27 @@ that wait, pause and go on, see `services.redrive_operations`.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 
-from broker.dead_queue import Letter, Scan, scanning
+from broker.dead_queue import Letter, Scan
 from broker.errors import LaneFull
 from broker.lanes import LANES, Lane
 from broker.message import now
 from broker.publisher import Publisher
 from broker.settings import BrokerSettings
-from services.leases import holding_lease
+from services.dead_scan import scanning_in_turn
 from services.ledger import DeadLetterState, Ledger
 from services.letter_changes import Change
 from services.letters import LetterFilter
 from services.redrive_sending import Copy, Room, Sender, Tally, refusal
 from services.registry import Registry
 
-__all__ = ["Change", "LetterFilter", "Redriver", "Tally", "turn_to_scan"]
+__all__ = ["Change", "LetterFilter", "Redriver", "Tally"]
 
 BATCH = 200
 """Letters looked up, published and confirmed together."""
-TURN = "scan of jobs.dead"
-
-
-def turn_to_scan(
-    ledger: Ledger, wait: Callable[[float], Awaitable[None]] = asyncio.sleep
-) -> AbstractAsyncContextManager[None]:
-    """Wait until nobody else goes through `jobs.dead`: of what one scan holds, another sees
-    nothing. Safe without; but what it says would not be the whole. Raises LedgerUnavailable."""
-    return holding_lease(ledger, TURN, wait)
 
 
 class Redriver:
@@ -118,10 +108,7 @@ class Redriver:
         self, which: LetterFilter, tally: Tally, limit: int | None
     ) -> AsyncGenerator[tuple[list[Letter], Scan], None]:
         moment = now()
-        async with (
-            turn_to_scan(self._ledger),
-            scanning(self._settings.require_amqp_url(), profile=self._settings.profile) as scan,
-        ):
+        async with scanning_in_turn(self._settings, self._ledger) as scan:
             batch: list[Letter] = []
             async for letter in scan.letters():
                 tally.scanned += 1

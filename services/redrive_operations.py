@@ -12,15 +12,15 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
-from broker.dead_queue import queue_depths, scanning
+from broker.dead_queue import queue_depths
 from broker.lanes import LANES, Lane
 from broker.publisher import Publisher
 from broker.settings import BrokerSettings
 from services.bulk import BulkSession
+from services.dead_scan import scanning_in_turn, waiting_ids
 from services.hot_traffic import HotTraffic
 from services.ledger import BulkState, Ledger
 from services.letters import DeadJob
-from services.redrive import turn_to_scan
 from services.redrive_pass import Pass
 from services.redrive_run import Halted, Run
 from services.redrive_sending import Room, Sender
@@ -72,7 +72,7 @@ class RedriveHandler:
         try:
             async with Publisher(self._settings, name=session.id) as publisher:
                 while not run.has_enough:
-                    async with self._source(url, spec, run) as letters, queue_depths(url) as depth:
+                    async with self._source(spec, run) as letters, queue_depths(url) as depth:
                         one = Pass(run, sender, publisher, Room(self._lanes, depth), self._hold)
                         if await one.go(letters):
                             break
@@ -85,13 +85,13 @@ class RedriveHandler:
         await session.finish(note=run.last_word)
 
     def _source(
-        self, url: str, spec: RedriveSpec, run: Run
+        self, spec: RedriveSpec, run: Run
     ) -> AbstractAsyncContextManager[AsyncGenerator[DeadJob, None]]:
-        return self._stored(url, spec, run) if spec.from_ledger else self._waiting(url, spec, run)
+        return self._stored(spec, run) if spec.from_ledger else self._waiting(spec, run)
 
     @asynccontextmanager
     async def _waiting(
-        self, url: str, spec: RedriveSpec, run: Run
+        self, spec: RedriveSpec, run: Run
     ) -> AsyncIterator[AsyncGenerator[DeadJob, None]]:
         async def fitting() -> AsyncGenerator[DeadJob, None]:
             async for letter in scan.letters():
@@ -99,32 +99,19 @@ class RedriveHandler:
                     yield letter
 
         async with (
-            turn_to_scan(self._ledger, run.wait_for_turn),
-            scanning(url, profile=self._settings.profile) as scan,
+            scanning_in_turn(self._settings, self._ledger, run.wait_for_turn) as scan,
             aclosing(fitting()) as letters,
         ):
             yield letters
 
     @asynccontextmanager
     async def _stored(
-        self, url: str, spec: RedriveSpec, run: Run
+        self, spec: RedriveSpec, run: Run
     ) -> AsyncIterator[AsyncGenerator[DeadJob, None]]:
-        present = await self._present(url, run)
-
-        async def fitting() -> AsyncGenerator[DeadJob, None]:
-            async for letter in stored_letters(self._ledger, spec.which, run.moment, present):
-                yield letter
-
-        async with aclosing(fitting()) as letters:
-            yield letters
-
-    async def _present(self, url: str, run: Run) -> frozenset[str]:
-        """What `jobs.dead` has; the index learns what it has no longer."""
         began = time.time()
-        async with (
-            turn_to_scan(self._ledger, run.wait_for_turn),
-            scanning(url, profile=self._settings.profile) as scan,
-        ):
-            present = frozenset([letter.id async for letter in scan.letters()])
+        present = await waiting_ids(self._settings, self._ledger, run.wait_for_turn)
+        # The index learns what the broker has no longer.
         await self._ledger.drop_letters_but(present, began)
-        return present
+        found = stored_letters(self._ledger, spec.which, run.moment, present)
+        async with aclosing(found) as letters:
+            yield letters

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-from broker.dead_queue import scanning
 from broker.lanes import LANES, Lane
 from broker.message import now
 from broker.settings import BrokerSettings
+from services.dead_scan import waiting_ids
 from services.ledger import Ledger
 from services.letters import DeadJob
-from services.redrive import BATCH, Redriver, turn_to_scan, would_go
+from services.redrive import BATCH, Redriver, would_go
 from services.redrive_sending import Sender, Tally
 from services.redrive_spec import RedriveSpec
 from services.redrive_stored import stored_letters
@@ -33,11 +33,7 @@ async def plan_redrive(
     if not spec.from_ledger:
         redriver = Redriver(settings, registry, ledger, lanes=lanes)
         return await redriver.redrive(spec.which, spec.change, dry_run=True, limit=spec.limit)
-    async with (
-        turn_to_scan(ledger),
-        scanning(settings.require_amqp_url(), profile=settings.profile) as scan,
-    ):
-        present = frozenset([letter.id async for letter in scan.letters()])
+    present = await waiting_ids(settings, ledger)
     tally = Tally()
     sender = Sender(registry, ledger, spec.change, lanes=lanes)
     batch: list[DeadJob] = []

@@ -1,0 +1,42 @@
+"""Scans of `jobs.dead`, one at a time: of what one scan holds, another sees nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from broker.dead_queue import Scan, scanning
+from broker.settings import BrokerSettings
+from services.leases import holding_lease
+from services.ledger import Ledger
+
+LEASE = "scan of jobs.dead"
+
+
+@asynccontextmanager
+async def scanning_in_turn(
+    settings: BrokerSettings,
+    ledger: Ledger,
+    wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncIterator[Scan]:
+    """A scan, begun when nobody else goes through the queue, for which `wait` is awaited with the
+    seconds to the next look. Safe without a turn; but what it says would not be the whole.
+
+    Raises BrokerAway, LedgerUnavailable.
+    """
+    async with (
+        holding_lease(ledger, LEASE, wait),
+        scanning(settings.require_amqp_url(), profile=settings.profile) as scan,
+    ):
+        yield scan
+
+
+async def waiting_ids(
+    settings: BrokerSettings,
+    ledger: Ledger,
+    wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> frozenset[str]:
+    """The ids of all letters in `jobs.dead`. Waits and raises as `scanning_in_turn` does."""
+    async with scanning_in_turn(settings, ledger, wait) as scan:
+        return frozenset([letter.id async for letter in scan.letters()])
