@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -139,8 +140,6 @@ async def import_letters(
 ) -> Imported:
     """Put letters into `jobs.dead`, confirmed, but for those that wait there already. The index
     learns of them as of any other. Raises PublishError, LedgerUnavailable."""
-    import asyncio
-
     done = Imported()
     for group in _groups(letters):
         wanted = DeadLetterFilter(ids=frozenset(each.id for each in group))
