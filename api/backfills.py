@@ -26,7 +26,7 @@ from api.problems import Problem, invalid, responses
 from api.state import ApiState, State
 from api.uploads import InvalidUpload, UploadForm
 from broker.message import describe
-from services import bulk
+from services import bulk_control
 from services.api_keys import Scope
 from services.backfill.files import FileFormat, format_of, store_input
 from services.backfill.progress import progress_of
@@ -168,7 +168,7 @@ async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: State
     """Change its limits, also while it runs."""
     changes: dict[str, Any] = body.model_dump(exclude_unset=True)
     if changes:
-        await bulk.set_limits(state.ledger, backfill_id, changes, kind=KIND)
+        await bulk_control.set_limits(state.ledger, backfill_id, changes, kind=KIND)
     return await _view(state, backfill_id)
 
 
@@ -179,7 +179,7 @@ async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: State
 )
 async def pause(backfill_id: BackfillId, state: State) -> BackfillView:
     """Publish nothing more of it, within a second, until it is resumed."""
-    await bulk.pause(state.ledger, backfill_id, kind=KIND)
+    await bulk_control.pause(state.ledger, backfill_id, kind=KIND)
     return await _view(state, backfill_id)
 
 
@@ -190,7 +190,7 @@ async def pause(backfill_id: BackfillId, state: State) -> BackfillView:
 )
 async def resume(backfill_id: BackfillId, state: State) -> BackfillView:
     """Let it go on where it was."""
-    await bulk.resume(state.ledger, backfill_id, kind=KIND)
+    await bulk_control.resume(state.ledger, backfill_id, kind=KIND)
     return await _view(state, backfill_id)
 
 
@@ -220,7 +220,7 @@ def _spec(body: BackfillPlan) -> BackfillSpec:
 
 
 async def _view(state: ApiState, backfill_id: str) -> BackfillView:
-    operation = await bulk.require_bulk(state.ledger, backfill_id, KIND)
+    operation = await bulk_control.require_bulk(state.ledger, backfill_id, KIND)
     return BackfillView.of(await progress_of(state.ledger, operation))
 
 

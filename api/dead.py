@@ -22,7 +22,7 @@ from api.dead_models import (
 )
 from api.problems import responses
 from api.state import ApiState, State
-from services import bulk, redrive_spec
+from services import bulk_control, redrive_spec
 from services.api_keys import Scope
 from services.ledger import BulkState, DeadLetterState
 from services.redrive_plan import plan_redrive
@@ -101,7 +101,7 @@ async def show_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
 )
 async def set_redrive_rate(redrive_id: RedriveId, body: RedriveRate, state: State) -> RedriveView:
     """Change its rate, also while it runs."""
-    await bulk.set_limits(state.ledger, redrive_id, {"rate": body.rate}, kind=KIND)
+    await bulk_control.set_limits(state.ledger, redrive_id, {"rate": body.rate}, kind=KIND)
     return await _view(state, redrive_id)
 
 
@@ -110,7 +110,7 @@ async def set_redrive_rate(redrive_id: RedriveId, body: RedriveRate, state: Stat
 )
 async def pause_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
     """Send nothing more, within a second, until it is resumed."""
-    await bulk.pause(state.ledger, redrive_id, kind=KIND)
+    await bulk_control.pause(state.ledger, redrive_id, kind=KIND)
     return await _view(state, redrive_id)
 
 
@@ -128,10 +128,10 @@ async def resume_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
 )
 async def cancel_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
     """End it for good. What it has sent stays where it is."""
-    await bulk.cancel(state.ledger, redrive_id, kind=KIND)
+    await bulk_control.cancel(state.ledger, redrive_id, kind=KIND)
     return await _view(state, redrive_id)
 
 
 async def _view(state: ApiState, redrive_id: str) -> RedriveView:
-    operation = await bulk.require_bulk(state.ledger, redrive_id, KIND)
+    operation = await bulk_control.require_bulk(state.ledger, redrive_id, KIND)
     return RedriveView.of(await settled(state.ledger, operation))

@@ -21,7 +21,7 @@ from starlette.types import Scope
 
 from broker.errors import BrokerError
 from services.backfill.sources import InvalidBackfill, SourceAway
-from services.bulk import BulkConflict, UnknownBulkOperation
+from services.bulk_control import BulkConflict, UnknownBulkOperation
 from services.job_requests import Complaint, InvalidRequest
 from services.ledger import InvalidCursor, LedgerError, RowRejected
 from services.letter_changes import InvalidRedrive

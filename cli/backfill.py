@@ -108,10 +108,10 @@ def pause(backfill_id: BackfillArgument, as_json: JsonOption = False) -> None:
     """Publish nothing more of it, within a second, until it is resumed."""
 
     async def work(ledger: Ledger) -> BulkOperation:
-        from services import bulk
+        from services import bulk_control
         from services.backfill.spec import KIND
 
-        return await bulk.pause(ledger, backfill_id, kind=KIND)
+        return await bulk_control.pause(ledger, backfill_id, kind=KIND)
 
     change(work, "paused; go on with `jobctl backfill resume {id}`", _limits, as_json=as_json)
 
@@ -121,10 +121,10 @@ def resume(backfill_id: BackfillArgument, as_json: JsonOption = False) -> None:
     """Go on where it was, also after it has failed or halted."""
 
     async def work(ledger: Ledger) -> BulkOperation:
-        from services import bulk
+        from services import bulk_control
         from services.backfill.spec import KIND
 
-        return await bulk.resume(ledger, backfill_id, kind=KIND)
+        return await bulk_control.resume(ledger, backfill_id, kind=KIND)
 
     change(work, "goes on as soon as a scheduler takes it", _limits, as_json=as_json)
 
@@ -152,7 +152,7 @@ def set_limits(
 
     async def work(ledger: Ledger) -> BulkOperation:
         from services.backfill.spec import KIND, check_limits
-        from services.bulk import set_limits
+        from services.bulk_control import set_limits
 
         check_limits(changes)
         return await set_limits(ledger, backfill_id, changes, kind=KIND)
@@ -200,7 +200,7 @@ async def _progress(backfill_id: str) -> Progress:
     """Raises UnknownBulkOperation, also for an operation of another kind."""
     from services.backfill.progress import progress_of
     from services.backfill.spec import KIND
-    from services.bulk import require_bulk
+    from services.bulk_control import require_bulk
 
     async with open_ledger(load_settings()) as ledger:
         return await progress_of(ledger, await require_bulk(ledger, backfill_id, KIND))

@@ -61,7 +61,7 @@ async def watch_progress(ledger: Ledger, backfill_id: str, *, as_json: bool) -> 
 
     from services.backfill.progress import progress_of
     from services.backfill.spec import KIND
-    from services.bulk import require_bulk
+    from services.bulk_control import require_bulk
 
     async def courses() -> AsyncIterator[Progress]:
         while True:

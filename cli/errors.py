@@ -30,7 +30,7 @@ def explain(error: BaseException) -> str | None:
     from broker.errors import BrokerError
     from broker.node import LocalNodeError
     from services.backfill.sources import InvalidBackfill, SourceAway
-    from services.bulk import BulkConflict, UnknownBulkOperation
+    from services.bulk_control import BulkConflict, UnknownBulkOperation
     from services.ledger import LedgerError
     from services.letter_changes import InvalidRedrive
     from services.letter_edits import NothingToUndo

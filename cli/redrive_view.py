@@ -47,7 +47,7 @@ async def run_here(
 ) -> BulkOperation:
     """Run it in this process, with a progress bar; SIGINT and SIGTERM pause it."""
     from cli.long_running import settle_memory
-    from services import bulk
+    from services import bulk, bulk_control
     from services.ledger.bulk_operations import ACTIVE
     from services.redrive_operations import RedriveHandler
 
@@ -58,7 +58,7 @@ async def run_here(
     pausing: set[asyncio.Task[Any]] = set()
 
     def pause() -> None:
-        pausing.add(asyncio.create_task(bulk.pause(ledger, operation.id, "by Ctrl-C")))
+        pausing.add(asyncio.create_task(bulk_control.pause(ledger, operation.id, "by Ctrl-C")))
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -67,14 +67,14 @@ async def run_here(
     try:
         with progress_bar("redrive") as show:
             while not running.done():
-                show(*_shown(await bulk.require_bulk(ledger, operation.id)))
+                show(*_shown(await bulk_control.require_bulk(ledger, operation.id)))
                 await asyncio.wait({running}, timeout=LOOK_SECONDS)
         try:
             return await running
-        except bulk.BulkConflict:
+        except bulk_control.BulkConflict:
             say(f"{operation.id} is run by another process; watching it")
         with progress_bar("redrive") as show:
-            while (seen := await bulk.require_bulk(ledger, operation.id)).state in ACTIVE:
+            while (seen := await bulk_control.require_bulk(ledger, operation.id)).state in ACTIVE:
                 show(*_shown(seen))
                 await asyncio.sleep(LOOK_SECONDS)
         return seen
@@ -125,7 +125,7 @@ def print_redrive(operation: BulkOperation) -> None:
 
 async def watch_redrive(ledger: Ledger, operation_id: str, *, as_json: bool) -> BulkOperation:
     """Show a redrive until it stops; its record then."""
-    from services.bulk import require_bulk
+    from services.bulk_control import require_bulk
     from services.ledger.bulk_operations import ACTIVE
     from services.redrive_spec import KIND, settled
 

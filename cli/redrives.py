@@ -110,10 +110,10 @@ def pause(redrive_id: RedriveArgument, as_json: JsonOption = False) -> None:
     """Send nothing more, within a second, until it is resumed."""
 
     async def work(ledger: Ledger) -> BulkOperation:
-        from services import bulk
+        from services import bulk_control
         from services.redrive_spec import KIND
 
-        return await bulk.pause(ledger, redrive_id, kind=KIND)
+        return await bulk_control.pause(ledger, redrive_id, kind=KIND)
 
     change(
         work, "is paused; go on with `jobctl dead redrives resume {id}`", _public, as_json=as_json
@@ -161,10 +161,10 @@ def cancel(redrive_id: RedriveArgument, as_json: JsonOption = False) -> None:
     """End it for good. What it has sent stays where it is; the rest stays dead."""
 
     async def work(ledger: Ledger) -> BulkOperation:
-        from services import bulk
+        from services import bulk_control
         from services.redrive_spec import KIND
 
-        return await bulk.cancel(ledger, redrive_id, kind=KIND)
+        return await bulk_control.cancel(ledger, redrive_id, kind=KIND)
 
     change(work, "is cancelled", _public, as_json=as_json)
 
@@ -181,7 +181,7 @@ def set_rate(
     per_second = None if rate == "0" else per_second_of(rate)
 
     async def work(ledger: Ledger) -> BulkOperation:
-        from services.bulk import set_limits
+        from services.bulk_control import set_limits
         from services.redrive_spec import KIND
 
         return await set_limits(ledger, redrive_id, {"rate": per_second}, kind=KIND)
@@ -197,7 +197,7 @@ def _public(operation: BulkOperation) -> dict[str, Any]:
 
 async def _found(ledger: Ledger, redrive_id: str) -> BulkOperation:
     """Raises UnknownBulkOperation, also for an operation of another kind."""
-    from services.bulk import require_bulk
+    from services.bulk_control import require_bulk
     from services.redrive_spec import KIND
 
     return await require_bulk(ledger, redrive_id, KIND)

@@ -3,24 +3,24 @@
 An operation is a record in the ledger. A `BulkRunner` (in every scheduler, or in the foreground of
 a command) takes one that nobody runs and hands it to the handler of its kind as a `BulkSession`.
 The handler works in small steps and notes each with a checkpoint, from which another process can go
-on at any time. What people want meanwhile (pause, another rate) reaches it within half a second.
+on at any time. What people want meanwhile (`services.bulk_control`) reaches it within half a second.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import structlog
 
 from broker.connection import end_tasks
 from broker.errors import PublishError
+from services.bulk_control import BulkConflict, require_bulk
 from services.instance import new_instance_id
 from services.ledger import BulkOperation, BulkState, Ledger, LedgerError
-from services.ledger.bulk_operations import ACTIVE, ENDED, RESUMABLE
+from services.ledger.bulk_operations import ACTIVE
 
 LEASE = 10.0
 """Seconds after which an operation is taken from a process that has died."""
@@ -35,14 +35,6 @@ FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0
 
 
 T = TypeVar("T")
-
-
-class UnknownBulkOperation(LookupError):
-    """The ledger has no such operation."""
-
-
-class BulkConflict(ValueError):
-    """The operation can't be moved from the state that it is in; the text says which."""
 
 
 class BulkFailed(Exception):
@@ -329,80 +321,3 @@ class BulkRunner:
             await session.finish(state, note)
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
-
-
-# --- what people do to operations ---------------------------------------------------------------
-
-
-def new_bulk_id(kind: str) -> str:
-    """An id for an operation of that kind."""
-    return f"{kind}-{secrets.token_hex(5)}"
-
-
-async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = None) -> BulkOperation:
-    """The record. Raises UnknownBulkOperation."""
-    found = await ledger.get_bulk(operation_id)
-    if found is None or kind not in (None, found.kind):
-        raise UnknownBulkOperation(f"no {kind or 'operation'} {operation_id!r}")
-    return found
-
-
-async def set_limits(
-    ledger: Ledger,
-    operation_id: str,
-    changes: Mapping[str, float | int | None],
-    *,
-    kind: str | None = None,
-) -> BulkOperation:
-    """Change `rate` (jobs a second) or `max_open`, or take it away with None; also while it runs.
-    Raises UnknownBulkOperation, BulkConflict when it is over."""
-    found = await require_bulk(ledger, operation_id, kind)
-    if found.state in ENDED:
-        raise BulkConflict(f"{operation_id} is {found.state}: it is over")
-    return await ledger.set_bulk_limits(operation_id, changes) or found
-
-
-async def pause(
-    ledger: Ledger, operation_id: str, note: str | None = None, *, kind: str | None = None
-) -> BulkOperation:
-    """Stop within half a second, to go on where it was. With `kind`, one of another is unknown, as
-    in all of these. Raises UnknownBulkOperation, BulkConflict."""
-    await require_bulk(ledger, operation_id, kind)
-    return await _move(ledger, operation_id, BulkState.PAUSED, ACTIVE, {BulkState.PAUSED}, note)
-
-
-async def resume(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
-    """Let it go on where it was. Raises UnknownBulkOperation, BulkConflict."""
-    await require_bulk(ledger, operation_id, kind)
-    return await _move(ledger, operation_id, BulkState.WAITING, RESUMABLE, ACTIVE)
-
-
-async def cancel(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
-    """End it; what it has published stays. Raises UnknownBulkOperation, BulkConflict."""
-    await require_bulk(ledger, operation_id, kind)
-    among = ACTIVE | RESUMABLE
-    return await _move(ledger, operation_id, BulkState.CANCELLED, among, {BulkState.CANCELLED})
-
-
-async def _move(
-    ledger: Ledger,
-    operation_id: str,
-    to: BulkState,
-    among: Collection[BulkState],
-    same: Collection[BulkState],
-    note: str | None = None,
-) -> BulkOperation:
-    found, moved = await ledger.move_bulk(operation_id, to, among=among, note=note)
-    if found is None:
-        raise UnknownBulkOperation(f"no operation {operation_id!r}")
-    if not moved and found.state not in same:
-        over = ": it is over" if found.state in ENDED else ""
-        raise BulkConflict(f"{operation_id} is {found.state}{over}, and can't be {_WORD[to]}")
-    return found
-
-
-_WORD = {
-    BulkState.PAUSED: "paused",
-    BulkState.WAITING: "resumed",
-    BulkState.CANCELLED: "cancelled",
-}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from services import bulk
+from services import bulk_control
 from services.leases import holding_lease
 from services.ledger import BulkOperation, BulkState, Ledger, RedriveOutcome
 from services.letter_changes import Change, InvalidRedrive
@@ -20,7 +20,7 @@ be sent before the first one fails."""
 _START = "start of redrives"
 
 
-class RedriveConflict(bulk.BulkConflict):
+class RedriveConflict(bulk_control.BulkConflict):
     """Another redrive, which is not finished, takes some of the same letters."""
 
 
@@ -110,7 +110,7 @@ async def start_redrive(
     async with holding_lease(ledger, _START):
         await refuse_overlap(ledger, spec)
         return await ledger.create_bulk(
-            bulk.new_bulk_id(KIND),
+            bulk_control.new_bulk_id(KIND),
             kind=KIND,
             title=title_of(spec),
             spec=spec.to_json(),
@@ -126,10 +126,10 @@ async def resume_redrive(ledger: Ledger, operation_id: str) -> BulkOperation:
 
     Raises UnknownBulkOperation, BulkConflict.
     """
-    operation = await bulk.require_bulk(ledger, operation_id, KIND)
+    operation = await bulk_control.require_bulk(ledger, operation_id, KIND)
     async with holding_lease(ledger, _START):
         await refuse_overlap(ledger, RedriveSpec.from_json(operation.spec), but=operation_id)
-        return await bulk.resume(ledger, operation_id)
+        return await bulk_control.resume(ledger, operation_id)
 
 
 async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:

@@ -24,7 +24,8 @@ from services.backfill.counts import Counts
 from services.backfill.files import FileFormat, store_input
 from services.backfill.handler import BackfillHandler
 from services.backfill.spec import Backfills, parse_spec
-from services.bulk import BulkRunner, require_bulk
+from services.bulk import BulkRunner
+from services.bulk_control import require_bulk
 from services.ledger import Ledger
 from services.logs import configure
 from services.registry import Registry

@@ -29,8 +29,9 @@ from services.backfill.sources import (
     Unusable,
 )
 from services.backfill.template import MissingField, render
-from services.bulk import LISTEN, new_bulk_id, require_bulk
-from services.bulk import cancel as cancel_bulk
+from services.bulk import LISTEN
+from services.bulk_control import cancel as cancel_bulk
+from services.bulk_control import new_bulk_id, require_bulk
 from services.ledger import BulkOperation, Cancelled, Ledger, LedgerError, NewJob
 from services.ledger.states import WAITING
 from services.publishing import InvalidJob, JobRequest, prepare

@@ -11,7 +11,7 @@ from broker.dead_queue import scanning
 from broker.lanes import DEAD_EXCHANGE
 from broker.message import JobMessage, Metadata
 from broker.publisher import envelope_of
-from services import bulk
+from services import bulk_control
 from services.bulk import BulkRunner
 from services.dead_letters import index_waiting
 from services.ledger import BulkState, State
@@ -110,7 +110,9 @@ async def test_one_cause_of_twenty_is_redriven_though_it_is_killed(
         await eventually(half_way, 120)
         process.kill()
         await process.ended()
-        assert (await bulk.require_bulk(system.ledger, operation.id)).state is BulkState.RUNNING
+        assert (
+            await bulk_control.require_bulk(system.ledger, operation.id)
+        ).state is BulkState.RUNNING
 
         ended = await _run_when_free(system, operation.id)
         assert ended.state is BulkState.COMPLETED
@@ -131,13 +133,13 @@ async def _run_when_free(system: System, operation_id: str):
     running = asyncio.create_task(runner.run())
 
     async def over() -> bool:
-        state = (await bulk.require_bulk(system.ledger, operation_id)).state
+        state = (await bulk_control.require_bulk(system.ledger, operation_id)).state
         return state is BulkState.COMPLETED
 
     await eventually(over, 120)
     runner.stop()
     await running
-    return await bulk.require_bulk(system.ledger, operation_id)
+    return await bulk_control.require_bulk(system.ledger, operation_id)
 
 
 async def _are(system: System, expected: list[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services import bulk
+from services import bulk, bulk_control
 from services.backfill import arxiv, gate, handler
 from services.backfill import progress as progress_module
 from services.backfill.files import FileFormat
@@ -223,10 +223,12 @@ async def test_pause_means_no_further_publish_within_a_second(user: BackfillUser
             return sum(own.values())
 
         await eventually(published)
-        await bulk.pause(user.system.ledger, operation.id)
+        await bulk_control.pause(user.system.ledger, operation.id)
 
         async def let_go() -> bool:
-            return (await bulk.require_bulk(user.system.ledger, operation.id)).holder is None
+            return (
+                await bulk_control.require_bulk(user.system.ledger, operation.id)
+            ).holder is None
 
         await eventually(let_go, timeout=1)
         before = await published()
@@ -235,7 +237,7 @@ async def test_pause_means_no_further_publish_within_a_second(user: BackfillUser
         await user.system.wait_until_ready(QUEUE, before)
         await asyncio.sleep(0.5)  # there is no signal for what does not happen
         assert await published() == before
-        await bulk.resume(user.system.ledger, operation.id)
+        await bulk_control.resume(user.system.ledger, operation.id)
 
         async def goes_on() -> bool:
             return await published() > before
@@ -298,7 +300,7 @@ async def test_no_more_of_its_jobs_are_open_than_it_may_have(user: BackfillUser)
         await eventually(lambda: len(journal.starts) == 7)
 
         async def waits() -> bool:
-            note = (await bulk.require_bulk(user.system.ledger, operation.id)).note
+            note = (await bulk_control.require_bulk(user.system.ledger, operation.id)).note
             return note == "7 of its jobs are not finished"
 
         await eventually(waits)
@@ -319,7 +321,7 @@ async def test_it_keeps_its_queue_between_the_watermarks(user: BackfillUser) -> 
         await system.wait_until_ready(QUEUE, 600)
 
         async def waits() -> bool:
-            note = (await bulk.require_bulk(system.ledger, operation.id)).note
+            note = (await bulk_control.require_bulk(system.ledger, operation.id)).note
             return note == f"{QUEUE} holds 600 jobs; goes on at 200"
 
         await eventually(waits)
@@ -338,7 +340,7 @@ async def test_its_course_is_told_also_while_it_waits(
     async with user.running():
 
         async def has_samples() -> bool:
-            found = await bulk.require_bulk(user.system.ledger, operation.id)
+            found = await bulk_control.require_bulk(user.system.ledger, operation.id)
             return len(found.counts.get("samples", ())) > 3
 
         await eventually(has_samples)
@@ -390,7 +392,7 @@ async def test_it_slows_down_while_hot_jobs_wait(user: BackfillUser) -> None:
     async with user.running():
 
         async def says_so() -> bool:
-            note = (await bulk.require_bulk(system.ledger, operation.id)).note
+            note = (await bulk_control.require_bulk(system.ledger, operation.id)).note
             return note == f"slow: {gate.HOT_BACKLOG + 1} hot jobs wait"
 
         await eventually(says_so)

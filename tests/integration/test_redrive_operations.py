@@ -11,8 +11,9 @@ from broker.dead import DeathCertificate, Reason
 from broker.lanes import DEAD_EXCHANGE
 from broker.message import JobMessage, Metadata
 from broker.publisher import envelope_of
-from services import bulk
-from services.bulk import BulkConflict, BulkRunner
+from services import bulk_control
+from services.bulk import BulkRunner
+from services.bulk_control import BulkConflict
 from services.dead_letters import index_waiting
 from services.ledger import BulkOperation, BulkState, NewJob, State
 from services.letter_changes import Change, InvalidRedrive
@@ -114,7 +115,7 @@ async def running(
 
 
 async def current(system: System, operation: BulkOperation) -> BulkOperation:
-    return await bulk.require_bulk(system.ledger, operation.id)
+    return await bulk_control.require_bulk(system.ledger, operation.id)
 
 
 async def ids(system: System) -> list[str]:
@@ -314,7 +315,7 @@ async def test_pause_leaves_the_rest_and_resume_goes_on(
         operation = await start(system, rate=50)
         async with running(system, operation) as task:
             await eventually(lambda: _ready(system, 20), 20)
-            await bulk.pause(system.ledger, operation.id)
+            await bulk_control.pause(system.ledger, operation.id)
             assert (await asyncio.wait_for(task, 10)).state is BulkState.PAUSED
         sent = await system.ready("backfill.llm")
         assert 20 <= sent < 200
@@ -338,7 +339,7 @@ async def test_cancelled_redrive_is_over(broker310: TestBroker, sqlite_url: str)
         await bury(system, names(100), recorded=False)
         operation = await start(system, rate=5)
         async with running(system, operation) as task:
-            await bulk.cancel(system.ledger, operation.id)
+            await bulk_control.cancel(system.ledger, operation.id)
             assert (await asyncio.wait_for(task, 10)).state is BulkState.CANCELLED
         with pytest.raises(BulkConflict, match="is over"):
             await resume_redrive(system.ledger, operation.id)

@@ -16,7 +16,8 @@ import time
 from services import bulk
 from services.backfill.handler import BackfillHandler
 from services.backfill.sources import Sources
-from services.bulk import BulkConflict, BulkRunner
+from services.bulk import BulkRunner
+from services.bulk_control import BulkConflict
 from services.ledger import BulkState, Ledger
 from services.registry import Registry
 from services.settings import Settings

@@ -13,7 +13,8 @@ from services.backfill.handler import BackfillHandler
 from services.backfill.progress import Progress, progress_of
 from services.backfill.sources import Cursor, Item, Source, SourceAway, Sources, Unusable
 from services.backfill.spec import Backfills, parse_spec
-from services.bulk import BulkRunner, require_bulk
+from services.bulk import BulkRunner
+from services.bulk_control import require_bulk
 from services.ledger import BulkOperation
 from services.storage import Storage
 from tests.support.system import System

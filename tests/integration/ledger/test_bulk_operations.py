@@ -3,8 +3,9 @@ import time
 
 import pytest
 
-from services import bulk
-from services.bulk import BulkConflict, BulkRunner, BulkSession, TryLater, UnknownBulkOperation
+from services import bulk, bulk_control
+from services.bulk import BulkRunner, BulkSession, TryLater
+from services.bulk_control import BulkConflict, UnknownBulkOperation
 from services.ledger import BulkOperation, BulkState, Ledger, State
 from tests.integration.ledger.made import NOW, message, new_job
 from tests.support.eventually import eventually
@@ -40,7 +41,7 @@ class Counting:
 
 
 async def state_of(ledger: Ledger, operation_id: str = "count-1") -> BulkState:
-    return (await bulk.require_bulk(ledger, operation_id)).state
+    return (await bulk_control.require_bulk(ledger, operation_id)).state
 
 
 async def test_an_operation_runs_to_its_end(ledger: Ledger) -> None:
@@ -64,12 +65,12 @@ async def test_paused_it_stops_and_resumed_it_goes_on_where_it_was(ledger: Ledge
     counting.gates[2] = asyncio.Event()
     running = asyncio.create_task(BulkRunner(ledger, [counting]).run_one("count-1"))
     await eventually(lambda: counting.counted == [0, 1])
-    await bulk.pause(ledger, "count-1", "lunch")
+    await bulk_control.pause(ledger, "count-1", "lunch")
     counting.gates[2].set()
     paused = await running
     assert (paused.state, paused.note, paused.holder) == (BulkState.PAUSED, "lunch", None)
     assert paused.cursor == {"at": 3}  # what was done was noted
-    await bulk.resume(ledger, "count-1")
+    await bulk_control.resume(ledger, "count-1")
     ended = await BulkRunner(ledger, [counting]).run_one("count-1")
     assert (ended.state, ended.note) == (BulkState.COMPLETED, None)
     assert counting.counted == [0, 1, 2, 3, 4]
@@ -80,7 +81,7 @@ async def test_a_pause_ends_a_wait_for_the_rate(ledger: Ledger) -> None:
     counting = Counting()
     running = asyncio.create_task(BulkRunner(ledger, [counting]).run_one("count-1"))
     await eventually(lambda: is_held(ledger))
-    await bulk.pause(ledger, "count-1")
+    await bulk_control.pause(ledger, "count-1")
     async with asyncio.timeout(2):
         assert (await running).state is BulkState.PAUSED
     assert counting.counted == []
@@ -99,20 +100,20 @@ async def test_a_rate_is_kept_and_can_be_raised_while_it_runs(ledger: Ledger) ->
 
 
 async def is_held(ledger: Ledger, operation_id: str = "count-1") -> bool:
-    return (await bulk.require_bulk(ledger, operation_id)).state is BulkState.RUNNING
+    return (await bulk_control.require_bulk(ledger, operation_id)).state is BulkState.RUNNING
 
 
 async def test_cancelled_it_is_over(ledger: Ledger) -> None:
     await make(ledger)
-    assert (await bulk.cancel(ledger, "count-1")).state is BulkState.CANCELLED
-    assert (await bulk.cancel(ledger, "count-1")).state is BulkState.CANCELLED
+    assert (await bulk_control.cancel(ledger, "count-1")).state is BulkState.CANCELLED
+    assert (await bulk_control.cancel(ledger, "count-1")).state is BulkState.CANCELLED
     counting = Counting()
     assert (await BulkRunner(ledger, [counting]).run_one("count-1")).state is BulkState.CANCELLED
     assert counting.counted == []
     with pytest.raises(BulkConflict, match="is over, and can't be resumed"):
-        await bulk.resume(ledger, "count-1")
+        await bulk_control.resume(ledger, "count-1")
     with pytest.raises(UnknownBulkOperation):
-        await bulk.pause(ledger, "nothing")
+        await bulk_control.pause(ledger, "nothing")
 
 
 async def test_one_process_holds_an_operation(ledger: Ledger) -> None:
@@ -159,7 +160,7 @@ async def test_what_can_not_go_on_says_why(ledger: Ledger, error: Exception, not
     counting.troubles[2] = [error]
     ended = await BulkRunner(ledger, [counting]).run_one("count-1")
     assert (ended.state, ended.note) == (BulkState.FAILED, note)
-    await bulk.resume(ledger, "count-1")
+    await bulk_control.resume(ledger, "count-1")
     assert (await BulkRunner(ledger, [counting]).run_one("count-1")).state is BulkState.COMPLETED
 
 
@@ -174,7 +175,7 @@ async def test_a_runner_takes_what_comes_and_lets_go_when_it_stops(ledger: Ledge
     runner.stop()
     counting.gates[3].set()
     await running
-    left = await bulk.require_bulk(ledger, "count-1")
+    left = await bulk_control.require_bulk(ledger, "count-1")
     assert (left.state, left.holder, left.cursor) == (BulkState.RUNNING, None, {"at": 4})
     assert await state_of(ledger, "other-1") is BulkState.WAITING
 
@@ -196,7 +197,7 @@ async def test_operations_are_listed_newest_first(ledger: Ledger) -> None:
     for number in range(3):
         await make(ledger, f"count-{number}")
     await make(ledger, "other-1", kind="other")
-    await bulk.pause(ledger, "count-1")
+    await bulk_control.pause(ledger, "count-1")
     listed = await ledger.list_bulk("count")
     assert [each.id for each in listed.items] == ["count-2", "count-1", "count-0"]
     paused = await ledger.list_bulk(states=[BulkState.PAUSED])
@@ -228,10 +229,10 @@ async def test_a_hold_that_had_run_out_is_renewed_and_not_taken_twice(
     runner = BulkRunner(ledger, [counting])
     task = asyncio.create_task(runner.run())
     await eventually(lambda: len(counting.counted) == 2)
-    held_until = (await bulk.require_bulk(ledger, "count-1")).lease_until
+    held_until = (await bulk_control.require_bulk(ledger, "count-1")).lease_until
 
     async def is_renewed() -> bool:
-        lease = (await bulk.require_bulk(ledger, "count-1")).lease_until
+        lease = (await bulk_control.require_bulk(ledger, "count-1")).lease_until
         return (lease or 0) > (held_until or 0)
 
     await eventually(is_renewed)
