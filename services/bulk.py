@@ -3,7 +3,8 @@
 An operation is a record in the ledger. A `BulkRunner` (in every scheduler, or in the foreground of
 a command) takes one that nobody runs and hands it to the handler of its kind as a `BulkSession`.
 The handler works in small steps and notes each with a checkpoint, from which another process can go
-on at any time. What people want meanwhile (`services.bulk_control`) reaches it within half a second.
+on at any time. What people want meanwhile (`services.bulk_control`) reaches it within half a
+second.
 """
 
 from __future__ import annotations
