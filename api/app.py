@@ -16,13 +16,13 @@ from api import (
     contract,
     dead,
     documents,
+    errors,
     events,
     extract,
     health,
     jobs,
     openapi,
     pressure,
-    problems,
     search,
 )
 from api.access import check_keys
@@ -82,7 +82,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     for router in ROUTERS:
         app.include_router(router)
-    problems.install(app, [route for router in ROUTERS for route in router.routes])
+    errors.install(app, [route for router in ROUTERS for route in router.routes])
     openapi.install(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimits, settings=settings)

@@ -1,30 +1,18 @@
-"""What can go wrong with documents, as problems."""
+"""What can go wrong with documents: the kinds of problems, and what one without a result says."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from api.problems import Problem, responses
-from api.uploads import InvalidUpload
 from services.document_status import DocumentStatus
-from services.documents import NotFinished, UnknownDocument
-from services.extractions import ExtractionNotFinished, UnknownExtraction
-from services.ingest.errors import DocumentTooLarge, UnsupportedMedia
+from services.documents import NotFinished
+from services.extractions import ExtractionNotFinished
 from services.ledger import State
-from services.quota import StorageFull
 from services.stages import FAILED
 
 POLL_AFTER = 0.5
 """Seconds after which a result that is not there yet may be."""
-
-_NAMES: tuple[tuple[type[Exception], str], ...] = (
-    (UnknownDocument, "not-found"),
-    (UnknownExtraction, "not-found"),
-    (InvalidUpload, "malformed-request"),
-    (DocumentTooLarge, "too-large"),
-    (UnsupportedMedia, "unsupported-media-type"),
-    (StorageFull, "storage-full"),
-)
 
 UPLOAD_PROBLEMS = responses(
     "malformed-request",
@@ -45,23 +33,20 @@ RESULT_PROBLEMS = responses(
 SEARCH_PROBLEMS = responses("invalid", "ledger-away", "search-away")
 
 
-def problem_of(error: Exception) -> Problem:
-    """The problem to raise for an error of the services."""
+def unfinished(error: NotFinished | ExtractionNotFinished) -> Problem:
+    """There is no result yet, or never will be."""
     if isinstance(error, NotFinished):
-        return _unfinished(error.status)
-    if isinstance(error, ExtractionNotFinished):
-        return _without_text(error)
-    name = next((name for kind, name in _NAMES if isinstance(error, kind)), "invalid")
-    return Problem(name, str(error))
+        return _without_result(error.status)
+    return _without_text(error)
 
 
 def unreadable(error: NotFinished | ExtractionNotFinished) -> Problem:
     """For an upload that was worked at once, and failed: it is the request that is at fault."""
-    problem = problem_of(error)
+    problem = unfinished(error)
     return Problem("document-unreadable", problem.text, **problem.extra)
 
 
-def _unfinished(status: DocumentStatus) -> Problem:
+def _without_result(status: DocumentStatus) -> Problem:
     failure = status.error
     extra: dict[str, Any] = {
         "document_id": status.document_id,

@@ -14,20 +14,16 @@ from api.document_errors import (
     READ_PROBLEMS,
     RESULT_PROBLEMS,
     UPLOAD_PROBLEMS,
-    problem_of,
     unreadable,
 )
 from api.document_models import DocumentList, DocumentSummary, DocumentView, FailureView
-from api.problems import responses
-from api.uploads import UploadForm
+from api.problems import Problem, responses
+from api.uploads import InvalidUpload, UploadForm
 from services.api_keys import Scope
 from services.document_status import DocumentStatus
-from services.documents import NotFinished, UnknownDocument
+from services.documents import NotFinished
 from services.inbox import About, Inbox
 from services.ingest.documents import Upload
-from services.ingest.errors import DocumentTooLarge, UnsupportedMedia
-from services.quota import StorageFull
-from services.registry import InvalidPayload
 
 router = APIRouter(tags=["documents"])
 
@@ -62,7 +58,10 @@ FORM: dict[str, Any] = {
 
 
 async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]:
-    """The request's file, stored, and what was said of it. Raises a problem."""
+    """The request's file, stored, and what was said of it.
+
+    Raises InvalidUpload, a problem where what was said is not valid, and as Inbox.receive does.
+    """
     try:
         form = UploadForm(request)
         upload = await inbox.receive(form.file(), lambda: form.filename)
@@ -72,8 +71,10 @@ async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]
         except BaseException:
             await inbox.discard(upload)
             raise
-    except (ValueError, UnsupportedMedia, DocumentTooLarge, StorageFull) as error:
-        raise problem_of(error) from error
+    except InvalidUpload:
+        raise
+    except ValueError as error:
+        raise Problem("invalid", str(error)) from error
     return upload, about
 
 
@@ -94,10 +95,7 @@ async def send_document(
     """Send a document: PDF, Markdown or plain text, told by its content. It is summarised,
     indexed for search and linked; the same content, or the same source, is taken in once."""
     upload, about = await receive_upload(request, documents.inbox)
-    try:
-        submitted = await documents.submit(upload, about)
-    except InvalidPayload as error:
-        raise problem_of(error) from error
+    submitted = await documents.submit(upload, about)
     status = submitted.status
     response.headers["Location"] = f"/documents/{status.document_id}"
     view = _view(status, duplicate=submitted.duplicate)
@@ -128,7 +126,7 @@ async def list_documents(
     try:
         page = await documents.documents(state=state, source=source, limit=limit, cursor=cursor)
     except ValueError as error:
-        raise problem_of(error) from error
+        raise Problem("invalid", str(error)) from error
     items = [
         DocumentSummary(
             document_id=status.document_id,
@@ -156,10 +154,7 @@ async def document_status(
     document_id: DocumentIdOf, response: Response, documents: DocumentsOf
 ) -> DocumentView:
     """How far a document is; of one that failed, why, and which job to redrive."""
-    try:
-        status = await documents.status(document_id)
-    except UnknownDocument as error:
-        raise problem_of(error) from error
+    status = await documents.status(document_id)
     if not status.has_ended:
         response.headers["Retry-After"] = POLL_AFTER
     return _view(status)
@@ -177,10 +172,7 @@ async def document_result(
 ) -> dict[str, Any]:
     """All that was made of a document: counts, summary, links, and what further stages add; with
     `include=text` its text, page by page. 409 as long as the document is not finished."""
-    try:
-        return await documents.result(document_id, with_text="text" in (include or ()))
-    except (UnknownDocument, NotFinished) as error:
-        raise problem_of(error) from error
+    return await documents.result(document_id, with_text="text" in (include or ()))
 
 
 def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:

@@ -9,12 +9,11 @@ from fastapi import Path as InPath
 
 from api.access import needs
 from api.dependencies import ExtractionsOf
-from api.document_errors import RESULT_PROBLEMS, UPLOAD_PROBLEMS, problem_of, unreadable
+from api.document_errors import RESULT_PROBLEMS, UPLOAD_PROBLEMS, unreadable
 from api.document_models import ExtractionView
 from api.documents import FORM, POLL_AFTER, receive_upload
 from services.api_keys import Scope
-from services.extractions import ExtractionNotFinished, UnknownExtraction
-from services.registry import InvalidPayload
+from services.extractions import ExtractionNotFinished
 
 router = APIRouter(prefix="/extract", tags=["extraction"])
 
@@ -38,8 +37,6 @@ async def order_text(
         extraction = await extractions.order(upload, about)
     except ExtractionNotFinished as error:
         raise unreadable(error) from error
-    except InvalidPayload as error:
-        raise problem_of(error) from error
     if extraction.result is not None:
         response.status_code = 200
     else:
@@ -58,7 +55,4 @@ async def extracted_text(
     extractions: ExtractionsOf,
 ) -> dict[str, Any]:
     """The text, page by page. 409 as long as the job has not succeeded, and when it failed."""
-    try:
-        return await extractions.result(job_id)
-    except (UnknownExtraction, ExtractionNotFinished) as error:
-        raise problem_of(error) from error
+    return await extractions.result(job_id)

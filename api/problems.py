@@ -1,30 +1,21 @@
-"""Errors as problem details (RFC 9457): every kind there is, and how each is answered.
+"""Problem details (RFC 9457): every kind there is. `api.errors` says which error is which.
 
 docs/api.md explains each kind under its name; a test holds the two together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match
-from starlette.types import Scope
 
-from broker.errors import BrokerError
-from services.backfill.sources import InvalidBackfill, SourceAway
-from services.bulk_control import BulkConflict, UnknownBulkOperation
-from services.job_requests import Complaint, InvalidRequest
-from services.ledger import InvalidCursor, LedgerError, RowRejected
-from services.letter_changes import InvalidRedrive
+from services.job_requests import Complaint
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_BASE = "/problems/"
@@ -150,46 +141,6 @@ def render(problem: Problem, request_id: str | None) -> Response:
     )
 
 
-def problem_of(error: Exception) -> Problem:
-    """The problem that an error of the layers beneath, or of the framework, stands for.
-
-    Texts that may name hosts or statements stay in the log.
-    """
-    match error:
-        case Problem():
-            return error
-        case RequestValidationError():
-            return _invalid_request(error.errors())
-        case InvalidRequest():
-            return invalid(*error.complaints)
-        case InvalidBackfill() | InvalidRedrive():
-            return invalid(Complaint((), str(error)))
-        case InvalidCursor():
-            return invalid(Complaint(("cursor",), str(error)), place="query")
-        case UnknownBulkOperation():
-            return Problem("not-found", str(error))
-        case BulkConflict():
-            return Problem("wrong-state", str(error))
-        case SourceAway():
-            return Problem("source-away", str(error), retry_after=RETRY_AFTER)
-        case RowRejected():
-            return Problem("invalid", "the ledger can't keep one of the values")
-        case LedgerError():
-            return Problem(
-                "ledger-away",
-                "try again later, with an Idempotency-Key: then nothing is done twice",
-                retry_after=RETRY_AFTER,
-            )
-        case BrokerError():
-            return Problem(
-                "broker-away", "nothing was done; try again later", retry_after=RETRY_AFTER
-            )
-        case StarletteHTTPException():
-            return _of_status(error)
-        case _:
-            return Problem("internal-error")
-
-
 def responses(*names: str) -> dict[int | str, dict[str, Any]]:
     """The documentation of problems that an operation may answer with."""
     documented: dict[int | str, dict[str, Any]] = {}
@@ -204,76 +155,6 @@ def responses(*names: str) -> dict[int | str, dict[str, Any]]:
             },
         }
     return documented
-
-
-def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
-    """Answer every error as a problem. `routes` are all that the app has."""
-
-    async def handle(request: Request, error: Exception) -> Response:
-        trouble = error.__cause__ if isinstance(error, Problem) else error
-        if isinstance(trouble, LedgerError | BrokerError):
-            request.state.trouble = f"{type(trouble).__name__}: {trouble}"
-        problem = problem_of(error)
-        if problem.kind.status is HTTPStatus.METHOD_NOT_ALLOWED:
-            problem.headers = {"Allow": ", ".join(_methods(routes, request.scope))}
-        return render(problem, getattr(request.state, "request_id", None))
-
-    for kind in (
-        StarletteHTTPException,
-        RequestValidationError,
-        InvalidRequest,
-        InvalidBackfill,
-        InvalidRedrive,
-        InvalidCursor,
-        UnknownBulkOperation,
-        BulkConflict,
-        SourceAway,
-        LedgerError,
-        BrokerError,
-    ):
-        app.add_exception_handler(kind, handle)
-
-
-def _methods(routes: Sequence[BaseRoute], scope: Scope) -> list[str]:
-    """All methods of a path: the framework names those of the first route alone."""
-    methods: set[str] = set()
-    for route in routes:
-        match, _ = route.matches(scope)
-        if match is not Match.NONE:
-            methods |= getattr(route, "methods", None) or set()
-    return sorted(methods)
-
-
-def _invalid_request(errors: Sequence[Any]) -> Problem:
-    if any(error["type"] == "json_invalid" for error in errors):
-        return Problem("malformed-request", "the body is not valid JSON")
-    listed = [
-        {"location": list(error["loc"]), "message": str(error["msg"])} for error in errors[:50]
-    ]
-    text = "; ".join(
-        f"{'.'.join(map(str, each['location']))}: {each['message']}" for each in listed[:3]
-    )
-    return Problem("invalid", text, errors=listed)
-
-
-def _of_status(error: StarletteHTTPException) -> Problem:
-    names = {
-        400: "malformed-request",
-        401: "unauthorized",
-        403: "forbidden",
-        404: "not-found",
-        405: "method-not-allowed",
-        409: "not-finished",
-        413: "too-large",
-        415: "unsupported-media-type",
-        422: "invalid",
-        429: "rate-limited",
-        507: "storage-full",
-    }
-    name = names.get(error.status_code, "internal-error")
-    phrase = HTTPStatus(error.status_code).phrase
-    detail = str(error.detail) if error.detail and error.detail != phrase else None
-    return Problem(name, detail, headers=error.headers, **getattr(error, "extra", {}))
 
 
 def _by_status(names: Iterable[str]) -> list[tuple[int, list[Kind]]]:
