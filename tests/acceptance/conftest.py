@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from broker.management import ManagementClient
-from broker.reconcile import apply
 from broker.topology import build
 from cli.common import load_registry
 from services.ledger import upgrade
 from services.settings import Settings
 from tests.support.brokers import TestBroker
+from tests.support.commands import commands
+from tests.support.topology import declare_topology
 
 JOBCTL = Path(sys.executable).parent / "jobctl"
 ROOT = Path(__file__).parents[2]
@@ -42,15 +42,12 @@ class CommandLine:
         self, *arguments: str, stdin: str | None = None, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; its standard input is empty unless given."""
-        return subprocess.run(
-            [str(JOBCTL), *arguments],
+        return commands().run(
+            list(arguments),
             env=self.environment | environment,
             cwd=ROOT,
-            input=stdin if stdin is not None else "",
-            capture_output=True,
-            text=True,
+            stdin=stdin or "",
             timeout=TIMEOUT,
-            check=False,
         )
 
     def ok(self, *arguments: str, stdin: str | None = None) -> str:
@@ -139,7 +136,9 @@ def bare(broker310: TestBroker, tmp_path: Path) -> CommandLine:
 
 
 @pytest.fixture
-async def jobctl(bare: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+async def jobctl(
+    bare: CommandLine, broker310: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> CommandLine:
     """With all set up: what `jobctl topology apply` and `jobctl db upgrade` do."""
     for key, value in bare.environment.items():
         if key.startswith("JOBS_"):
@@ -148,7 +147,6 @@ async def jobctl(bare: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandL
     topology = build(
         settings.profile, load_registry(settings).routes, retry_delays=settings.retry_delays
     )
-    async with ManagementClient(settings.require_management_url(), settings.vhost) as client:
-        (await apply(client, topology)).require_success()
+    await declare_topology(broker310.management, topology)
     await upgrade(settings.ledger_url)
     return bare

@@ -1,0 +1,146 @@
+"""`jobctl` without the half second of its start: each command runs in a fork of one process.
+
+That process has imported what commands need, and has not begun anything. A command gets its own
+environment, directory and standard streams, ends the way it always does, and has a process to
+itself. The start is for those to see who start `jobctl` itself: `CommandLine.started`,
+tests/acceptance/test_system.py and tests/unit/test_cli_start.py.
+"""
+
+import array
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+NEEDED = (
+    "aio_pika", "alembic.command", "alembic.config", "broker.management", "broker.publisher",
+    "broker.reconcile", "httpx", "pydantic_settings", "services.dead_letters",
+    "services.embed.jobs", "services.ingest.jobs", "services.ledger", "services.link.jobs",
+    "services.llm.jobs", "services.logs", "services.publishing", "services.redrive_operations",
+    "services.registry", "services.settings", "sqlalchemy.ext.asyncio", "structlog",
+)  # fmt: skip
+"""What the commands import when they run. More would do no harm, less takes longer."""
+_FDS = 4
+
+
+class Commands:
+    """Runs commands; ends with this process."""
+
+    def __init__(self) -> None:
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(other.fileno())],
+                pass_fds=[other.fileno()],
+                cwd=ROOT,
+                start_new_session=True,
+            )
+
+    def run(
+        self, arguments: list[str], *, env: Mapping[str, str], cwd: Path, stdin: str, timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """As `subprocess.run` would, with what it has printed."""
+        request = json.dumps({"arguments": arguments, "env": dict(env), "cwd": str(cwd)})
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            given, to_write = os.pipe()
+            answer, to_answer = os.pipe()
+            try:
+                fds = [given, out.fileno(), err.fileno(), to_answer]
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                self._socket.sendmsg([request.encode()], ancillary)
+            finally:
+                os.close(given)
+                os.close(to_answer)
+            threading.Thread(target=_write, args=(to_write, stdin), daemon=True).start()
+            with open(answer, encoding="ascii") as ended:
+                pid = int(ended.readline())
+                if not select.select([ended], [], [], timeout)[0]:
+                    os.kill(pid, signal.SIGKILL)
+                    raise subprocess.TimeoutExpired(arguments, timeout)
+                code = int(ended.readline())
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(
+                arguments, code, out.read().decode(), err.read().decode()
+            )
+
+
+@cache
+def commands() -> Commands:
+    """Those of this process."""
+    return Commands()
+
+
+def _write(fd: int, text: str) -> None:
+    try:
+        with open(fd, "w", encoding="utf-8") as pipe:
+            pipe.write(text)
+    except BrokenPipeError:
+        pass  # it did not want to read it
+
+
+# --- what runs in the process ---------------------------------------------------------------
+
+
+def _serve(requests: socket.socket) -> None:
+    """Returns in the process of each command, and nowhere else."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        request, fds, _, _ = socket.recv_fds(requests, 1 << 20, _FDS)
+        if not request:
+            os._exit(0)  # who asked has ended
+        if os.fork() == 0:
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _begin(json.loads(request), *fds)
+            return
+        for fd in fds:
+            os.close(fd)
+
+
+def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer: int) -> None:
+    """Returns in the command's own process; the one between tells how that ended."""
+    if pid := os.fork():
+        for fd in (stdin, stdout, stderr):
+            os.close(fd)
+        os.write(answer, f"{pid}\n".encode())
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.write(answer, f"{code}\n".encode())
+        os._exit(0)
+    os.close(answer)
+    for fd, standard in ((stdin, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(fd, standard)
+        os.close(fd)
+    os.setpgid(0, 0)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = ["jobctl", *request["arguments"]]
+
+
+if __name__ == "__main__":
+    import cli
+    from cli.main import main
+
+    for module in pkgutil.iter_modules(cli.__path__, "cli."):
+        importlib.import_module(module.name)
+    for name in NEEDED:
+        importlib.import_module(name)
+    sys.path.pop(0)  # the directory, which `jobctl` does not have there
+    gc.freeze()  # a command that ends would go through all of it, and take a copy
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has no threads"
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    main()
