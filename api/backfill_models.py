@@ -13,6 +13,7 @@ from broker.message import MAX_PRIORITY
 from services.backfill.files import FileFormat
 from services.backfill.progress import Progress
 from services.backfill.spec import BackfillSpec, Preview
+from services.bulk_control import LEAST_RATE, MOST_RATE
 from services.ledger import BulkState, State
 
 BACKFILL_ID = r"^[a-z]{1,32}-[0-9a-f]{4,32}$"
@@ -61,7 +62,9 @@ class BackfillPlan(BaseModel):
     until: models.Moment | None = Field(
         default=None, description="Nothing is published after this time."
     )
-    rate: float | None = Field(default=None, gt=0, le=1e6, description="Jobs a second at most.")
+    rate: float | None = Field(
+        default=None, ge=LEAST_RATE, le=MOST_RATE, description="Jobs a second at most."
+    )
     max_open: int | None = Field(
         default=None, ge=1, le=2_000_000_000, description="Unfinished jobs of it at most."
     )
@@ -80,7 +83,9 @@ class BackfillLimits(BaseModel):
         extra="forbid", json_schema_extra={"example": {"rate": 5, "max_open": None}}
     )
 
-    rate: float | None = Field(default=None, gt=0, le=1e6, description="Jobs a second at most.")
+    rate: float | None = Field(
+        default=None, ge=LEAST_RATE, le=MOST_RATE, description="Jobs a second at most."
+    )
     max_open: int | None = Field(default=None, ge=1, le=2_000_000_000)
 
 

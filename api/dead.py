@@ -24,12 +24,15 @@ from api.problems import responses
 from api.state import ApiState, State
 from services import bulk_control, redrive_spec
 from services.api_keys import Scope
+from services.dead_scan import wait_at_most
 from services.ledger import BulkState, DeadLetterState
 from services.redrive_plan import plan_redrive
 from services.redrive_spec import KIND, settled
 
 router = APIRouter(prefix="/admin/dead", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
+PATIENCE = 5.0
+"""Seconds that a request waits until nobody else goes through `jobs.dead`."""
 RedriveId = Annotated[
     str, Path(pattern=REDRIVE_ID, description="The redrive's id.", examples=[EXAMPLE_ID])
 ]
@@ -62,7 +65,9 @@ async def start_redrive(
     """Start a redrive; a running `jobctl scheduler` sees it through."""
     state.require_broker()
     if body.dry_run:
-        tally = await plan_redrive(state.settings, state.registry, state.ledger, body.spec())
+        tally = await plan_redrive(
+            state.settings, state.registry, state.ledger, body.spec(), wait=wait_at_most(PATIENCE)
+        )
         return JSONResponse(RedrivePlan.of(tally).model_dump(mode="json"))
     operation = await redrive_spec.start_redrive(
         state.ledger,

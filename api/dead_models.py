@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api import models
 from broker.message import MAX_PRIORITY
+from services.bulk_control import LEAST_RATE, MOST_RATE
 from services.causes import cause_of
 from services.ledger import BulkOperation, BulkState, DeadGroup
 from services.letter_changes import Change
@@ -135,7 +136,9 @@ class NewRedrive(BaseModel):
         le=100_000,
         description="So many first; the others only when all these have succeeded.",
     )
-    rate: float | None = Field(default=None, gt=0, le=1e6, description="Letters a second at most.")
+    rate: float | None = Field(
+        default=None, ge=LEAST_RATE, le=MOST_RATE, description="Letters a second at most."
+    )
     halt_on: float | None = Field(
         default=None, gt=0, le=1, description="Part that may fail again before it stops itself."
     )
@@ -167,7 +170,7 @@ class RedriveRate(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"rate": 20}})
 
-    rate: float | None = Field(gt=0, le=1e6, description="Letters a second at most.")
+    rate: float | None = Field(ge=LEAST_RATE, le=MOST_RATE, description="Letters a second at most.")
 
 
 class RedrivePlan(BaseModel):

@@ -19,6 +19,7 @@ from api.uploads import InvalidUpload
 from broker.errors import BrokerError
 from services.backfill.sources import InvalidBackfill, SourceAway
 from services.bulk_control import BulkConflict, UnknownBulkOperation
+from services.dead_scan import ScanBusy
 from services.documents import NotFinished, UnknownDocument
 from services.extractions import ExtractionNotFinished, UnknownExtraction
 from services.ingest.errors import DocumentTooLarge, UnsupportedMedia
@@ -47,7 +48,7 @@ def problem_of(error: Exception) -> Problem:
             return invalid(Complaint(("cursor",), str(error)), place="query")
         case UnknownBulkOperation() | UnknownDocument() | UnknownExtraction():
             return Problem("not-found", str(error))
-        case BulkConflict():
+        case BulkConflict() | ScanBusy():
             return Problem("wrong-state", str(error))
         case NotFinished() | ExtractionNotFinished():
             return unfinished(error)
@@ -109,6 +110,7 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
         UnknownDocument,
         UnknownExtraction,
         BulkConflict,
+        ScanBusy,
         NotFinished,
         ExtractionNotFinished,
         SourceAway,

@@ -80,8 +80,8 @@ HighOption = Annotated[
 UntilOption = Annotated[
     datetime | None,
     typer.Option(
-        formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"],
-        help="Publish nothing after this time (local).",
+        formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
+        help="Publish nothing after this time; local without Z or +01:00 behind it.",
     ),
 ]
 ReasonOption = Annotated[str | None, typer.Option(help="Why, for whoever looks later.")]
@@ -312,9 +312,11 @@ async def _tell(ledger: Ledger, operation: BulkOperation, common: _Common) -> bo
         print_json(public(progress))
         return True
     items = "" if progress.total is None else f", {progress.total:,} items"
-    say(f"{operation.id}: {operation.title}{items}")
+    say(f"{operation.title}{items}")
     if common.watch:
+        say(operation.id)
         return await watch_progress(ledger, operation.id, as_json=common.as_json)
+    typer.echo(operation.id)
     say(f"Follow it with `jobctl backfill watch {operation.id}`")
     return True
 

@@ -20,9 +20,10 @@ from cli.common import (
 from cli.dead import bring_up_to_date
 from cli.errors import CommandFailed, WrongUsage
 from cli.letter_options import AllOption, IdsArgument, chosen, filtered
-from cli.output import JsonOption, print_json, progress_bar
+from cli.output import JsonOption, print_json, progress_bar, say
 
 if TYPE_CHECKING:
+    from services.dead_scan import Wait
     from services.letters import LetterFilter
     from services.redrive_sending import Tally
 
@@ -70,7 +71,8 @@ async def _purge(
         # A letter that is not indexed yet would be noted as waiting after it has gone.
         await bring_up_to_date(settings, ledger, registry)
         if not (dry_run or yes):
-            found = await Redriver(settings, registry, ledger).purge(which, dry_run=True)
+            redriver = Redriver(settings, registry, ledger, wait=wait_aloud())
+            found = await redriver.purge(which, dry_run=True)
             if found.matched:
                 ask("purge", found.matched, which)
         with progress_bar("purge") as show:
@@ -78,8 +80,26 @@ async def _purge(
             def on_progress(tally: Tally, total: int) -> None:
                 show(tally.scanned, total, f"{tally.done:,} done")
 
-            redriver = Redriver(settings, registry, ledger, on_progress=on_progress)
+            redriver = Redriver(
+                settings, registry, ledger, on_progress=on_progress, wait=wait_aloud()
+            )
             return await redriver.purge(which, dry_run=dry_run)
+
+
+def wait_aloud() -> Wait:
+    """To wait until nobody else goes through `jobs.dead`, and say so."""
+    import asyncio
+
+    has_said = False
+
+    async def wait(seconds: float) -> None:
+        nonlocal has_said
+        if not has_said:
+            say("Waits until another redrive or purge lets it: see `jobctl dead redrives list`")
+            has_said = True
+        await asyncio.sleep(seconds)
+
+    return wait
 
 
 def ask(verb: str, number: int, which: LetterFilter) -> None:

@@ -29,7 +29,7 @@ from cli.letter_changes import (
 )
 from cli.letter_options import AllOption, IdsArgument, chosen, filtered
 from cli.output import JsonOption, print_json, say
-from cli.purge import DryRunOption, YesOption, ask
+from cli.purge import DryRunOption, YesOption, ask, wait_aloud
 
 if TYPE_CHECKING:
     from services.ledger import BulkOperation, Ledger
@@ -132,11 +132,13 @@ async def _redrive(
         # A letter that is not indexed yet would be noted as waiting after it has gone.
         await bring_up_to_date(settings, ledger, registry)
         if dry_run:
-            report_plan(spec, await plan_redrive(settings, registry, ledger, spec), as_json=as_json)
+            plan = await plan_redrive(settings, registry, ledger, spec, wait=wait_aloud())
+            report_plan(spec, plan, as_json=as_json)
             return
         if not yes and not (spec.limit == 1 or len(spec.which.ids) == 1):
             if spec.from_ledger:
-                number = (await plan_redrive(settings, registry, ledger, spec)).matched
+                plan = await plan_redrive(settings, registry, ledger, spec, wait=wait_aloud())
+                number = plan.matched
             else:
                 number = await ledger.count_dead(spec.which.for_index("waiting", now()))
             if number > 1:
@@ -264,13 +266,15 @@ def percentage(text: str) -> float:
 
 
 def per_second_of(text: str) -> float:
-    """`50/s`, `100/m`, `50` as a number for each second. Raises WrongUsage."""
+    """`50/s`, `100/m`, `20/h`, `50` as a number for each second. Raises WrongUsage."""
+    from services.bulk_control import LEAST_RATE, MOST_RATE
+
     number, _, unit = text.partition("/")
     seconds = {"": 1, "s": 1, "m": 60, "h": 3600}.get(unit)
     try:
         found = float(number)
     except ValueError:
         found = 0
-    if seconds is None or not 0 < found < 1_000_000:
-        raise WrongUsage(f"--rate {text!r}: write it as 50/s or 100/m")
+    if seconds is None or not LEAST_RATE <= found / seconds <= MOST_RATE:
+        raise WrongUsage(f"--rate {text!r}: write it as 50/s, 100/m or 20/h; at least 4/h")
     return found / seconds

@@ -173,6 +173,14 @@ class BulkSession:
             # In steps: a rate that is raised meanwhile counts at once.
             await self.sleep(min(self._next_slot + least / rate - now, LISTEN))
 
+    @property
+    def slot_wait(self) -> float:
+        """Seconds until something may be published by the operation's rate, as far as is known."""
+        rate = self.operation.rate
+        if rate is None or self._next_slot is None:
+            return 0.0
+        return max(0.0, self._next_slot + 1 / rate - time.monotonic())
+
     def let_go(self, why: str) -> None:
         """End the handler at its next step."""
         self._gone = self._gone or why

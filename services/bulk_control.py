@@ -8,6 +8,10 @@ from collections.abc import Collection, Mapping
 from services.ledger import BulkOperation, BulkState, Ledger
 from services.ledger.bulk_operations import ACTIVE, ENDED, RESUMABLE
 
+LEAST_RATE = 0.001
+MOST_RATE = 1_000_000
+"""Jobs a second."""
+
 
 class UnknownBulkOperation(LookupError):
     """The ledger has no such operation."""

@@ -75,6 +75,8 @@ class Counters:
     skipped: int = 0
     """Deliveries of jobs that had ended before, or of older copies."""
     returned: int = 0
+    hot: int = 0
+    """Hot jobs that it has taken."""
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -13,12 +14,31 @@ from services.ledger import Ledger
 
 LEASE = "scan of jobs.dead"
 
+Wait = Callable[[float], Awaitable[None]]
+"""What is awaited while another goes through the queue, with the seconds to the next look."""
+
+
+class ScanBusy(Exception):
+    """Somebody else goes through `jobs.dead`, for longer than one wants to wait."""
+
+
+def wait_at_most(seconds: float) -> Wait:
+    """To wait for one's turn so long, and then raise ScanBusy."""
+    deadline = time.monotonic() + seconds
+
+    async def wait(pause: float) -> None:
+        if time.monotonic() >= deadline:
+            raise ScanBusy("a redrive or purge goes through jobs.dead: try again in a minute")
+        await asyncio.sleep(pause)
+
+    return wait
+
 
 @asynccontextmanager
 async def scanning_in_turn(
     settings: BrokerSettings,
     ledger: Ledger,
-    wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    wait: Wait = asyncio.sleep,
 ) -> AsyncIterator[Scan]:
     """A scan, begun when nobody else goes through the queue, for which `wait` is awaited with the
     seconds to the next look. Safe without a turn; but what it says would not be the whole.
@@ -35,7 +55,7 @@ async def scanning_in_turn(
 async def waiting_ids(
     settings: BrokerSettings,
     ledger: Ledger,
-    wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    wait: Wait = asyncio.sleep,
 ) -> frozenset[str]:
     """The ids of all letters in `jobs.dead`. Waits and raises as `scanning_in_turn` does."""
     async with scanning_in_turn(settings, ledger, wait) as scan:

@@ -7,11 +7,11 @@ they are follows from how long the steps take: on a slow or busy machine bulk wo
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from broker.lanes import HOT
 from services.bulk import BulkSession
 from services.ledger import Ledger
 
@@ -19,10 +19,11 @@ STEP = 50
 """Jobs that are sent together while hot jobs come in."""
 REST = 3.0
 """How many times as long as a step the rest after it is."""
-LONGEST_STEP = 1.0
-"""Seconds. A step that took longer was waiting itself."""
+LONGEST_STEP = 0.25
+"""Seconds; ten times what a step takes. One that took longer has itself waited for something, and
+that must not keep the others from their turns."""
 RECENT = 5.0
-"""Seconds since the last hot job for which bulk work gives way to the next one."""
+"""Seconds since a worker took a hot job for which bulk work gives way to the next one."""
 LOOK = 0.5
 """Seconds between looks for hot jobs."""
 
@@ -33,18 +34,22 @@ class HotTraffic:
     def __init__(self, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._looked_at = self._free_at = float("-inf")
+        self._looking = asyncio.Lock()
+        self._looked_at = float("-inf")
         self._comes_in = False
+        self._free_at = float("-inf")
+        """When the next turn can begin: those that were given out are over then."""
         self._step = 0.0
+        """Seconds that the last step took."""
 
     async def comes_in(self) -> bool:
-        """Whether a hot job was made within the last seconds. Raises LedgerUnavailable."""
-        now = self._clock()
-        if now - self._looked_at >= LOOK:
-            self._looked_at = now
-            newest = await self._ledger.newest_in(HOT.name)
-            self._comes_in = newest is not None and time.time() - newest < RECENT
-        return self._comes_in
+        """Whether a worker took a hot job within the last seconds. Raises LedgerUnavailable."""
+        async with self._looking:  # who asks meanwhile gets the new answer
+            if self._clock() - self._looked_at >= LOOK:
+                idle = await self._ledger.hot_idle()
+                self._comes_in = idle is not None and idle < RECENT
+                self._looked_at = self._clock()
+            return self._comes_in
 
     async def room(self, wanted: int) -> int:
         """How many jobs to send in the next turn, at most `wanted`. Raises LedgerUnavailable."""
@@ -52,25 +57,35 @@ class HotTraffic:
 
     @property
     def why(self) -> str | None:
-        """Why bulk work is slow, to be shown; None when it is not."""
-        return "slow: hot jobs come in" if self._comes_in else None
+        """Why bulk work is slow, to be shown; None when it is not, or nobody has looked lately."""
+        is_known = self._clock() - self._looked_at < 2 * LOOK
+        return "slow: hot jobs come in" if self._comes_in and is_known else None
 
     @asynccontextmanager
     async def turn(self, session: BulkSession) -> AsyncIterator[None]:
-        """Wait until it is one's turn to send, which is at once while no hot jobs come in. Turns
-        are given out ahead: several operations take no more of the time than one."""
+        """Wait until it is one's turn to send, which is at once while no hot jobs come in.
+
+        Turns are given out ahead, each as long as the last step and its rest: several operations
+        take no more of the time than one. Ends the handler when the operation is not to go on.
+        """
         if not await self.comes_in():
             yield
             return
-        now = self._clock()
-        begins = max(now, self._free_at)
-        # As if it took as long as the one before it, for those who ask meanwhile.
-        self._free_at = expected = begins + self._step * (1 + REST)
-        await session.sleep(begins - now)
+        begins = max(self._clock(), self._free_at)
+        self._free_at = ends = begins + self._step * (1 + REST)
+        try:
+            while (left := begins - self._clock()) > 0 and await self.comes_in():
+                await session.sleep(min(left, LOOK))
+        except BaseException:
+            self._end_turn(ends, begins)
+            raise
         began = self._clock()
         yield
         ended = self._clock()
         self._step = min(ended - began, LONGEST_STEP)
-        rested = ended + self._step * REST
+        self._end_turn(ends, ended + self._step * REST)
+
+    def _end_turn(self, expected: float, really: float) -> None:
+        """A turn ends at another time than was expected. Those behind it keep theirs."""
         is_last = self._free_at == expected
-        self._free_at = rested if is_last else max(self._free_at, rested)
+        self._free_at = really if is_last else max(self._free_at, really)

@@ -7,6 +7,7 @@ that wait, pause and go on, see `services.redrive_operations`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -17,7 +18,7 @@ from broker.lanes import LANES, Lane
 from broker.message import now
 from broker.publisher import Publisher
 from broker.settings import BrokerSettings
-from services.dead_scan import scanning_in_turn
+from services.dead_scan import Wait, scanning_in_turn
 from services.ledger import DeadLetterState, Ledger
 from services.letter_changes import Change
 from services.letters import LetterFilter
@@ -41,7 +42,9 @@ class Redriver:
         *,
         on_progress: Callable[[Tally, int], None] = lambda tally, total: None,
         lanes: tuple[Lane, ...] = LANES,
+        wait: Wait = asyncio.sleep,
     ) -> None:
+        self._wait = wait
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
@@ -108,7 +111,7 @@ class Redriver:
         self, which: LetterFilter, tally: Tally, limit: int | None
     ) -> AsyncGenerator[tuple[list[Letter], Scan], None]:
         moment = now()
-        async with scanning_in_turn(self._settings, self._ledger) as scan:
+        async with scanning_in_turn(self._settings, self._ledger, self._wait) as scan:
             batch: list[Letter] = []
             async for letter in scan.letters():
                 tally.scanned += 1

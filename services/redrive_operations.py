@@ -22,7 +22,7 @@ from services.hot_traffic import HotTraffic
 from services.ledger import BulkState, Ledger
 from services.letters import DeadJob
 from services.redrive_pass import Pass
-from services.redrive_run import Halted, Run
+from services.redrive_run import LOOK, Halted, Run
 from services.redrive_sending import Room, Sender
 from services.redrive_spec import KIND, RedriveSpec
 from services.redrive_stored import stored_letters
@@ -72,10 +72,12 @@ class RedriveHandler:
         try:
             async with Publisher(self._settings, name=session.id) as publisher:
                 while not run.has_enough:
+                    await run.wait_for_slot()
                     async with self._source(spec, run) as letters, queue_depths(url) as depth:
                         one = Pass(run, sender, publisher, Room(self._lanes, depth), self._hold)
                         if await one.go(letters):
                             break
+                    await session.sleep(LOOK)  # others have waited for their turn meanwhile
             await run.drain()
         except Halted as halted:
             await run.note_down(force=True)

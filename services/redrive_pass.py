@@ -5,14 +5,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import nullcontext
 
 from broker.errors import LaneFull, PublishError
+from broker.lanes import HOT, lane_of
 from broker.publisher import Publisher
 from services.ledger import BulkState
 from services.letters import DeadJob
 from services.redrive import BATCH
 from services.redrive_run import LOOK, Run
 from services.redrive_sending import Copy, Room, Sender
+
+LONGEST_SLOT = 5.0
+"""Seconds to wait with letters in hand for the next one to be sent by the rate. Where it is longer,
+the pass ends: others want to go through `jobs.dead`, too."""
 
 
 class Pass:
@@ -62,8 +68,11 @@ class Pass:
                 await self._run.note_down()
                 await self._session.sleep(LOOK)
                 continue
-            wanted = min(len(waiting), allowed or BATCH)
-            number = await self._session.take_slots(wanted)
+            if self._session.slot_wait > LONGEST_SLOT:
+                self._ends_at = time.monotonic()  # letters are not held for so long
+                return
+            wanted = await self._run.traffic.room(min(len(waiting), allowed or BATCH))
+            number = await self._session.take_slots(wanted, until=time.time() + LONGEST_SLOT)
             await self._send([waiting.popleft() for _ in range(number)])
             await self._run.note_down()
 
@@ -80,17 +89,14 @@ class Pass:
         await self._send_now(fitting)
 
     async def _send_now(self, copies: Sequence[Copy]) -> None:
-        traffic = self._run.traffic
-        while copies:
-            number = await traffic.room(len(copies))
-            async with traffic.turn(self._session):
-                await self._send_together(copies[:number])
-            copies = copies[number:]
-
-    async def _send_together(self, copies: Sequence[Copy]) -> None:
-        await self._sender.plan(copies)
-        self._run.planned(copies)
-        refused = await self._sender.send(self._publisher, copies, self._run.tally)
+        if not copies:
+            return
+        # Hot jobs that have died are hot jobs still: they need not give way.
+        is_hot = all(lane_of(copy.queue) == HOT.name for copy in copies)
+        async with nullcontext() if is_hot else self._run.traffic.turn(self._session):
+            await self._sender.plan(copies)
+            self._run.planned(copies)
+            refused = await self._sender.send(self._publisher, copies, self._run.tally)
         not_taken = [copy for copy, error in refused if not _may_have_been_taken(error)]
         await self._sender.forget(self._run.not_taken(not_taken))
         for copy, error in reversed(refused):
@@ -114,8 +120,11 @@ class Pass:
         held = self._held[queue]
         fitting: list[Copy] = []
         allowed = await self._run.allowance()
-        most = BATCH if allowed is None else min(BATCH, allowed)
-        while held and len(fitting) < most and await self._room.take(queue):
+        most = min(len(held), BATCH if allowed is None else allowed)
+        if most > 0:
+            most = await self._run.traffic.room(most)
+            most = await self._session.take_slots(most, until=time.time() + LOOK)
+        while len(fitting) < most and await self._room.take(queue):
             fitting.append(held.popleft())
         if not held:
             del self._held[queue]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 
 from broker.lanes import LANES, Lane
 from broker.message import now
 from broker.settings import BrokerSettings
-from services.dead_scan import waiting_ids
+from services.dead_scan import Wait, waiting_ids
 from services.ledger import Ledger
 from services.letters import DeadJob
 from services.redrive import BATCH, Redriver, would_go
@@ -24,16 +25,18 @@ async def plan_redrive(
     spec: RedriveSpec,
     *,
     lanes: tuple[Lane, ...] = LANES,
+    wait: Wait = asyncio.sleep,
 ) -> Tally:
-    """The redrive's tally as it would be, without publishing or changing anything.
+    """The redrive's tally as it would be, without publishing or changing anything. `wait` is
+    awaited while others go through `jobs.dead`.
 
     Raises InvalidRedrive, BrokerAway, LedgerUnavailable.
     """
     spec.check()
     if not spec.from_ledger:
-        redriver = Redriver(settings, registry, ledger, lanes=lanes)
+        redriver = Redriver(settings, registry, ledger, lanes=lanes, wait=wait)
         return await redriver.redrive(spec.which, spec.change, dry_run=True, limit=spec.limit)
-    present = await waiting_ids(settings, ledger)
+    present = await waiting_ids(settings, ledger, wait)
     tally = Tally()
     sender = Sender(registry, ledger, spec.change, lanes=lanes)
     batch: list[DeadJob] = []

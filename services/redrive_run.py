@@ -83,6 +83,13 @@ class Run:
         await self.session.move(BulkState.WAITING, "waits until another redrive or purge lets it")
         await self.session.sleep(seconds)
 
+    async def wait_for_slot(self) -> None:
+        """Until something may be sent by the rate, with nothing in hand."""
+        while (wait := self.session.slot_wait) > 0:
+            rate = self.session.operation.rate
+            await self.session.move(BulkState.RUNNING, f"sends {rate:g} a second, by its rate")
+            await self.session.sleep(min(wait, LOOK))  # the rate may change meanwhile
+
     async def not_sent_before(self, batch: Sequence[DeadJob]) -> list[DeadJob]:
         """Those of a batch that are to be sent: not what this redrive has sent, and died again."""
         planned = await self._ledger.planned_redrives(

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from broker.dead import Reason
 from broker.delivery import Delivery
 from broker.errors import MalformedMessage
-from broker.lanes import LANES, Lane, lane_named
+from broker.lanes import HOT, LANES, Lane, lane_named
 from broker.message import JobMessage, now
 from services.conclusion import Conclusion, Run
 from services.context import JobContext
@@ -147,6 +147,8 @@ class Runner:
             crashes = await self._claim(delivery, request)
             if crashes is None:
                 return
+            if delivery.lane == HOT.name:
+                self.conclusion.counters.hot += 1
             run = Run(delivery, message, request.claim_id, request.now)
             self.runs[message.job_id] = run
             try:

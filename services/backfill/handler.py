@@ -184,14 +184,16 @@ class _Course:
                     self._session.check()
                     if not batch:
                         return None
-                    if self._is_past_end():
-                        return PAST_END
                     async with self._gate.turn(self._session):
+                        if self._is_past_end():
+                            return PAST_END
                         self._launch(batch)
                         if len(batch) < BATCH:
-                            await self._settle_all()  # in no hurry: what is shown shall be true
-                        elif len(self._under_way) >= IN_FLIGHT:
-                            await self._settle_oldest()
+                            await asyncio.wait([each.publishing for each in self._under_way])
+                    if len(batch) < BATCH:
+                        await self._settle_all()  # in no hurry: what is shown shall be true
+                    elif len(self._under_way) >= IN_FLIGHT:
+                        await self._settle_oldest()
             finally:
                 await self._settle_rest()
 

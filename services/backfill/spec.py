@@ -30,8 +30,8 @@ from services.backfill.sources import (
 )
 from services.backfill.template import MissingField, render
 from services.bulk import LISTEN
+from services.bulk_control import LEAST_RATE, MOST_RATE, new_bulk_id, require_bulk
 from services.bulk_control import cancel as cancel_bulk
-from services.bulk_control import new_bulk_id, require_bulk
 from services.ledger import BulkOperation, Cancelled, Ledger, LedgerError, NewJob
 from services.ledger.states import WAITING
 from services.publishing import InvalidJob, JobRequest, prepare
@@ -45,7 +45,7 @@ PEEK = 20
 CANCELLED_AT_ONCE = 1_000
 NOTE_LENGTH = 300
 """Characters of what is noted about an item that can't be used."""
-MOST: Mapping[str, int] = {"rate": 1_000_000, "max_open": 2_000_000_000}
+MOST: Mapping[str, int] = {"rate": MOST_RATE, "max_open": 2_000_000_000}
 """The highest limits; no limit at all is another matter."""
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/backfills")
@@ -263,6 +263,8 @@ def check_limits(limits: Mapping[str, float | int | None]) -> None:
     for name, value in limits.items():
         if value is None:
             continue
+        if name == "rate" and 0 < value < LEAST_RATE:
+            raise InvalidBackfill(f"rate must be at least {LEAST_RATE:g} a second")
         if not value > 0:
             raise InvalidBackfill(f"{name} must be more than 0; to stop publishing, pause it")
         if value > MOST[name]:

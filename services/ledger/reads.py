@@ -86,22 +86,6 @@ class JobReads(LedgerBase):
 
         return await self._database.read(work)
 
-    async def newest_in(self, lane: str) -> float | None:
-        """When the newest job of a lane was made; None where it never had one."""
-        # One step into ix_jobs_state for each state: exact plans also without statistics.
-        newest = [
-            select(func.max(jobs.c.created_at))
-            .where(jobs.c.state == state, jobs.c.lane == lane)
-            .scalar_subquery()
-            for state in State
-        ]
-
-        def work(connection: Connection) -> float | None:
-            found = connection.execute(select(*newest)).one()
-            return max((each for each in found if each is not None), default=None)
-
-        return await self._database.read(work)
-
     async def pipeline(self, pipeline_id: str, *, limit: int = 1_000) -> list[JobSummary]:
         """The jobs of one run of a pipeline, oldest first, its first job included."""
 

@@ -222,8 +222,10 @@ class WorkerRecord:
     beat: int
     """Counts up while it lives; compare two readings, not clocks."""
     beat_at: float
-    """By the database's clock."""
+    """By the database's clock, as the two that follow."""
     stopped_at: float | None
+    hot_at: float | None
+    """The last beat before which it took a hot job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,7 @@ workers = Table(
     Column("beat", BigInteger, nullable=False),
     Column("beat_at", Double, nullable=False),
     Column("stopped_at", Double),
+    Column("hot_at", Double),
 )
 
 leases = Table(

@@ -56,12 +56,25 @@ class Workers(LedgerBase):
 
         await self._database.write(work)
 
-    async def beat(self, worker_id: str) -> bool:
-        """A sign of life. False when the worker is not registered."""
+    async def beat(self, worker_id: str, *, hot: bool = False) -> bool:
+        """A sign of life; `hot` when the worker took a hot job since the last one. False when the
+        worker is not registered."""
+        hot_at = ", hot_at = {now}" if hot else ""
         return await self._touch(
-            "UPDATE workers SET beat = beat + 1, beat_at = {now} WHERE worker_id = :worker_id",
+            f"UPDATE workers SET beat = beat + 1, beat_at = {{now}}{hot_at} "
+            "WHERE worker_id = :worker_id",
             worker_id,
         )
+
+    async def hot_idle(self) -> float | None:
+        """Seconds since a worker that took a hot job has said so; None where none ever has."""
+
+        def work(connection: Connection) -> float | None:
+            query = text(f"SELECT {clock(connection)} - MAX(hot_at) FROM workers")
+            idle: float | None = connection.scalar(query)
+            return idle
+
+        return await self._database.read(work)
 
     async def stopped(self, worker_id: str) -> bool:
         """The worker has stopped in good order. False when it is not registered."""

@@ -15,6 +15,8 @@ from services.backfill import progress as progress_module
 from services.backfill.files import FileFormat
 from services.backfill.sources import InvalidBackfill
 from services.backfill.spec import parse_spec
+from services.bulk import BulkSession
+from services.hot_traffic import HotTraffic
 from services.ledger import BulkState, JobFilter, Ledger, State
 from tests.support.arxiv_server import ArxivServer, Paper, answer_well, fails
 from tests.support.backfills import BackfillUser
@@ -277,6 +279,24 @@ async def test_also_a_slow_one_ends_at_its_date(user: BackfillUser) -> None:
     async with asyncio.timeout(10):
         assert (await user.run(operation)).state is BulkState.COMPLETED
     assert (await user.progress(operation)).published <= 1
+
+
+async def test_nothing_is_published_after_its_date_when_its_turn_comes_later(
+    user: BackfillUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until = datetime.now(UTC) + timedelta(seconds=1)
+
+    @asynccontextmanager
+    async def late(traffic: HotTraffic, session: BulkSession) -> AsyncIterator[None]:
+        while datetime.now(UTC) < until:
+            await session.sleep(0.05)
+        yield
+
+    monkeypatch.setattr(HotTraffic, "turn", late)
+    operation = await user.start("numbers", {"to": 100}, until=until.isoformat())
+    async with asyncio.timeout(20):
+        assert (await user.run(operation)).state is BulkState.COMPLETED
+    assert (await user.progress(operation)).published == 0
 
 
 async def test_it_ends_at_its_date(user: BackfillUser) -> None:

@@ -15,10 +15,12 @@ from services import bulk_control
 from services.bulk import BulkRunner
 from services.bulk_control import BulkConflict
 from services.dead_letters import index_waiting
+from services.dead_scan import wait_at_most
 from services.ledger import BulkOperation, BulkState, NewJob, State
 from services.letter_changes import Change, InvalidRedrive
 from services.letters import LetterFilter, cause_of_letter
 from services.redrive_operations import RedriveHandler
+from services.redrive_plan import plan_redrive
 from services.redrive_spec import (
     Progress,
     RedriveConflict,
@@ -269,6 +271,31 @@ async def test_few_failures_do_not_halt_it(broker310: TestBroker, sqlite_url: st
 
 
 # --- rate, room, pause ------------------------------------------------------------------------
+
+
+async def test_a_low_rate_does_not_keep_others_from_the_queue(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await bury(system, [f"slow-{n}" for n in range(3)])
+        operation = await start(system, rate=0.01)
+        async with running(system, operation):
+
+            async def waits() -> bool:
+                seen = await bulk_control.require_bulk(system.ledger, operation.id)
+                return seen.note == "sends 0.01 a second, by its rate"
+
+            await eventually(waits)
+            plan = await plan_redrive(
+                system.settings,
+                system.registry,
+                system.ledger,
+                RedriveSpec(EVERYTHING),
+                wait=wait_at_most(10),
+            )
+            assert plan.matched == 3
+            await system.ledger.set_bulk_limits(operation.id, {"rate": None})
+            await system.wait_until_ready("backfill.llm", 3)
 
 
 async def test_rate_can_be_changed_while_it_runs(broker310: TestBroker, sqlite_url: str) -> None:

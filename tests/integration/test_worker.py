@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from pydantic import SecretStr
 
 from broker.dead import Reason
 from broker.lanes import JOBS_EXCHANGE
-from broker.message import JobMessage
+from broker.message import JobMessage, Metadata
+from broker.publisher import Publisher
 from broker.wire import Envelope
 from services.ledger import (
     AttemptOutcome,
@@ -151,6 +153,35 @@ async def test_a_worker_is_on_record_from_its_start_to_its_stop(
         await running.stop()
         (record,) = await system.ledger.list_workers()
         assert record.stopped_at is not None
+
+
+async def test_a_worker_tells_that_it_takes_hot_jobs(system: System) -> None:
+    await system.start_worker("llm")
+
+    async def hot_at() -> float | None:
+        (record,) = await system.ledger.list_workers()
+        return record.hot_at
+
+    done = await system.publish("backfill.scripted", {"steps": ["done"]})
+    await system.wait_for_state(done, State.SUCCEEDED)
+    (before,) = await system.ledger.list_workers()
+    beat = before.beat
+
+    async def has_beaten() -> bool:
+        return (await system.ledger.worker_beat(before.worker_id) or 0) > beat + 1
+
+    await eventually(has_beaten)
+    assert await hot_at() is None
+    # However old it says that it is: clocks of publishers are not trusted.
+    times = {"created_at": datetime(2020, 1, 1, tzinfo=UTC), "queued_at": datetime.now(UTC)}
+    old = JobMessage(job_type="scripted", payload={"steps": ["done"]}, metadata=Metadata(**times))
+    async with Publisher(system.settings) as publisher:
+        await publisher.publish(old, "hot.scripted")
+
+    async def is_told() -> bool:
+        return await hot_at() is not None
+
+    await eventually(is_told)
 
 
 async def test_a_worker_without_a_ledger_does_not_start(system: System) -> None:

@@ -28,13 +28,12 @@ class Broker:
 
 
 class Ledger:
-    """Says when the newest hot job was made."""
+    """Says how long no worker has taken a hot job."""
 
-    newest: float | None = None
+    idle: float | None = None
 
-    async def newest_in(self, lane: str) -> float | None:
-        assert lane == "hot"
-        return self.newest
+    async def hot_idle(self) -> float | None:
+        return self.idle
 
 
 class Made:
@@ -106,19 +105,19 @@ async def test_depths_that_were_used_before_do_not_make_room_again() -> None:
 
 async def test_while_hot_jobs_come_in_there_is_room_for_a_small_step_only() -> None:
     made = Made(500, 1_000)
-    made.ledger.newest = time.time() - 1
+    made.ledger.idle = 1.0
     assert await made.gate.room(500, None) == STEP
     assert made.gate.why == "slow: hot jobs come in"
 
 
 async def test_a_hot_job_of_long_ago_slows_nothing_down() -> None:
     made = Made(500, 1_000)
-    made.ledger.newest = time.time() - 60
+    made.ledger.idle = 60.0
     assert await made.gate.room(500, None) == 500
     assert made.gate.why is None
 
 
 async def test_a_backfill_of_hot_jobs_does_not_give_way_to_itself() -> None:
     made = Made(500, 1_000, lane="hot")
-    made.ledger.newest = time.time()
+    made.ledger.idle = 0.0
     assert await made.gate.room(500, None) == 500

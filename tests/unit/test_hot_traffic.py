@@ -1,22 +1,19 @@
 """Giving way to hot jobs: the turns of bulk work, with a ledger that a test sets."""
 
-import time
-
 import pytest
 
-from services.hot_traffic import STEP, HotTraffic
+from services.hot_traffic import LONGEST_STEP, REST, STEP, HotTraffic
 
 
 class Ledger:
-    """Says when the newest hot job was made, and counts how often it was asked."""
+    """Says how long no worker has taken a hot job, and counts how often it was asked."""
 
-    newest: float | None = None
+    idle: float | None = None
     asked = 0
 
-    async def newest_in(self, lane: str) -> float | None:
-        assert lane == "hot"
+    async def hot_idle(self) -> float | None:
         self.asked += 1
-        return self.newest
+        return self.idle
 
 
 class Paused(Exception):
@@ -26,10 +23,10 @@ class Paused(Exception):
 class Work:
     """Bulk work by a clock of its own: for whom one waits, time passes."""
 
-    def __init__(self, newest: float | None) -> None:
+    def __init__(self, idle: float | None) -> None:
         self.now = 0.0
         self.ledger = Ledger()
-        self.ledger.newest = newest
+        self.ledger.idle = idle
         self.traffic = HotTraffic(self.ledger, clock=lambda: self.now)  # type: ignore[arg-type]
         self.is_paused = False
 
@@ -47,9 +44,9 @@ class Work:
         return began
 
 
-@pytest.mark.parametrize(("age", "room"), [(None, 500), (0.0, STEP), (4.0, STEP), (6.0, 500)])
-async def test_steps_are_small_while_hot_jobs_come_in(age: float | None, room: int) -> None:
-    traffic = Work(None if age is None else time.time() - age).traffic
+@pytest.mark.parametrize(("idle", "room"), [(None, 500), (0.0, STEP), (4.0, STEP), (6.0, 500)])
+async def test_steps_are_small_while_hot_jobs_come_in(idle: float | None, room: int) -> None:
+    traffic = Work(idle).traffic
     assert await traffic.room(500) == room
     assert await traffic.room(3) == 3
     assert (traffic.why is None) == (room == 500)
@@ -64,25 +61,27 @@ async def test_the_ledger_is_asked_twice_a_second() -> None:
 
 
 async def test_after_each_step_bulk_work_rests_by_how_long_it_took() -> None:
-    work = Work(time.time())
-    assert [await work.step(seconds) for seconds in (1, 0.5, 0.25, 0)] == [0, 4, 6, 7]
+    work = Work(0.0)
+    assert [await work.step(seconds) for seconds in (0.2, 0.1, 0.05, 0)] == pytest.approx(
+        [0, 0.8, 1.2, 1.4]
+    )
 
 
 async def test_a_step_that_had_to_wait_itself_is_no_measure() -> None:
-    work = Work(time.time())
-    assert [await work.step(seconds) for seconds in (60, 1)] == [0, 63]
+    work = Work(0.0)
+    assert [await work.step(seconds) for seconds in (60, 1)] == [0, 60 + REST * LONGEST_STEP]
 
 
 async def test_several_operations_together_take_no_more_of_the_time_than_one() -> None:
-    work = Work(time.time())
+    work = Work(0.0)
     turns = [work.traffic.turn(work) for _ in range(3)]  # type: ignore[arg-type]
-    await work.step(1)
+    await work.step(0.1)
     begins = []
     for turn in turns:
-        work.now = 1  # all of them ask at once
+        work.now = 0.1  # all of them ask at once
         await turn.__aenter__()
         begins.append(work.now)
-    assert begins == [4, 8, 12]
+    assert begins == pytest.approx([0.4, 0.8, 1.2])
 
 
 async def test_without_hot_jobs_nobody_waits_for_a_turn() -> None:
@@ -91,10 +90,25 @@ async def test_without_hot_jobs_nobody_waits_for_a_turn() -> None:
 
 
 async def test_who_is_paused_while_waiting_keeps_nobody_else() -> None:
-    work = Work(time.time())
-    await work.step(1)
+    work = Work(0.0)
+    await work.step(0.1)
     work.is_paused = True
     with pytest.raises(Paused):
-        await work.step(1)
+        await work.step(0.1)
     work.is_paused = False
-    assert await work.step(1) == 8
+    assert await work.step(0.1) == pytest.approx(0.4)
+
+
+async def test_who_waits_goes_on_when_no_more_hot_jobs_come_in() -> None:
+    work = Work(0.0)
+    await work.step(0.25)
+    work.ledger.idle = 60.0
+    assert await work.step(0.1) == 0.75  # and not 1.0, when its turn was to begin
+
+
+async def test_what_is_shown_is_what_was_seen_lately() -> None:
+    work = Work(0.0)
+    await work.traffic.room(500)
+    assert work.traffic.why == "slow: hot jobs come in"
+    work.now += 10
+    assert work.traffic.why is None

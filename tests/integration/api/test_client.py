@@ -85,7 +85,7 @@ class either:  # noqa: N801
 async def test_every_operation_of_the_api_is_covered(api: RunningApi, kind: type[Any]) -> None:
     paths = (await api.client.get("/openapi.json")).json()["paths"]
     known = {operation["operationId"] for item in paths.values() for operation in item.values()}
-    assert operations_of(kind) == known, "name each new operation in api/client/calls.py"
+    assert operations_of(kind) == known, "name each new operation in api/client/operations.py"
 
 
 async def test_a_job_from_publish_to_its_end(system: System, client: Either) -> None:

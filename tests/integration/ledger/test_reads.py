@@ -21,20 +21,6 @@ async def test_states_of_any_number_of_jobs(ledger: Ledger) -> None:
     assert await ledger.states([]) == {}
 
 
-async def test_the_newest_job_of_a_lane_in_whatever_state(ledger: Ledger) -> None:
-    assert await ledger.newest_in("hot") is None
-    made = [message(f"job-{n}", created_at=f"2026-01-01T00:00:0{n}Z") for n in range(4)]
-    lanes = ("hot", "hot", "hot", "backfill")
-    await ledger.record_many(
-        [new_job(each, lane=lane) for each, lane in zip(made, lanes, strict=True)]
-    )
-    for newest, each in enumerate(made[:3]):
-        await ledger.claim(claim(each, f"claim-{newest}"))
-    await ledger.finish(finish(job_id="job-2", claim_id="claim-2"))
-    assert await ledger.newest_in("hot") == made[2].metadata.created_at.timestamp()
-    assert await ledger.newest_in("backfill") == made[3].metadata.created_at.timestamp()
-
-
 async def test_a_listing_is_newest_first_page_by_page(ledger: Ledger) -> None:
     await ledger.record_many(
         [

@@ -37,6 +37,23 @@ async def test_workers_are_listed(ledger: Ledger) -> None:
     assert worker.stopped_at is None
 
 
+async def test_how_long_no_worker_took_a_hot_job(ledger: Ledger) -> None:
+    for worker_id in ("worker-1", "worker-2"):
+        await register(ledger, worker_id)
+        await ledger.beat(worker_id)
+    assert await ledger.hot_idle() is None
+    await ledger.beat("worker-1", hot=True)
+    first = await ledger.hot_idle()
+    assert first is not None
+    assert 0 <= first < 60
+    await ledger.beat("worker-1")
+    await ledger.beat("worker-2")
+    (told, never) = sorted(await ledger.list_workers(), key=lambda worker: worker.worker_id)
+    assert told.hot_at is not None
+    assert told.started_at <= told.hot_at <= told.beat_at
+    assert never.hot_at is None
+
+
 async def test_jobs_of_silent_stopped_and_unknown_workers_are_stale(ledger: Ledger) -> None:
     for worker_id in ("alive", "stopped"):
         await register(ledger, worker_id)
