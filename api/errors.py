@@ -16,7 +16,7 @@ from starlette.types import Scope
 from api.document_errors import unfinished
 from api.problems import RETRY_AFTER, Problem, invalid, render
 from api.uploads import InvalidUpload
-from broker.errors import BrokerError
+from broker.errors import BrokerAway, BrokerError, LaneFull
 from services.backfill.sources import InvalidBackfill, SourceAway
 from services.bulk_control import BulkConflict, UnknownBulkOperation
 from services.dead_scan import ScanBusy
@@ -72,6 +72,16 @@ def problem_of(error: Exception) -> Problem:
                 "try again later, with an Idempotency-Key: then nothing is done twice",
                 retry_after=RETRY_AFTER,
             )
+        case LaneFull(dead_lettered=True):
+            text = "the job waits in the dead letters, from where it can be redriven"
+            return Problem("lane-full", text, retry_after=RETRY_AFTER)
+        case LaneFull():
+            return Problem(
+                "lane-full", "nothing was done; try again later", retry_after=RETRY_AFTER
+            )
+        case BrokerAway(maybe_accepted=True):
+            text = "the job may be done nevertheless; try again later, nothing is done twice"
+            return Problem("broker-away", text, retry_after=RETRY_AFTER)
         case BrokerError():
             return Problem(
                 "broker-away", "nothing was done; try again later", retry_after=RETRY_AFTER
