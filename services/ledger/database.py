@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -189,6 +190,21 @@ class PostgresDatabase:
         await self._engine.dispose()
 
 
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Keep a write-ahead log, which is a property of the file. Two processes that both find a new
+    file are told at once that it is locked: SQLite's own patience does not count for this."""
+    deadline = time.monotonic() + BUSY_TIMEOUT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)  # in the ledger's own thread
+        else:
+            return
+
+
 def _sqlite_engine(url: URL, begin: str, pool_size: int, cache_kib: int) -> Engine:
     engine = create_engine(
         url,
@@ -199,8 +215,8 @@ def _sqlite_engine(url: URL, begin: str, pool_size: int, cache_kib: int) -> Engi
 
     def prepare(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
+        _write_ahead(connection)
         for pragma in (
-            "journal_mode = WAL",
             "synchronous = NORMAL",
             f"cache_size = -{cache_kib}",
             "wal_autocheckpoint = 4000",
