@@ -12,11 +12,12 @@ import random
 import signal
 import sys
 import time
+from typing import Any
 
 from services import bulk
 from services.backfill.handler import BackfillHandler
 from services.backfill.sources import Sources
-from services.bulk import BulkRunner
+from services.bulk import BulkRunner, BulkSession
 from services.bulk_control import BulkConflict
 from services.ledger import BulkState, Ledger
 from services.registry import Registry
@@ -24,17 +25,32 @@ from services.settings import Settings
 from tests.support.system import lanes_with
 
 LEASE = 0.3
-LONGEST = 0.7
-"""Seconds that a process lives, about half of it at work."""
+LONGEST = 0.4
+"""Seconds that a process lives at most from the moment at which it has the backfill."""
+EARLY = 0.2
+"""Part of the processes that are killed before that, or thereabouts."""
 
 
-async def run_on(backfill: str) -> BulkState:
+class TellingHandler(BackfillHandler):
+    """Tells through a pipe when it begins."""
+
+    def __init__(self, pipe: int, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._pipe = pipe
+
+    async def run(self, session: BulkSession) -> None:
+        os.write(self._pipe, b"!")
+        await super().run(session)
+
+
+async def run_on(backfill: str, pipe: int) -> BulkState:
     """Go on with the backfill as soon as the hold of the process before has run out."""
     settings = Settings()
     async with await Ledger.open(settings.ledger_url) as ledger:
         registry = Registry.load(settings.modules)
         lanes = lanes_with(max_length={"backfill": 100_000})
-        handler = BackfillHandler(settings, registry, ledger, Sources.load(), lanes=lanes)
+        sources = Sources.load()
+        handler = TellingHandler(pipe, settings, registry, ledger, sources, lanes=lanes)
         while True:
             try:
                 return (await BulkRunner(ledger, [handler]).run_one(backfill)).state
@@ -47,10 +63,17 @@ def main(backfill: str, kills: int, seed: int) -> None:
     dice = random.Random(seed)
     killed = 0
     while killed < kills:
+        told, pipe = os.pipe()
         child = os.fork()
         if child == 0:
-            os._exit(0 if asyncio.run(run_on(backfill)) is BulkState.COMPLETED else 1)
-        time.sleep(LEASE / 2 + dice.random() * LONGEST)
+            os._exit(0 if asyncio.run(run_on(backfill, pipe)) is BulkState.COMPLETED else 1)
+        os.close(pipe)
+        if dice.random() < EARLY:
+            time.sleep(dice.random() * LEASE)
+        else:
+            os.read(told, 1)
+            time.sleep(dice.random() * LONGEST)
+        os.close(told)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):

@@ -24,6 +24,7 @@ class Counting:
     def __init__(self) -> None:
         self.counted: list[int] = []
         self.gates: dict[int, asyncio.Event] = {}
+        self.waits_at: int | None = None
         self.troubles: dict[int, list[Exception]] = {}
 
     async def run(self, session: BulkSession) -> None:
@@ -31,6 +32,7 @@ class Counting:
         while number < session.operation.spec["to"]:
             await session.take_slots(1)
             if gate := self.gates.get(number):
+                self.waits_at = number
                 await gate.wait()
             if troubles := self.troubles.get(number):
                 raise troubles.pop()
@@ -171,7 +173,8 @@ async def test_a_runner_takes_what_comes_and_lets_go_when_it_stops(ledger: Ledge
     running = asyncio.create_task(runner.run())
     await make(ledger)
     await make(ledger, "other-1", kind="other")
-    await eventually(lambda: counting.counted == [0, 1, 2])
+    await eventually(lambda: counting.waits_at == 3)
+    assert counting.counted == [0, 1, 2]
     runner.stop()
     counting.gates[3].set()
     await running
