@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from services.bulk import BulkSession
 from services.ledger import Ledger
 
-STEP = 50
+STEP = 30
 """Jobs that are sent together while hot jobs come in."""
-REST = 3.0
+REST = 4.0
 """How many times as long as a step the rest after it is."""
 LONGEST_STEP = 0.25
 """Seconds; ten times what a step takes. One that took longer has itself waited for something, and

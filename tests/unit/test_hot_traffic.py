@@ -63,7 +63,7 @@ async def test_the_ledger_is_asked_twice_a_second() -> None:
 async def test_after_each_step_bulk_work_rests_by_how_long_it_took() -> None:
     work = Work(0.0)
     assert [await work.step(seconds) for seconds in (0.2, 0.1, 0.05, 0)] == pytest.approx(
-        [0, 0.8, 1.2, 1.4]
+        [0, 1, 1.5, 1.75]
     )
 
 
@@ -81,7 +81,7 @@ async def test_several_operations_together_take_no_more_of_the_time_than_one() -
         work.now = 0.1  # all of them ask at once
         await turn.__aenter__()
         begins.append(work.now)
-    assert begins == pytest.approx([0.4, 0.8, 1.2])
+    assert begins == pytest.approx([0.5, 1, 1.5])
 
 
 async def test_without_hot_jobs_nobody_waits_for_a_turn() -> None:
@@ -96,14 +96,14 @@ async def test_who_is_paused_while_waiting_keeps_nobody_else() -> None:
     with pytest.raises(Paused):
         await work.step(0.1)
     work.is_paused = False
-    assert await work.step(0.1) == pytest.approx(0.4)
+    assert await work.step(0.1) == pytest.approx(0.5)
 
 
 async def test_who_waits_goes_on_when_no_more_hot_jobs_come_in() -> None:
     work = Work(0.0)
     await work.step(0.25)
     work.ledger.idle = 60.0
-    assert await work.step(0.1) == 0.75  # and not 1.0, when its turn was to begin
+    assert await work.step(0.1) == 0.75  # and not 1.25, when its turn was to begin
 
 
 async def test_what_is_shown_is_what_was_seen_lately() -> None:
