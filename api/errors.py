@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from api.document_errors import unfinished
-from api.problems import RETRY_AFTER, Problem, invalid, render
+from api.problems import Problem, invalid, overflowed, render, try_later
 from api.uploads import InvalidUpload
 from broker.errors import BrokerAway, BrokerError, LaneFull
 from services.backfill.sources import InvalidBackfill, SourceAway
@@ -63,29 +63,21 @@ def problem_of(error: Exception) -> Problem:
         case InvalidPayload():
             return Problem("invalid", str(error))
         case SourceAway():
-            return Problem("source-away", str(error), retry_after=RETRY_AFTER)
+            return try_later("source-away", str(error))
         case RowRejected():
             return Problem("invalid", "the ledger can't keep one of the values")
         case LedgerError():
-            return Problem(
-                "ledger-away",
-                "try again later, with an Idempotency-Key: then nothing is done twice",
-                retry_after=RETRY_AFTER,
-            )
+            text = "try again later, with an Idempotency-Key: then nothing is done twice"
+            return try_later("ledger-away", text)
         case LaneFull(dead_lettered=True):
-            text = "the job waits in the dead letters, from where it can be redriven"
-            return Problem("lane-full", text, retry_after=RETRY_AFTER)
+            return overflowed()
         case LaneFull():
-            return Problem(
-                "lane-full", "nothing was done; try again later", retry_after=RETRY_AFTER
-            )
+            return try_later("lane-full", "nothing was done; try again later")
         case BrokerAway(maybe_accepted=True):
             text = "the job may be done nevertheless; try again later, nothing is done twice"
-            return Problem("broker-away", text, retry_after=RETRY_AFTER)
+            return try_later("broker-away", text)
         case BrokerError():
-            return Problem(
-                "broker-away", "nothing was done; try again later", retry_after=RETRY_AFTER
-            )
+            return try_later("broker-away", "nothing was done; try again later")
         case StarletteHTTPException():
             return _of_status(error)
         case _:

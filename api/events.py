@@ -11,7 +11,7 @@ from api import models
 from api.access import needs
 from api.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
 from api.jobs import known_job
-from api.problems import RETRY_AFTER, Problem, responses
+from api.problems import responses, try_later
 from api.state import ApiState, BrokerSide, State
 from services.api_keys import Scope
 from services.job_events import ENDINGS, JobEvent
@@ -158,5 +158,5 @@ def _framed(event: JobEvent) -> bytes:
 def _room(state: ApiState) -> BrokerSide:
     broker = state.require_broker()
     if broker.feed.subscribers >= state.settings.api_max_streams:
-        raise Problem("too-many-streams", retry_after=RETRY_AFTER)
+        raise try_later("too-many-streams")
     return broker

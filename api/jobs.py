@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query, Response
 
 from api import models
 from api.access import needs
-from api.problems import RETRY_AFTER, Problem, responses
+from api.problems import Problem, overflowed, responses, try_later
 from api.state import BrokerSide, State
 from broker.errors import BrokerAway, LaneFull, PublishError
 from broker.lanes import LANES
@@ -187,7 +187,7 @@ async def cancel(
     try:
         await send_cancel(state.require_broker().publisher, job_id)
     except PublishError as error:
-        raise _broker_away("its worker could not be told") from error
+        raise try_later("broker-away", "its worker could not be told") from error
     response.status_code = 202
     return models.CancelledJob(job_id=job_id, state=JobState.RUNNING, stopping=True)
 
@@ -215,11 +215,11 @@ async def _publish(broker: BrokerSide, request: JobRequest) -> Published:
         raise _lane_full(request, error.dead_lettered) from error
     except BrokerAway as error:
         if not error.maybe_accepted:
-            raise _broker_away("nothing was kept of the job") from error
+            raise try_later("broker-away", "nothing was kept of the job") from error
         # It is recorded, and perhaps on the broker: the scheduler sees to it that it runs.
         return Published(str(request.job_id), request.routing_key, JobState.PENDING)
     except PublishError as error:
-        raise _broker_away("nothing was kept of the job") from error
+        raise try_later("broker-away", "nothing was kept of the job") from error
     except IdempotencyConflict as error:
         raise Problem("idempotency-conflict", str(error), job_id=error.job_id) from error
     except InvalidPayload as error:
@@ -260,18 +260,9 @@ async def _announce_cancelled(state: State, job_id: str) -> None:
 
 
 def _lane_full(request: JobRequest, dead_lettered: bool) -> Problem:
-    if not dead_lettered:
-        return Problem("lane-full", "nothing was kept of the job", retry_after=RETRY_AFTER)
-    return Problem(
-        "lane-full",
-        "the job waits in the dead letters, from where it can be redriven",
-        retry_after=RETRY_AFTER,
-        job_id=request.job_id,
-    )
-
-
-def _broker_away(detail: str) -> Problem:
-    return Problem("broker-away", detail, retry_after=RETRY_AFTER)
+    if dead_lettered:
+        return overflowed(job_id=request.job_id)
+    return try_later("lane-full", "nothing was kept of the job")
 
 
 def _unknown(job_id: str) -> Problem:

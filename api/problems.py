@@ -125,6 +125,17 @@ def invalid(*errors: Complaint, place: str = "body") -> Problem:
     return Problem("invalid", "; ".join(each.message for each in errors[:3]), errors=listed)
 
 
+def try_later(name: str, detail: str | None = None, **extra: Any) -> Problem:
+    """Something is away or full: the client should come again."""
+    return Problem(name, detail, retry_after=RETRY_AFTER, **extra)
+
+
+def overflowed(**extra: Any) -> Problem:
+    """The lane was full, and the job is a dead letter now."""
+    text = "the job waits in the dead letters, from where it can be redriven"
+    return try_later("lane-full", text, **extra)
+
+
 def render(problem: Problem, request_id: str | None) -> Response:
     """The answer to a request that ended so."""
     body: dict[str, Any] = {

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from api.access import needs
 from api.document_errors import SEARCH_PROBLEMS
 from api.document_models import HitView, SearchAnswer, SearchBody
-from api.problems import RETRY_AFTER, Problem
+from api.problems import try_later
 from api.state import State
 from services.api_keys import Scope
 from services.outcomes import PermanentError, RetryableError
@@ -41,7 +41,7 @@ async def search(body: SearchBody, request: Request, state: State) -> SearchAnsw
     except (RetryableError, PermanentError) as error:
         # Its text may name hosts: it stays in the log.
         request.state.trouble = f"{type(error).__name__}: {error}"
-        raise Problem("search-away", "try again later", retry_after=RETRY_AFTER) from error
+        raise try_later("search-away", "try again later") from error
     return SearchAnswer(mode=body.mode, hits=[_view(hit) for hit in hits])
 
 

@@ -23,7 +23,7 @@ from cli.letter_options import AllOption, IdsArgument, chosen, filtered
 from cli.output import JsonOption, print_json, progress_bar, say
 
 if TYPE_CHECKING:
-    from services.dead_scan import Wait
+    from services.leases import Wait
     from services.letters import LetterFilter
     from services.redrive_sending import Tally
 

@@ -54,31 +54,32 @@ async def pause(
 ) -> BulkOperation:
     """Stop within half a second, to go on where it was. With `kind`, one of another is unknown, as
     in all of these. Raises UnknownBulkOperation, BulkConflict."""
-    await require_bulk(ledger, operation_id, kind)
-    return await _move(ledger, operation_id, BulkState.PAUSED, ACTIVE, {BulkState.PAUSED}, note)
+    same = {BulkState.PAUSED}
+    return await _move(ledger, operation_id, kind, BulkState.PAUSED, ACTIVE, same, note)
 
 
 async def resume(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
     """Let it go on where it was. Raises UnknownBulkOperation, BulkConflict."""
-    await require_bulk(ledger, operation_id, kind)
-    return await _move(ledger, operation_id, BulkState.WAITING, RESUMABLE, ACTIVE)
+    return await _move(ledger, operation_id, kind, BulkState.WAITING, RESUMABLE, ACTIVE)
 
 
 async def cancel(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
     """End it; what it has published stays. Raises UnknownBulkOperation, BulkConflict."""
-    await require_bulk(ledger, operation_id, kind)
-    among = ACTIVE | RESUMABLE
-    return await _move(ledger, operation_id, BulkState.CANCELLED, among, {BulkState.CANCELLED})
+    among, same = ACTIVE | RESUMABLE, {BulkState.CANCELLED}
+    return await _move(ledger, operation_id, kind, BulkState.CANCELLED, among, same)
 
 
 async def _move(
     ledger: Ledger,
     operation_id: str,
+    kind: str | None,
     to: BulkState,
     among: Collection[BulkState],
     same: Collection[BulkState],
     note: str | None = None,
 ) -> BulkOperation:
+    if kind is not None:
+        await require_bulk(ledger, operation_id, kind)
     found, moved = await ledger.move_bulk(operation_id, to, among=among, note=note)
     if found is None:
         raise UnknownBulkOperation(f"no operation {operation_id!r}")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from broker.dead_queue import Scan, scanning
 from broker.settings import BrokerSettings
-from services.leases import holding_lease
+from services.leases import Wait, holding_lease
 from services.ledger import Ledger
 
 LEASE = "scan of jobs.dead"
-
-Wait = Callable[[float], Awaitable[None]]
-"""What is awaited while another goes through the queue, with the seconds to the next look."""
 
 
 class ScanBusy(Exception):

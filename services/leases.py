@@ -10,6 +10,9 @@ from broker.connection import end_tasks
 from services.instance import new_instance_id
 from services.ledger import Ledger, LedgerError
 
+Wait = Callable[[float], Awaitable[None]]
+"""What is awaited while another holds the lease, with the seconds to the next look."""
+
 LEASE = 6.0
 """Seconds after which the lease of a process that has died is over."""
 LOOK = 0.1
@@ -18,7 +21,7 @@ LOOK = 0.1
 
 @asynccontextmanager
 async def holding_lease(
-    ledger: Ledger, name: str, wait: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ledger: Ledger, name: str, wait: Wait = asyncio.sleep
 ) -> AsyncIterator[None]:
     """Wait until nobody else holds the lease, and hold it. `wait` is awaited between looks, with
     the seconds to the next one. Raises LedgerUnavailable."""

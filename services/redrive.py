@@ -18,7 +18,8 @@ from broker.lanes import LANES, Lane
 from broker.message import now
 from broker.publisher import Publisher
 from broker.settings import BrokerSettings
-from services.dead_scan import Wait, scanning_in_turn
+from services.dead_scan import scanning_in_turn
+from services.leases import Wait
 from services.ledger import DeadLetterState, Ledger
 from services.letter_changes import Change
 from services.letters import LetterFilter
@@ -44,11 +45,11 @@ class Redriver:
         lanes: tuple[Lane, ...] = LANES,
         wait: Wait = asyncio.sleep,
     ) -> None:
-        self._wait = wait
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
         self._lanes = lanes
+        self._wait = wait
         self._on_progress = on_progress
         """Called with the tally so far and the number of letters to scan."""
 

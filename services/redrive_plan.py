@@ -8,7 +8,8 @@ from contextlib import aclosing
 from broker.lanes import LANES, Lane
 from broker.message import now
 from broker.settings import BrokerSettings
-from services.dead_scan import Wait, waiting_ids
+from services.dead_scan import waiting_ids
+from services.leases import Wait
 from services.ledger import Ledger
 from services.letters import DeadJob
 from services.redrive import BATCH, Redriver, would_go

@@ -189,6 +189,7 @@ class _Course:
                             return PAST_END
                         self._launch(batch)
                         if len(batch) < BATCH:
+                            # Only this is the turn's; what follows does not keep others waiting.
                             await asyncio.wait([each.publishing for each in self._under_way])
                     if len(batch) < BATCH:
                         await self._settle_all()  # in no hurry: what is shown shall be true
