@@ -1,4 +1,4 @@
-"""Very many dead letters of 20 causes: grouped, one cause redriven, killed half-way, resumed."""
+"""100,000 dead letters of 20 causes: grouped, one cause redriven, killed half-way, resumed."""
 
 import asyncio
 import time
@@ -27,11 +27,11 @@ from tests.support.worker_process import Processes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
-LETTERS = {"classic": 30_000, "quorum": 20_000}
+LETTERS = {"classic": 100_000, "quorum": 20_000}
 """By profile: a quorum queue takes four times as long to fill, and is held to the same."""
 CAUSES = 20
-GROUPED_WITHIN, SCANNED_WITHIN = 1.0, 30.0
-"""Seconds. How long 100,000 letters take is for `make bench ARGS=scan`."""
+GROUPED_WITHIN, SCANNED_WITHIN = 2.0, 30.0
+"""Seconds."""
 
 
 async def bury_all(system: System, letters: int) -> list[str]:
