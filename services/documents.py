@@ -136,9 +136,11 @@ class DocumentDesk:
 
     async def _submit(self, upload: Upload, about: About) -> Submitted:
         document_id = document_id_of(upload.sha256)
-        known = await self._known(document_id, about.source)
-        if known is not None and (known.state != FAILED or known.document_id != document_id):
-            return Submitted(known, duplicate=True)
+        known = await self._known(upload, about.source)
+        if known is not None:
+            if known.state != FAILED:
+                return Submitted(known, duplicate=True)
+            document_id = known.document_id
         request = JobRequest(
             f"{about.lane}.{INGEST.name}",
             about.payload(upload, "source", "title", "filename"),
@@ -148,14 +150,12 @@ class DocumentDesk:
         published = await self.inbox.start(request, upload)
         return Submitted(await self.status(document_id), published.duplicate)
 
-    async def _known(self, document_id: str, source: str | None) -> DocumentStatus | None:
+    async def _known(self, upload: Upload, source: str | None) -> DocumentStatus | None:
         try:
-            return await self.status(document_id)
+            return await self.status(document_id_of(upload.sha256))
         except UnknownDocument:
-            if source is None:
-                return None
-        page = await self._ledger.list_documents(source=source, limit=1)
-        return await self._status(page.items[0].id, page.items[0]) if page.items else None
+            found = await self._ledger.find_document(upload.sha256, source)
+        return await self._status(found.id, found) if found else None
 
     # --- out --------------------------------------------------------------------------------
 

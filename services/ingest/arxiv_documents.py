@@ -14,20 +14,12 @@ from services.ingest.arxiv_errors import ArxivBusy, ArxivNonsense
 from services.ingest.arxiv_feed import ArxivId, Entry
 from services.ingest.documents import Identity, identify
 from services.ingest.errors import UnsupportedMedia
-from services.ingest.jobs import duplicate_of, extract_next
+from services.ingest.jobs import extract_next, is_taken, keep, known_already
 from services.ingest.media import MARKDOWN, PDF
-from services.outcomes import Done, Next, Outcome
+from services.outcomes import Next, Outcome
 from services.settings import Settings
-from services.stages import (
-    EXTRACT,
-    FINISHED_STATES,
-    INGEST,
-    DocumentFiles,
-    at_stage,
-    document_id_of,
-    note,
-)
-from services.storage import content_hash, upload_key
+from services.stages import document_id_of
+from services.storage import content_hash
 
 if TYPE_CHECKING:
     from services.ledger import Document
@@ -79,51 +71,39 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
     renews = known is not None and takes_over(before, offered)
     if known is not None and not renews and not force:
         same = before is not None and before.version == offered.version
-        if known.state in FINISHED_STATES or not same:
-            return Done({"document_id": known.id, "duplicate": True, "state": known.state})
+        if not same or await is_taken(ctx, known):
+            return known_already(known)
     data, identity = await _content(entry, ctx, offered)
     filename = offered.filename(entry.arxiv_id)
-    document_id, duplicate = known.id if known else document_id_of(source), False
+    title = entry.title[:1000]
     described: dict[str, Any] = {
         "filename": filename,
-        "title": entry.title[:1000],
+        "title": title,
         "media_type": identity.media_type,
         "size_bytes": identity.size,
         "pipeline": ctx.pipeline,
     }
-    if ctx.ledger is not None and known is None:
+    if known is not None and ctx.ledger is not None:
+        is_new = renews or force or known.pipeline != ctx.pipeline
+        if is_new and not await ctx.ledger.renew_document(known, identity.sha256, **described):
+            return known_already(known)
+    elif ctx.ledger is not None:
         document, created = await ctx.ledger.upsert_document(
-            identity.sha256, source=source, document_id=document_id, **described
+            identity.sha256, source=source, document_id=document_id_of(source), **described
         )
-        if not created and document.source != source:
-            finished = document.state in FINISHED_STATES
-            files = DocumentFiles.of(ctx, document.id)
-            return await duplicate_of(files, document.id, document.state, finished=finished)
-    elif ctx.ledger is not None and (renews or force):
-        await ctx.ledger.renew_document(document_id, identity.sha256, **described)
-    else:
-        duplicate = known is not None and known.pipeline != ctx.pipeline
-    files = DocumentFiles.of(ctx, document_id)
-    async with at_stage(ctx, document_id, INGEST):
-        key = upload_key(document_id, identity.media_type)
-        await files.storage.put_async(key, data)
-        about = {
-            "key": key,
-            "media_type": identity.media_type,
-            "size": identity.size,
-            "title": entry.title[:1000],
-            "filename": filename,
-            "source": source,
-            "entry": entry.model_dump(mode="json")
-            | {"withdrawn": entry.withdrawn, "full_text": offered.full_text},
-        }
-
-        async def work() -> dict[str, Any]:
-            return about
-
-        input_hash = content_hash([identity.sha256, about])
-        await files.reuse_or_run_async(INGEST, input_hash, work, force=force)
-    await note(ctx, document_id, EXTRACT, "queued")
+        if not created:
+            return known_already(document)
+    document_id = known.id if known else document_id_of(source)
+    about = {
+        "title": title,
+        "filename": filename,
+        "source": source,
+        "entry": entry.model_dump(mode="json")
+        | {"withdrawn": entry.withdrawn, "full_text": offered.full_text},
+    }
+    await keep(ctx, document_id, identity, data, about)
+    again = known is not None and known.pipeline != ctx.pipeline
+    duplicate = again and not renews and not force
     following = extract_next(document_id, force=force, duplicate=duplicate)
     told = {"source": source, "version": entry.version, "full_text": offered.full_text}
     return Next(following.jobs, {**following.result, **told, "updated": renews})

@@ -16,7 +16,7 @@ from services.ingest.media import (
     refuse_unsupported,
 )
 from services.outcomes import PermanentError
-from services.storage import NotStored, Storage, TooLarge, content_hash, upload_key
+from services.storage import NotStored, Storage, TooLarge, content_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +121,3 @@ class Identity:
 def identify(data: bytes, filename: str | None) -> Identity:
     """Raises UnsupportedMedia."""
     return Identity(content_hash(data), media_type_of(data, filename), len(data))
-
-
-async def keep(storage: Storage, document_id: str, identity: Identity, data: bytes) -> str:
-    """Put the original where the stages look for it; gives its key. Repeating it is harmless."""
-    key = upload_key(document_id, identity.media_type)
-    stored = await storage.stat_async(key)
-    if stored is None or stored.size != identity.size:
-        await storage.put_async(key, data)
-    return key

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.context import JobContext
-from services.ingest.documents import identify, keep, read_path, read_upload
-from services.outcomes import Done, Job, Next, Outcome, PermanentError, RetryableError
+from services.ingest.documents import Identity, identify, read_path, read_upload
+from services.ledger.states import FINISHED
+from services.outcomes import Done, Job, Next, Outcome, PermanentError
 from services.registry import job
 from services.stages import (
     EXTRACT,
@@ -25,7 +27,10 @@ from services.stages import (
     entry_of,
     note,
 )
-from services.storage import NotStored, Storage, content_hash, result_key, stage_key
+from services.storage import NotStored, Storage, content_hash, result_key, upload_key
+
+if TYPE_CHECKING:
+    from services.ledger import Document
 
 
 class IngestDocument(BaseModel):
@@ -56,13 +61,13 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
     """Check a file, keep it under its document's id, and start the pipeline.
 
     The same content, or the same source, again is the existing document: nothing runs then,
-    unless its pipeline has not come to an end.
+    unless its pipeline stands still before its end. Then this file takes its place.
     """
-    files = DocumentFiles.of(ctx, "unknown")
+    storage = Storage(ctx.settings.files_url)
     name = payload.filename or (payload.path or "").replace("\\", "/").rpartition("/")[2] or None
     if payload.key is not None:
         limit = ctx.settings.max_document_bytes
-        data = await read_upload(files.storage, payload.key, max_bytes=limit)
+        data = await read_upload(storage, payload.key, max_bytes=limit)
     else:
         data = await asyncio.to_thread(
             read_path,
@@ -72,59 +77,70 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
         )
     identity = await asyncio.to_thread(identify, data, name)
     document_id = document_id_of(identity.sha256)
-    duplicate = False
+    title, source, duplicate = payload.title, payload.source, False
     if ctx.ledger is not None:
         document, created = await ctx.ledger.upsert_document(
             identity.sha256,
             source=payload.source,
             document_id=document_id,
             filename=name,
-            title=payload.title,
+            title=title,
             media_type=identity.media_type,
             size_bytes=identity.size,
             pipeline=ctx.pipeline,
         )
-        finished = document.state in FINISHED_STATES and not payload.force
-        if not created and (finished or document.id != document_id):
-            return await duplicate_of(files, document.id, document.state, finished=finished)
+        if not created and not payload.force and await is_taken(ctx, document):
+            return known_already(document)
         # A redelivery finds the document that it made itself.
-        duplicate = not created and document.pipeline != ctx.pipeline
-    files = DocumentFiles(files.storage, document_id)
-    async with at_stage(ctx, document_id, INGEST):
-        key = await keep(files.storage, document_id, identity, data)
-        await files.reuse_or_run_async(
-            INGEST,
+        duplicate = document.pipeline != ctx.pipeline
+        document_id = document.id
+        name, title = name or document.filename, title or document.title
+        source = document.source or source
+        if duplicate and not await ctx.ledger.renew_document(
+            document,
             identity.sha256,
-            lambda: _described(payload, name, key, identity.media_type, identity.size),
-            force=payload.force,
-        )
-    await note(ctx, document_id, EXTRACT, "queued")
+            filename=name,
+            title=title,
+            media_type=identity.media_type,
+            size_bytes=identity.size,
+            pipeline=ctx.pipeline,
+        ):
+            return known_already(document)
+    about = {"title": title, "filename": name, "source": source}
+    await keep(ctx, document_id, identity, data, about)
     return extract_next(document_id, force=payload.force, duplicate=duplicate)
 
 
-async def _described(
-    payload: IngestDocument, filename: str | None, key: str, media_type: str, size: int
-) -> dict[str, Any]:
-    return {
-        "key": key,
-        "media_type": media_type,
-        "size": size,
-        "title": payload.title,
-        "filename": filename,
-        "source": payload.source,
-    }
+async def keep(
+    ctx: JobContext, document_id: str, identity: Identity, data: bytes, about: Mapping[str, Any]
+) -> None:
+    """The first stage: keep the original, and what is known of it, for those that follow."""
+    files = DocumentFiles.of(ctx, document_id)
+    async with at_stage(ctx, document_id, INGEST):
+        key = upload_key(document_id, identity.media_type)
+        await files.storage.put_async(key, data)
+        kept = {"key": key, "media_type": identity.media_type, "size": identity.size, **about}
+
+        async def work() -> Mapping[str, Any]:
+            return kept
+
+        await files.reuse_or_run_async(INGEST, content_hash([identity.sha256, kept]), work)
+    await note(ctx, document_id, EXTRACT, "queued")
 
 
-async def duplicate_of(
-    files: DocumentFiles, document_id: str, state: str, *, finished: bool
-) -> Outcome:
-    """The answer for a document that is there already, under this content or this source."""
-    if finished:
-        return Done({"document_id": document_id, "duplicate": True, "state": state})
-    # The same source with other content, while the first is still on its way: help that along.
-    if not await files.storage.exists_async(stage_key(document_id, INGEST.name)):
-        raise RetryableError(f"document {document_id}, from the same source, is being stored")
-    return extract_next(document_id, force=False, duplicate=True)
+async def is_taken(ctx: JobContext, document: Document) -> bool:
+    """Whether the document is finished, or a job of another run will still see to it."""
+    if document.state in FINISHED_STATES:
+        return True
+    if ctx.ledger is None or document.pipeline in (None, ctx.pipeline):
+        return False
+    jobs = await ctx.ledger.pipeline(document.pipeline)
+    return any(job.state not in FINISHED for job in jobs)
+
+
+def known_already(document: Document) -> Done:
+    """The answer for a document that is there, under this content or this source."""
+    return Done({"document_id": document.id, "duplicate": True, "state": document.state})
 
 
 def extract_next(document_id: str, *, force: bool, duplicate: bool) -> Next:

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Row,
     Select,
@@ -99,14 +100,18 @@ class Documents(LedgerBase):
             ).one_or_none()
             if made is not None:
                 return _document(made), True
-            same = [documents.c.content_hash == content_hash, documents.c.id == values["id"]]
-            if source is not None:
-                same.append(documents.c.source == source)
-            found = connection.execute(select(documents).where(or_(*same))).all()
-            by_content = [row for row in found if row._mapping["content_hash"] == content_hash]
-            return _document((by_content or found)[0]), False
+            found = _same(connection, content_hash, source, documents.c.id == values["id"])
+            return found[0], False
 
         return await self._database.write(work)
+
+    async def find_document(self, content_hash: str, source: str | None) -> Document | None:
+        """The document with that content, else with that source."""
+
+        def work(connection: Connection) -> Document | None:
+            return next(iter(_same(connection, content_hash, source)), None)
+
+        return await self._database.read(work)
 
     async def get_document(self, document_id: str) -> Document | None:
         """One document."""
@@ -198,7 +203,7 @@ class Documents(LedgerBase):
 
     async def renew_document(
         self,
-        document_id: str,
+        document: Document,
         content_hash: str,
         *,
         filename: str | None,
@@ -207,15 +212,16 @@ class Documents(LedgerBase):
         size_bytes: int | None,
         pipeline: str | None,
     ) -> Document | None:
-        """The document has other content from now on, and its stages are still to come; it keeps
-        its id and its source. None when there is no such document.
+        """The document has this content from now on, and its stages are still to come; it keeps
+        its id and its source. None when it is gone, or another run has it since it was read: of
+        any number of callers at the same time exactly one renews it.
 
         A document elsewhere with the very same content keeps that hash for itself.
         """
 
         def work(connection: Connection) -> Document | None:
             taken = select(documents.c.id).where(
-                documents.c.content_hash == content_hash, documents.c.id != document_id
+                documents.c.content_hash == content_hash, documents.c.id != document.id
             )
             values = {
                 "filename": filename,
@@ -232,7 +238,10 @@ class Documents(LedgerBase):
                 values["content_hash"] = content_hash
             renewed = connection.execute(
                 update(documents)
-                .where(documents.c.id == document_id)
+                .where(
+                    documents.c.id == document.id,
+                    documents.c.pipeline.is_not_distinct_from(document.pipeline),
+                )
                 .values(values)
                 .returning(documents)
             ).one_or_none()
@@ -276,6 +285,17 @@ class Documents(LedgerBase):
         return await self._database.read(
             lambda connection: [EdgeRecord(**row) for row in connection.execute(query).mappings()]
         )
+
+
+def _same(
+    connection: Connection, content_hash: str, source: str | None, *others: ColumnElement[bool]
+) -> list[Document]:
+    """Documents with that content, then those with that source, or that fit one of the others."""
+    wanted = [documents.c.content_hash == content_hash, *others]
+    if source is not None:
+        wanted.append(documents.c.source == source)
+    found = [_document(row) for row in connection.execute(select(documents).where(or_(*wanted)))]
+    return sorted(found, key=lambda document: document.content_hash != content_hash)
 
 
 def _document(row: Row[Any]) -> Document:

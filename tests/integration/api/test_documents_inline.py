@@ -103,6 +103,9 @@ async def test_uploads_at_the_same_time_make_one_document(client: httpx.AsyncCli
     assert len({answer.json()["document_id"] for answer in answers}) == 1
     listed = (await client.get("/documents")).json()["documents"]
     assert len(listed) == 1
+    jobs = (await client.get("/jobs", params={"limit": "100"})).json()["jobs"]
+    ran = sorted(job["job_type"] for job in jobs if job["job_type"] != "ingest_document")
+    assert ran == sorted(STAGES[1:])
 
 
 @pytest.mark.parametrize(
@@ -161,6 +164,24 @@ async def test_a_document_that_has_failed_is_taken_up_anew(client: httpx.AsyncCl
     first, second = [(await send(client, content)).json() for _ in range(2)]
     assert first["document_id"] == second["document_id"]
     assert first["job_id"] != second["job_id"]
+
+
+async def test_a_better_file_from_its_source_replaces_one_that_has_failed(
+    client: httpx.AsyncClient,
+):
+    refused = await send(client, encrypted("secret"), source="here")
+    assert refused.status_code == 422
+    better = await send(client, pdf(["At last."]), source="here")
+    assert better.status_code == 201, better.text
+    document = better.json()
+    assert document["document_id"] == refused.json()["document_id"]
+    assert (document["state"], document["error"]) == ("completed", None)
+    assert document["result"]["source"] == "here"
+    address = f"/documents/{document['document_id']}"
+    assert (await client.get(address)).json() == {**document, "result": None}
+    whole = (await client.get(f"{address}/result", params={"include": "text"})).json()
+    assert [page["text"] for page in whole["pages"]] == ["At last."]
+    assert (await send(client, pdf(["At last."]))).status_code == 200
 
 
 async def test_images_alone_wait_for_ocr(client: httpx.AsyncClient):

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,20 +82,36 @@ async def test_a_renewed_document_begins_again_under_its_id_and_source(ledger: L
         "size_bytes": 7,
         "pipeline": "p-2",
     }
-    renewed = await ledger.renew_document(first.id, "hash-2", filename="v2", **fields)
+    renewed = await ledger.renew_document(first, "hash-2", filename="v2", **fields)
     assert renewed is not None
     assert (renewed.id, renewed.source, renewed.created_at) == (first.id, "s-1", first.created_at)
     assert (renewed.content_hash, renewed.filename, renewed.pipeline) == ("hash-2", "v2", "p-2")
     assert (renewed.state, renewed.current_stage, renewed.completed_stages) == ("queued", None, ())
     assert await ledger.get_document(first.id) == renewed
-    assert await ledger.renew_document("nobody", "hash-3", filename="v2", **fields) is None
+    nobody = replace(renewed, id="nobody")
+    assert await ledger.renew_document(nobody, "hash-3", filename="v2", **fields) is None
+
+
+@pytest.mark.parametrize("before", ["p-1", None])
+async def test_of_those_who_renew_a_document_at_once_one_does(
+    ledger: Ledger, before: str | None
+) -> None:
+    first, _ = await ledger.upsert_document("hash-1", pipeline=before)
+    fields: dict[str, Any] = {"title": None, "media_type": None, "size_bytes": None}
+    renewed = await asyncio.gather(
+        *(
+            ledger.renew_document(first, f"hash-{n}", filename="v", pipeline=f"p-{n}", **fields)
+            for n in range(2, 7)
+        )
+    )
+    assert [each for each in renewed if each] == [await ledger.get_document(first.id)]
 
 
 async def test_a_renewed_document_does_not_take_the_content_of_another(ledger: Ledger) -> None:
     first, _ = await ledger.upsert_document("hash-1")
     other, _ = await ledger.upsert_document("hash-2")
     renewed = await ledger.renew_document(
-        first.id,
+        first,
         "hash-2",
         filename="v2",
         title=None,

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.message import JobMessage
 from services.embed.embedder import embedder_for
 from services.index import ChunkIndex
 from services.ingest.errors import EncryptedDocument, UnsupportedMedia
+from services.ledger import Ledger, NewJob
 from services.llm.errors import LlmRefused, LlmUnavailable
 from services.outcomes import Done, PermanentError
 from services.samples import sample, write_samples
 from services.search import Hit, search
 from services.stages import EMBED, MissingOutput
-from services.storage import result_key, stage_key
+from services.storage import content_hash, result_key, stage_key
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned
 from tests.support import llm_server as server
@@ -176,16 +179,43 @@ async def test_a_document_that_did_not_get_through_goes_on(
     assert llm_pipeline.result("extract_text")["reused"]
 
 
-async def test_a_source_that_is_still_on_its_way_is_helped_along(
+async def test_a_file_from_the_same_source_replaces_one_that_did_not_get_through(
     llm_pipeline: Pipeline, llm: LlmServer, paper: str, tmp_path: Path
 ):
-    llm.next(server.fails(500))
-    with pytest.raises(LlmUnavailable):
-        await llm_pipeline.run("ingest_document", {"path": paper, "source": "s"})
+    llm.next(server.fails(401, "bad key"))
+    with pytest.raises(LlmRefused):
+        await llm_pipeline.run("ingest_document", {"path": paper, "source": "s", "title": "Tides"})
+    failed = llm_pipeline.result("ingest_document")["document_id"]
     other = written(tmp_path, "newer.pdf", pdf(["Another text altogether."]))
     assert await llm_pipeline.run("ingest_document", other | {"source": "s"}) == STAGES
-    document_id = llm_pipeline.result("ingest_document")["document_id"]
-    assert whole_result(llm_pipeline, document_id)["title"] == "On Tides"
+    assert llm_pipeline.result("ingest_document") == {"document_id": failed, "duplicate": True}
+    result = whole_result(llm_pipeline, failed)
+    assert (result["title"], result["source"]) == ("Tides", "s")
+    kept = json.loads(llm_pipeline.storage.get(stage_key(failed, "extract_text")))
+    assert [page["text"] for page in kept["result"]["pages"]] == ["Another text altogether."]
+    replaced = await document(llm_pipeline, failed)
+    assert (replaced.state, replaced.filename) == ("completed", "newer.pdf")
+    assert replaced.completed_stages == tuple(STAGES)
+
+
+@pytest.mark.parametrize("same", ["content", "source"])
+async def test_nothing_runs_while_another_run_is_at_work(
+    pipeline: Pipeline, ledger: Ledger, paper: str, tmp_path: Path, same: str
+):
+    message = JobMessage(job_type="extract_text", payload={})
+    run = NewJob(message, "hot", "ingest", "hot.extract_text")
+    await ledger.record(run)
+    sha256 = content_hash(Path(paper).read_bytes())
+    await ledger.upsert_document(sha256, source="s", document_id="d", pipeline=message.job_id)
+    other = written(tmp_path, "newer.pdf", pdf(["Another text altogether."]))
+    again = {"path": paper} if same == "content" else other | {"source": "s"}
+    assert await pipeline.run("ingest_document", again) == ["ingest_document"]
+    told = {"document_id": "d", "duplicate": True, "state": "queued"}
+    assert pipeline.result("ingest_document") == told
+    assert [each async for each in pipeline.storage.list_async("")] == []
+
+    await ledger.cancel(message.job_id, time.time())
+    assert await pipeline.run("ingest_document", again) == STAGES
 
 
 async def test_a_summary_is_paid_for_once(llm_pipeline: Pipeline, llm: LlmServer, paper: str):
