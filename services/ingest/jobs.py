@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.context import JobContext
 from services.ingest.documents import Identity, identify, read_path, read_upload
-from services.ledger.states import FINISHED
 from services.outcomes import Done, Job, Next, Outcome, PermanentError
 from services.registry import job
 from services.stages import (
@@ -130,6 +129,8 @@ async def keep(
 
 async def is_taken(ctx: JobContext, document: Document) -> bool:
     """Whether the document is finished, or a job of another run will still see to it."""
+    from services.ledger.states import FINISHED
+
     if document.state in FINISHED_STATES:
         return True
     if ctx.ledger is None or document.pipeline in (None, ctx.pipeline):
