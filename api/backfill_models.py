@@ -12,7 +12,7 @@ from broker.lanes import BACKFILL
 from broker.message import MAX_PRIORITY
 from services.backfill.files import FileFormat
 from services.backfill.progress import Progress
-from services.backfill.spec import BackfillSpec, Preview
+from services.backfill.spec import MOST_WAITING, BackfillSpec, Preview
 from services.bulk_control import LEAST_RATE, MOST_RATE
 from services.ledger import BulkState, State
 
@@ -54,10 +54,10 @@ class BackfillPlan(BaseModel):
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
     low: int | None = Field(
-        default=None, ge=0, le=10_000_000, description="Jobs in a queue at which it goes on."
+        default=None, ge=0, le=MOST_WAITING, description="Jobs in a queue at which it goes on."
     )
     high: int | None = Field(
-        default=None, ge=1, le=10_000_000, description="Jobs in a queue at which it waits."
+        default=None, ge=1, le=MOST_WAITING, description="Jobs in a queue at which it waits."
     )
     until: models.Moment | None = Field(
         default=None, description="Nothing is published after this time."
@@ -174,6 +174,9 @@ class BackfillView(BaseModel):
     read: int
     published: int
     skipped: int
+    repeated: int = Field(
+        description="Items whose key another one had before; known once all is published."
+    )
     exhausted: bool = Field(description="All is published that will be.")
     notes: list[str] = Field(description="Why items were skipped; the first 50.")
     jobs: dict[State, int] = Field(description="Its jobs by state.")
@@ -203,6 +206,7 @@ class BackfillView(BaseModel):
             read=progress.read,
             published=progress.published,
             skipped=progress.skipped,
+            repeated=progress.repeated,
             exhausted=progress.exhausted,
             notes=list(progress.notes),
             jobs=dict(progress.jobs),

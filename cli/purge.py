@@ -1,13 +1,13 @@
-"""`jobctl dead purge`: dead letters go away; their record stays."""
+"""`jobctl dead purge` and `purges`: dead letters go away; their record stays, and who did it."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.bulk_records import record_of
 from cli.common import (
     IncludeOption,
     load_registry,
@@ -18,14 +18,16 @@ from cli.common import (
     run,
 )
 from cli.dead import bring_up_to_date
+from cli.durations import age
 from cli.errors import CommandFailed, WrongUsage
 from cli.letter_options import AllOption, IdsArgument, chosen, filtered
-from cli.output import JsonOption, print_json, progress_bar, say
+from cli.output import JsonOption, add_row, cell, console, plain, print_json, say, styled, table
 
 if TYPE_CHECKING:
     from services.leases import Wait
+    from services.ledger import BulkOperation
     from services.letters import LetterFilter
-    from services.redrive_sending import Tally
+    from services.purge import Progress
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
@@ -35,6 +37,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 def purge(
     ids: IdsArgument = None,
     everything: AllOption = False,
+    why: Annotated[str | None, typer.Option(help="Why, for the record.")] = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     include: IncludeOption = None,
@@ -42,17 +45,23 @@ def purge(
     *,
     which: Any,
 ) -> None:
-    """Throw dead letters away for good; the ledger remembers them. Always asks first."""
+    """Throw dead letters away for good; the ledger remembers them. Always asks first.
+
+    Ctrl-C ends it: what is not purged by then stays. Who purged what: `jobctl dead purges`.
+    """
     which = chosen(which, ids, everything=everything)
     if not (dry_run or yes or sys.stdin.isatty()):
         raise WrongUsage("to purge without a terminal to ask at, give --yes")
     quiet_logs()
-    tally = run(_purge(which, include, dry_run=dry_run, yes=yes))
-    missing = max(0, len(which.ids) - tally.matched) if which.ids else 0
+    progress, operation = run(_purge(which, include, why=why, dry_run=dry_run, yes=yes))
+    missing = max(0, len(which.ids) - progress.purged) if which.ids else 0
     if as_json:
-        print_json(asdict(tally) | {"dry_run": dry_run, "missing": missing})
+        record = {} if operation is None else public(operation)
+        print_json(record | progress.to_json() | {"missing": missing, "dry_run": dry_run})
     else:
-        typer.echo(f"{tally.done:,} {'would be purged' if dry_run else 'purged'}")
+        typer.echo(f"{progress.purged:,} {'would be purged' if dry_run else 'purged'}")
+    if operation is not None and operation.state != "completed":
+        raise CommandFailed(f"{operation.id} is {operation.state}: {operation.note or 'by Ctrl-C'}")
     if missing:
         raise CommandFailed(
             f"{missing} of the ids named are not in jobs.dead: see `jobctl dead list --state all`"
@@ -60,9 +69,12 @@ def purge(
 
 
 async def _purge(
-    which: LetterFilter, include: list[str] | None, *, dry_run: bool, yes: bool
-) -> Tally:
-    from services.redrive import Redriver
+    which: LetterFilter, include: list[str] | None, *, why: str | None, dry_run: bool, yes: bool
+) -> tuple[Progress, BulkOperation | None]:
+    from cli.bulk_run import run_here
+    from cli.who import user
+    from services import bulk_control
+    from services.purge import Progress, PurgeHandler, count_letters, start_purge
 
     settings = load_settings()
     require_broker(settings)
@@ -70,20 +82,62 @@ async def _purge(
     async with open_ledger(settings) as ledger:
         # A letter that is not indexed yet would be noted as waiting after it has gone.
         await bring_up_to_date(settings, ledger, registry)
-        if not (dry_run or yes):
-            redriver = Redriver(settings, registry, ledger, wait=wait_aloud())
-            found = await redriver.purge(which, dry_run=True)
-            if found.matched:
-                ask("purge", found.matched, which)
-        with progress_bar("purge") as show:
+        if dry_run or not yes:
+            found = await count_letters(settings, ledger, which, wait_aloud())
+            if dry_run or not found.purged:
+                return found, None
+            ask("purge", found.purged, which)
+        operation = await start_purge(ledger, which, created_by=user(), reason=why)
+        operation = await run_here(
+            ledger,
+            operation,
+            PurgeHandler(settings, ledger),
+            counted="scanned",
+            stop=lambda: bulk_control.cancel(ledger, operation.id),
+        )
+        return Progress.of(operation), operation
 
-            def on_progress(tally: Tally, total: int) -> None:
-                show(tally.scanned, total, f"{tally.done:,} done")
 
-            redriver = Redriver(
-                settings, registry, ledger, on_progress=on_progress, wait=wait_aloud()
-            )
-            return await redriver.purge(which, dry_run=dry_run)
+def purges(
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List purges, the newest first: who threw away what, when and why."""
+
+    async def read() -> list[BulkOperation]:
+        from services.purge import KIND
+
+        async with open_ledger(load_settings()) as ledger:
+            return list((await ledger.list_bulk(KIND, limit=limit)).items)
+
+    found = run(read())
+    if as_json:
+        print_json([public(each) for each in found])
+        return
+    if not found:
+        say("No purges.")
+        return
+    rows = table("ID", "STATE", "PURGED", "BY", "AGE", "WHAT", "WHY", right=("PURGED",))
+    for each in found:
+        add_row(
+            rows,
+            each.id,
+            styled(each.state),
+            f"{each.counts.get('purged', 0):,}",
+            cell(each.created_by),
+            age(each.created_at),
+            cell(each.title),
+            cell(each.reason or ""),
+        )
+    console().print(rows)
+
+
+def public(operation: BulkOperation) -> dict[str, Any]:
+    """A purge as `--json` prints it."""
+    from services.purge import Progress
+
+    shown: dict[str, Any] = plain({**record_of(operation), **Progress.of(operation).to_json()})
+    return shown
 
 
 def wait_aloud() -> Wait:

@@ -167,7 +167,7 @@ async def begin(
     as_json: bool = False,
 ) -> None:
     """Record a redrive, run it here unless it is for a scheduler, and report."""
-    from cli.redrive_view import public, run_here
+    from cli.redrive_view import public
     from cli.who import user
     from services.redrive_spec import start_redrive
 
@@ -179,8 +179,25 @@ async def begin(
             say(f"watch it with `jobctl dead redrives watch {operation.id}`; a scheduler runs it")
             typer.echo(operation.id)
         return
-    operation = await run_here(settings, registry, ledger, operation)
+    operation = await go_on(settings, registry, ledger, operation)
     report(spec, operation, as_json=as_json)
+
+
+async def go_on(
+    settings: Settings, registry: Registry, ledger: Ledger, operation: BulkOperation
+) -> BulkOperation:
+    """Run a redrive in this process; SIGINT and SIGTERM pause it."""
+    from cli.bulk_run import run_here
+    from services import bulk_control
+    from services.redrive_operations import RedriveHandler
+
+    return await run_here(
+        ledger,
+        operation,
+        RedriveHandler(settings, registry, ledger),
+        counted="redriven",
+        stop=lambda: bulk_control.pause(ledger, operation.id, "by Ctrl-C"),
+    )
 
 
 def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> None:

@@ -1,25 +1,17 @@
-"""A redrive on the terminal: run here, or watched."""
+"""A redrive on the terminal: shown, or watched."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cli.bulk_records import record_of
-from cli.output import cell, console, plain, print_json_line, print_rows, progress_bar, say, styled
+from cli.output import cell, console, plain, print_json_line, print_rows, say, styled
 
 if TYPE_CHECKING:
     from services.ledger import BulkOperation, Ledger
-    from services.registry import Registry
-    from services.settings import Settings
 
-LOOK_SECONDS = 0.25
 WATCH_SECONDS = 1.0
-NICE = 10
-"""What a redrive adds to its niceness: what it shares its machine with is more urgent."""
 
 
 def public(operation: BulkOperation) -> dict[str, Any]:
@@ -34,61 +26,6 @@ def public(operation: BulkOperation) -> dict[str, Any]:
         }
     )
     return shown
-
-
-def give_way() -> None:
-    """Let the workers and the broker of this machine go first from now on."""
-    with suppress(OSError):
-        os.nice(NICE)
-
-
-async def run_here(
-    settings: Settings, registry: Registry, ledger: Ledger, operation: BulkOperation
-) -> BulkOperation:
-    """Run it in this process, with a progress bar; SIGINT and SIGTERM pause it."""
-    from cli.long_running import settle_memory
-    from services import bulk, bulk_control
-    from services.ledger.bulk_operations import ACTIVE
-    from services.redrive_operations import RedriveHandler
-
-    settle_memory()
-    give_way()
-    handler = RedriveHandler(settings, registry, ledger)
-    runner = bulk.BulkRunner(ledger, [handler])
-    pausing: set[asyncio.Task[Any]] = set()
-
-    def pause() -> None:
-        pausing.add(asyncio.create_task(bulk_control.pause(ledger, operation.id, "by Ctrl-C")))
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, pause)
-    running = asyncio.create_task(runner.run_one(operation.id))
-    try:
-        with progress_bar("redrive") as show:
-            while not running.done():
-                show(*_shown(await bulk_control.require_bulk(ledger, operation.id)))
-                await asyncio.wait({running}, timeout=LOOK_SECONDS)
-        try:
-            return await running
-        except bulk_control.BulkConflict:
-            say(f"{operation.id} is run by another process; watching it")
-        with progress_bar("redrive") as show:
-            while (seen := await bulk_control.require_bulk(ledger, operation.id)).state in ACTIVE:
-                show(*_shown(seen))
-                await asyncio.sleep(LOOK_SECONDS)
-        return seen
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-        await asyncio.gather(*pausing, return_exceptions=True)
-
-
-def _shown(operation: BulkOperation) -> tuple[int, int | None, str]:
-    """An operation for a progress bar."""
-    counts = operation.counts
-    text = f"{operation.state}: {operation.note}" if operation.note else operation.state
-    return counts.get("redriven", 0), counts.get("total"), text
 
 
 def print_redrive(operation: BulkOperation) -> None:

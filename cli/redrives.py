@@ -133,8 +133,8 @@ def resume(
 
     Runs it here. After a halt it tries again, as if it began. Ctrl-C pauses it.
     """
-    from cli.redrive import report
-    from cli.redrive_view import public, run_here
+    from cli.redrive import go_on, report
+    from cli.redrive_view import public
     from services.redrive_spec import RedriveSpec, resume_redrive
 
     settings = load_settings()
@@ -146,7 +146,7 @@ def resume(
         async with open_ledger(settings) as ledger:
             operation = await resume_redrive(ledger, redrive_id)
             if not background:
-                operation = await run_here(settings, registry, ledger, operation)
+                operation = await go_on(settings, registry, ledger, operation)
                 report(RedriveSpec.from_json(operation.spec), operation, as_json=as_json)
             elif as_json:
                 print_json(public(operation))

@@ -9,6 +9,7 @@ from services.backfill.sources import Sources
 from services.bulk import BulkHandler
 from services.hot_traffic import HotTraffic
 from services.ledger import Ledger
+from services.purge import PurgeHandler
 from services.redrive_operations import RedriveHandler
 from services.registry import Registry
 from services.settings import Settings
@@ -23,4 +24,5 @@ def bulk_handlers(
     return [
         BackfillHandler(settings, registry, ledger, Sources.load(modules), traffic=traffic),
         RedriveHandler(settings, registry, ledger, traffic=traffic),
+        PurgeHandler(settings, ledger),
     ]

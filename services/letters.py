@@ -58,6 +58,20 @@ def _operation_of(letter: DeadJob) -> str | None:
     return letter.message.metadata.operation_id if letter.message is not None else None
 
 
+CLOCKS = 5.0
+"""Seconds by which the clocks of hosts may differ."""
+
+
+def was_dead(letter: DeadJob, moment: datetime) -> bool:
+    """Whether it had died by then, as far as clocks can be trusted; also when its time of death
+    can't be read."""
+    try:
+        died = datetime.fromisoformat(letter.certificate.dead_at)
+        return (died - moment).total_seconds() <= CLOCKS
+    except (ValueError, TypeError):
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
     """Which letters: those that fit every field that is set."""

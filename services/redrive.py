@@ -1,4 +1,4 @@
-"""Going through `jobs.dead` once: redrive or purge what a filter matches, or tell what would be.
+"""Going through `jobs.dead` once: redrive what a filter matches, or tell what would be.
 
 Publish, confirm, then acknowledge. Interrupted at any moment, a letter is still in `jobs.dead`, or
 its copy is in its lane, or both: the ledger lets only one copy run. For redrives with a record,
@@ -8,8 +8,7 @@ that wait, pause and go on, see `services.redrive_operations`.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from broker.dead_queue import Letter, Scan
@@ -20,7 +19,7 @@ from broker.publisher import Publisher
 from broker.settings import BrokerSettings
 from services.dead_scan import scanning_in_turn
 from services.leases import Wait
-from services.ledger import DeadLetterState, Ledger
+from services.ledger import Ledger
 from services.letter_changes import Change
 from services.letters import LetterFilter
 from services.redrive_sending import Copy, Room, Sender, Tally, refusal
@@ -33,7 +32,7 @@ BATCH = 200
 
 
 class Redriver:
-    """Goes through `jobs.dead` and sends back, or throws away, what a filter matches."""
+    """Goes through `jobs.dead` and sends back what a filter matches."""
 
     def __init__(
         self,
@@ -41,7 +40,6 @@ class Redriver:
         registry: Registry,
         ledger: Ledger,
         *,
-        on_progress: Callable[[Tally, int], None] = lambda tally, total: None,
         lanes: tuple[Lane, ...] = LANES,
         wait: Wait = asyncio.sleep,
     ) -> None:
@@ -50,8 +48,6 @@ class Redriver:
         self._ledger = ledger
         self._lanes = lanes
         self._wait = wait
-        self._on_progress = on_progress
-        """Called with the tally so far and the number of letters to scan."""
 
     async def redrive(
         self,
@@ -82,31 +78,9 @@ class Redriver:
                     for copy, error in await sender.send(publisher, fitting, tally):
                         tally.refused += 1
                         tally.note(f"{copy.letter.id}: {refusal(error)}")
-                self._on_progress(tally, scan.total)
                 if tally.refused:
                     break  # a full lane stays full: the rest would be refused one by one
         return tally
-
-    async def purge(self, which: LetterFilter, *, dry_run: bool = False) -> Tally:
-        """Throw away the letters that match; their records stay, marked as purged.
-
-        Raises BrokerAway, LedgerUnavailable: then every letter not done is still in its place.
-        """
-        tally = Tally()
-        async with aclosing(self._batches(which, tally, None)) as batches:
-            async for batch, scan in batches:
-                if not dry_run:
-                    await self._mark_purged(batch)
-                    for letter in batch:
-                        letter.ack()
-                tally.done += len(batch)
-                self._on_progress(tally, scan.total)
-        return tally
-
-    async def _mark_purged(self, letters: Sequence[Letter]) -> None:
-        if letters:
-            ids = [each.id for each in letters]
-            await self._ledger.mark_dead_state(ids, DeadLetterState.PURGED, time.time())
 
     async def _batches(
         self, which: LetterFilter, tally: Tally, limit: int | None

@@ -11,7 +11,7 @@ from typing import Any
 from services.bulk import BulkSession
 from services.hot_traffic import HotTraffic
 from services.ledger import BulkState, Ledger, RedriveOutcome
-from services.letters import DeadJob
+from services.letters import DeadJob, was_dead
 from services.redrive_sending import Copy, Tally
 from services.redrive_spec import Progress, RedriveSpec
 
@@ -22,9 +22,6 @@ NOTE_SECONDS = 0.5
 KEPT_NOTES = 20
 LEAST_SAMPLE = 10
 """As if so many letters had ended, where fewer have: one failure of the first three is no sign."""
-CLOCKS = 5.0
-"""Seconds by which the clocks of hosts may differ: letters that died later than the redrive began
-are not its own."""
 
 
 class Halted(Exception):
@@ -66,13 +63,7 @@ class Run:
 
     def is_ours(self, letter: DeadJob) -> bool:
         """Not one that died after the redrive began: while a cause lasts it would never end."""
-        if self.spec.which.ids:
-            return True
-        try:
-            died = datetime.fromisoformat(letter.certificate.dead_at)
-            return (died - self.moment).total_seconds() <= CLOCKS
-        except (ValueError, TypeError):
-            return True
+        return bool(self.spec.which.ids) or was_dead(letter, self.moment)
 
     @property
     def has_enough(self) -> bool:

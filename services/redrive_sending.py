@@ -30,12 +30,12 @@ Depth = Callable[[str], Awaitable[int]]
 
 @dataclass(slots=True)
 class Tally:
-    """What a redrive or purge has done so far."""
+    """What a redrive has done so far."""
 
     scanned: int = 0
     matched: int = 0
     done: int = 0
-    """Redriven (or purged): published, confirmed, acknowledged."""
+    """Redriven: published, confirmed, acknowledged."""
     dropped: int = 0
     """Copies of jobs that have succeeded, were cancelled or redriven meanwhile."""
     refused: int = 0

@@ -22,7 +22,7 @@ class Sample(BaseModel):
 
 
 class Counts(BaseModel):
-    """Counted with the cursor, in one write: exact whatever crashes."""
+    """Counted with the cursor, in one write: a crash counts nothing twice."""
 
     total: int | None = None
     """Items in all; None where the source does not know."""
@@ -31,6 +31,8 @@ class Counts(BaseModel):
     published: int = 0
     skipped: int = 0
     """Items that could not be made into a job."""
+    repeated: int = 0
+    """Items whose key another item had before: they have one job. Known once all is published."""
     exhausted: bool = False
     """All is published that will be."""
     notes: list[str] = []
@@ -44,6 +46,12 @@ class Counts(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
+
+    def conclude(self, jobs: int) -> None:
+        """All is published that will be: so many jobs."""
+        self.repeated = max(0, self.published - jobs)
+        self.published = jobs
+        self.exhausted = True
 
     def add_sample(self, finished: int) -> None:
         """Keep a sample of now. The older ones get thinner, so that there are never many."""

@@ -159,7 +159,8 @@ class _Course:
         note = None
         if not self._counts.exhausted:
             note = await self._publish_all()
-            self._counts.exhausted = True
+            own, _ = await self._ledger.count_bulk_jobs(self._session.id)
+            self._counts.conclude(sum(own.values()))
             await self._session.checkpoint(counts=self._counts.to_json())
         await self._drain(note)
 

@@ -30,6 +30,8 @@ class Progress:
     read: int
     published: int
     skipped: int
+    repeated: int
+    """Items whose key another one had before; known once all is published."""
     exhausted: bool
     """All is published that will be."""
     notes: tuple[str, ...]
@@ -108,6 +110,7 @@ async def progress_of(ledger: Ledger, operation: BulkOperation) -> Progress:
         read=counts.read,
         published=counts.published,
         skipped=counts.skipped,
+        repeated=counts.repeated,
         exhausted=counts.exhausted,
         notes=tuple(counts.notes),
         jobs=own,

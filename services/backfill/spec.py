@@ -47,6 +47,8 @@ NOTE_LENGTH = 300
 """Characters of what is noted about an item that can't be used."""
 MOST: Mapping[str, int] = {"rate": MOST_RATE, "max_open": 2_000_000_000}
 """The highest limits; no limit at all is another matter."""
+MOST_WAITING = 10_000_000
+"""The highest watermark: more than a lane may hold."""
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/backfills")
 
@@ -68,9 +70,9 @@ class BackfillSpec(BaseModel):
     unset."""
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
-    low: int | None = Field(default=None, ge=0)
+    low: int | None = Field(default=None, ge=0, le=MOST_WAITING)
     """Messages in a queue at or below which publishing goes on; half of `high` where unset."""
-    high: int | None = Field(default=None, ge=1)
+    high: int | None = Field(default=None, ge=1, le=MOST_WAITING)
     """Messages in a queue at which publishing waits; half of the queue's limit where unset."""
     until: AwareDatetime | None = None
     """Nothing is published after this time."""

@@ -82,10 +82,15 @@ def test_ids_that_are_no_dead_letters_are_told(jobctl: CommandLine) -> None:
 
 def test_purge_throws_away_and_remembers(jobctl: CommandLine, dead_ids: list[str]) -> None:
     assert jobctl.ok("dead", "purge", dead_ids[0], "--dry-run") == "1 would be purged\n"
-    assert jobctl.ok("dead", "purge", dead_ids[0], "--yes") == "1 purged\n"
+    assert jobctl.json("dead", "purges") == []
+    assert jobctl.ok("dead", "purge", dead_ids[0], "--yes", "--why", "rubbish") == "1 purged\n"
     (purged,) = jobctl.json("dead", "list", "--state", "purged")
     assert purged["id"] == dead_ids[0]
     assert len(jobctl.json("dead", "list")) == 2
+    (record,) = jobctl.json("dead", "purges")
+    assert (record["state"], record["reason"], record["purged"]) == ("completed", "rubbish", 1)
+    assert "@" in record["created_by"]
+    assert dead_ids[0] in jobctl.ok("dead", "purges")
 
 
 def test_list_without_a_broker_shows_what_is_indexed(

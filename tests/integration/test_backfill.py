@@ -132,6 +132,17 @@ async def test_an_own_source_is_read_on_after_it_was_away(
     assert await numbers(user.system.ledger) == list(range(900))
 
 
+async def test_items_with_the_same_key_are_one_job(user: BackfillUser) -> None:
+    await user.system.start_worker()
+    operation = await user.start("numbers", {"to": 900, "keys": 700})
+    await user.run(operation)
+    progress = await user.progress(operation)
+    assert (progress.read, progress.published, progress.repeated) == (900, 700, 200)
+    assert progress.jobs == {State.SUCCEEDED: 700}
+    assert progress.succeeded
+    assert len(journal.starts) == 700
+
+
 async def test_documents_that_are_stored_are_gone_through_once(user: BackfillUser) -> None:
     ledger = user.system.ledger
     for number in range(7):

@@ -1,4 +1,4 @@
-"""Redrive and purge: what a filter matches goes back to its lane or away; the rest stays put."""
+"""Redrive: what a filter matches goes back to its lane; the rest stays put."""
 
 import asyncio
 import json
@@ -14,8 +14,10 @@ from broker.dead_queue import scanning
 from broker.lanes import DEAD_EXCHANGE
 from broker.message import JobMessage, Metadata, now
 from broker.publisher import Outgoing, envelope_of
+from services.bulk import BulkRunner
 from services.dead_letters import index_waiting
 from services.ledger import Ledger, NewJob, RedrivenCopy, State
+from services.purge import PurgeHandler, start_purge
 from services.redrive import Change, LetterFilter, Redriver, Tally
 from services.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
@@ -83,10 +85,6 @@ async def redrive(
     system: System, which: LetterFilter = EVERYTHING, change: Change = AS_IT_IS, **options: Any
 ) -> Tally:
     return await redriver_of(system).redrive(which, change, **options)
-
-
-async def purge(system: System, which: LetterFilter, **options: Any) -> Tally:
-    return await redriver_of(system).purge(which, **options)
 
 
 async def ids(system: System) -> list[str]:
@@ -368,7 +366,11 @@ async def test_order_of_what_stays_is_kept(broker: TestBroker, sqlite_url: str) 
         staying = sorted(set(everything) - set(redriven))
         assert await ids(system) == staying
         purged = staying[::7]
-        assert (await purge(system, LetterFilter(ids=frozenset(purged)))).done == len(purged)
+        which = LetterFilter(ids=frozenset(purged))
+        operation = await start_purge(system.ledger, which, created_by="ann@desk")
+        handler = PurgeHandler(system.settings, system.ledger)
+        ended = await BulkRunner(system.ledger, [handler]).run_one(operation.id)
+        assert ended.counts["purged"] == len(purged)
         staying = sorted(set(staying) - set(purged))
         for _ in range(3):
             assert await ids(system) == staying
@@ -502,25 +504,6 @@ async def test_job_of_an_unknown_type_goes_back_once_its_key_is_mended(
         assert (await system.wait_for_state("typo", State.SUCCEEDED)).result == {"n": 4}
 
 
-async def test_purge_throws_away_what_matches_and_keeps_the_record(
-    broker: TestBroker, sqlite_url: str
-) -> None:
-    async with open_system(broker, sqlite_url) as system:
-        await bury_many(system, ["a", "b", "c"])
-        which = LetterFilter(ids=frozenset({"b"}))
-        assert (await purge(system, which, dry_run=True)).done == 1
-
-        async def are_back() -> bool:
-            return await ids(system) == ["a", "b", "c"]
-
-        await eventually(are_back)  # a quorum queue takes a moment to have its letters back
-
-        assert await purge(system, which) == Tally(scanned=3, matched=1, done=1)
-        assert await ids(system) == ["a", "c"]
-        assert await indexed(system, "b") == ("purged", 1, 0)
-        assert await indexed(system, "a") == ("waiting", 1, 0)
-
-
 # --- several at once --------------------------------------------------------------------------
 
 
@@ -554,20 +537,6 @@ async def test_copy_of_an_interrupted_redrive_runs_once(
         await eventually(lambda: worker.worker.counters.skipped == 1)
         assert journal.runs("job") == 1
         assert record.redrives == 1
-
-
-async def test_progress_tells_how_far_it_is(broker310: TestBroker, sqlite_url: str) -> None:
-    async with open_system(broker310, sqlite_url) as system:
-        await bury_many(system, [f"job-{number}" for number in range(250)])
-        seen: list[tuple[int, int, int]] = []
-        redriver = Redriver(
-            system.settings,
-            system.registry,
-            system.ledger,
-            on_progress=lambda tally, total: seen.append((tally.scanned, tally.done, total)),
-        )
-        await redriver.redrive(EVERYTHING, AS_IT_IS)
-        assert seen == [(200, 200, 250), (250, 250, 250)]
 
 
 async def test_body_of_another_publisher_goes_back_with_its_unknown_fields(

@@ -26,6 +26,8 @@ class NumberOptions(BaseModel):
     """The first reading breaks off there."""
     hangs_at: int | None = None
     broken_at: int | None = None
+    keys: int | None = None
+    """So many different ones, again and again."""
 
 
 class Numbers(Source):
@@ -48,7 +50,8 @@ class Numbers(Source):
                 await asyncio.Event().wait()
             if number == self.options.broken_at:
                 raise KeyError("a mistake")
-            yield Item(str(number), {"n": number}, {"n": number + 1})
+            key = number % self.options.keys if self.options.keys else number
+            yield Item(str(key), {"n": number}, {"n": number + 1})
 
 
 class BackfillUser:

@@ -1,0 +1,116 @@
+"""Purge: what a filter matches goes away; the records stay, of the letters and of who did it."""
+
+import asyncio
+import time
+from datetime import timedelta
+
+from broker.message import now
+from services import bulk_control
+from services.bulk import BulkRunner
+from services.bulk_handlers import bulk_handlers
+from services.dead_scan import LEASE
+from services.leases import holding_lease
+from services.ledger import BulkOperation, BulkState, DeadLetterState
+from services.letters import LetterFilter
+from services.purge import Progress, PurgeHandler, count_letters, start_purge
+from tests.integration.test_redrive import bury, bury_many, ids, indexed
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.system import System, open_system
+
+EVERYTHING = LetterFilter()
+
+
+async def started(
+    system: System, which: LetterFilter = EVERYTHING, why: str | None = None
+) -> BulkOperation:
+    return await start_purge(system.ledger, which, created_by="ann@desk", reason=why)
+
+
+async def run(system: System, operation: BulkOperation) -> BulkOperation:
+    handler = PurgeHandler(system.settings, system.ledger)
+    return await BulkRunner(system.ledger, [handler]).run_one(operation.id)
+
+
+async def test_purge_throws_away_what_matches_and_keeps_the_record(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        await bury_many(system, ["a", "b", "c"])
+        which = LetterFilter(ids=frozenset({"b"}))
+        would = await count_letters(system.settings, system.ledger, which, asyncio.sleep)
+        assert would == Progress(scanned=3, total=3, purged=1)
+
+        async def are_back() -> bool:
+            return await ids(system) == ["a", "b", "c"]
+
+        await eventually(are_back)  # a quorum queue takes a moment to have its letters back
+
+        ended = await run(system, await started(system, which, "rubbish"))
+        assert ended.counts == Progress(scanned=3, total=3, purged=1).to_json()
+        assert await ids(system) == ["a", "c"]
+        assert await indexed(system, "b") == ("purged", 1, 0)
+        assert await indexed(system, "a") == ("waiting", 1, 0)
+        (listed,) = (await system.ledger.list_bulk("purge")).items
+        assert (listed.created_by, listed.reason, listed.title, listed.state) == (
+            "ann@desk",
+            "rubbish",
+            "b",
+            BulkState.COMPLETED,
+        )
+        assert listed.spec == {"filter": {"ids": ["b"]}}
+
+
+async def test_what_died_after_the_purge_began_stays(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await bury(system, "before")
+        operation = await started(system)
+        await bury(system, "after", died=now() + timedelta(minutes=1))
+        assert (await run(system, operation)).counts["purged"] == 1
+        assert await ids(system) == ["after"]
+
+
+async def test_what_a_process_left_behind_is_purged_by_a_scheduler(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        everything = [f"job-{number:03}" for number in range(450)]
+        await bury_many(system, everything)
+        operation = await started(system)
+        # It was killed between the mark and the acknowledgement.
+        await system.ledger.mark_dead_state(everything[:200], DeadLetterState.PURGED, time.time())
+        runner = BulkRunner(
+            system.ledger, bulk_handlers(system.settings, system.registry, system.ledger, [])
+        )
+        running = asyncio.create_task(runner.run())
+
+        async def is_completed() -> bool:
+            found = await bulk_control.require_bulk(system.ledger, operation.id)
+            return found.state is BulkState.COMPLETED
+
+        await eventually(is_completed)
+        runner.stop()
+        await running
+        assert await ids(system) == []
+        assert {(await indexed(system, each))[0] for each in everything} == {"purged"}
+
+
+async def test_a_cancelled_purge_leaves_the_rest(broker310: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await bury_many(system, ["a", "b"])
+        operation = await started(system)
+        async with holding_lease(system.ledger, LEASE):
+            running = asyncio.create_task(run(system, operation))
+
+            async def waits() -> bool:
+                found = await bulk_control.require_bulk(system.ledger, operation.id)
+                return found.state is BulkState.WAITING and found.note is not None
+
+            await eventually(waits)
+            await bulk_control.cancel(system.ledger, operation.id)
+            ended = await running
+        assert (ended.state, ended.counts) == (BulkState.CANCELLED, {})
+        assert await ids(system) == ["a", "b"]
+        assert await indexed(system, "a") == ("waiting", 1, 0)
