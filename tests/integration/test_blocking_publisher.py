@@ -146,22 +146,34 @@ def most_held(settings: BrokerSettings, count: int) -> int:
 
 @pytest.mark.parametrize("window", [1, 2, 7, 100])
 async def test_never_more_than_a_window_is_unconfirmed(
-    broker310: TestBroker, window: int, monkeypatch: pytest.MonkeyPatch
+    proxied: tuple[TcpProxy, BrokerSettings], window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await declare(broker310.profile, broker310.management_url, broker310.vhost)
+    proxy, settings = proxied
+    loop = asyncio.get_running_loop()
     seen: list[int] = []
     publish = _Session.publish
 
     def watched(session: _Session, *args: Any) -> Any:
         sent = publish(session, *args)
         seen.append(session.unconfirmed)
+        if session.unconfirmed == window:
+            loop.call_soon_threadsafe(proxy.resume)
         return sent
 
-    monkeypatch.setattr(_Session, "publish", watched)
-    with BlockingPublisher(of(broker310, publish_window=window)) as publisher:
-        abandoned = publisher.publish_stream(jobs(300, BACKFILL))
-        next(abandoned)  # what this stream has sent still counts
-        results = publisher.publish_many(jobs(300, BACKFILL))
+    async def hold_confirms() -> None:
+        proxy.pause("to_client")
+
+    def work() -> list[Any]:
+        update = {"publish_window": window}
+        with BlockingPublisher(settings.model_copy(update=update)) as publisher:
+            assert accepted(publisher, BACKFILL)
+            monkeypatch.setattr(_Session, "publish", watched)
+            asyncio.run_coroutine_threadsafe(hold_confirms(), loop).result()
+            abandoned = publisher.publish_stream(jobs(300, BACKFILL))
+            next(abandoned)  # what this stream has sent still counts
+            return publisher.publish_many(jobs(300, BACKFILL))
+
+    results = await in_thread(work)
     assert [type(result) for result in results] == [Accepted] * 300
     assert max(seen) == window
 
