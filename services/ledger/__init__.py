@@ -1,7 +1,8 @@
 """The ledger: the SQL record of every job, worker, dead letter and document."""
 
 from services.ledger.api_keys import ApiKeyRecord
-from services.ledger.bulk_operations import BulkDeaths, BulkOperation, BulkState
+from services.ledger.bulk_jobs import BulkDeaths
+from services.ledger.bulk_operations import BulkOperation, BulkState
 from services.ledger.codec import to_message
 from services.ledger.dead_letters import DeadLetterState
 from services.ledger.errors import (

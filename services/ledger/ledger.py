@@ -7,6 +7,7 @@ from types import TracebackType
 from sqlalchemy import Connection, text
 
 from services.ledger.api_keys import ApiKeys
+from services.ledger.bulk_jobs import BulkJobs
 from services.ledger.bulk_operations import BulkOperations
 from services.ledger.database import connect
 from services.ledger.dead_groups import DeadGroups
@@ -20,13 +21,21 @@ from services.ledger.workers import Workers
 
 
 class Ledger(
-    JobWrites, JobReads, DeadGroups, Redrives, Workers, Documents, ApiKeys, BulkOperations
+    JobWrites,
+    JobReads,
+    DeadGroups,
+    Redrives,
+    Workers,
+    Documents,
+    ApiKeys,
+    BulkOperations,
+    BulkJobs,
 ):
     """One database, used by one event loop.
 
     `jobs` changes jobs, `reads` reads them; workers and leases, dead letters, redrives,
-    documents, bulk operations, and keys of the API have a module each. Errors are those of
-    `errors`.
+    documents, bulk operations, their jobs, and keys of the API have a module each. Errors are
+    those of `errors`.
     """
 
     @classmethod
