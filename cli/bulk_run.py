@@ -1,15 +1,15 @@
-"""A redrive or purge run in this process, with a progress bar."""
+"""A redrive or purge run in this process, and how far it is."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from cli.output import progress_bar, say
+from cli.output import console, say
 
 if TYPE_CHECKING:
     from services.bulk import BulkHandler
@@ -28,8 +28,8 @@ async def run_here(
     counted: str,
     stop: Callable[[], Any],
 ) -> BulkOperation:
-    """Run it until it ends; gives its record then. The bar shows the count of that name; SIGINT
-    and SIGTERM call `stop`, whose coroutine ends it."""
+    """Run it until it ends; gives its record then. The count of that name is shown; SIGINT and
+    SIGTERM call `stop`, whose coroutine ends it."""
     from cli.long_running import settle_memory
     from services import bulk, bulk_control
     from services.ledger.bulk_operations import ACTIVE
@@ -43,18 +43,17 @@ async def run_here(
         loop.add_signal_handler(number, lambda: stopping.add(asyncio.create_task(stop())))
     running = asyncio.create_task(runner.run_one(operation.id))
     try:
-        with progress_bar(handler.kind) as show:
+        with _view(handler.kind, counted) as show:
             while not running.done():
-                seen = await bulk_control.require_bulk(ledger, operation.id)
-                show(*_shown(seen, counted))
+                show(await bulk_control.require_bulk(ledger, operation.id))
                 await asyncio.wait({running}, timeout=LOOK_SECONDS)
         try:
             return await running
         except bulk_control.BulkConflict:
             say(f"{operation.id} is run by another process; watching it")
-        with progress_bar(handler.kind) as show:
+        with _view(handler.kind, counted) as show:
             while (seen := await bulk_control.require_bulk(ledger, operation.id)).state in ACTIVE:
-                show(*_shown(seen, counted))
+                show(seen)
                 await asyncio.sleep(LOOK_SECONDS)
         return seen
     finally:
@@ -69,8 +68,41 @@ def give_way() -> None:
         os.nice(NICE)
 
 
-def _shown(operation: BulkOperation, counted: str) -> tuple[int, int | None, str]:
-    """An operation for a progress bar."""
-    counts = operation.counts
-    text = f"{operation.state}: {operation.note}" if operation.note else operation.state
-    return counts.get(counted, 0), counts.get("total"), text
+@contextmanager
+def _view(kind: str, counted: str) -> Iterator[Callable[[BulkOperation], None]]:
+    """Shows an operation on stderr: as a bar on a terminal; elsewhere, what it waits for, a line
+    whenever that changes."""
+    screen = console(stderr=True)
+    told: str | None = None
+
+    def tell(operation: BulkOperation) -> None:
+        nonlocal told
+        if operation.note is not None and operation.note != told:
+            say(f"{operation.id} is {operation.state}: {operation.note}")
+        told = operation.note
+
+    if not screen.is_terminal:
+        yield tell
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn(kind),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task(kind, total=None, text="")
+
+        def show(operation: BulkOperation) -> None:
+            note = f": {operation.note}" if operation.note else ""
+            counts = operation.counts
+            bar.update(
+                task,
+                completed=counts.get(counted, 0),
+                total=counts.get("total"),
+                text=operation.state + note,
+            )
+
+        yield show

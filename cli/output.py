@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -125,27 +124,6 @@ def print_json(value: Any) -> None:
 def print_json_line(value: Any) -> None:
     """Print one line of JSON Lines."""
     typer.echo(json.dumps(plain(value), ensure_ascii=False))
-
-
-@contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int | None, str], None]]:
-    """A progress bar on stderr, where that is a terminal: call it with the number done, the number
-    in all (None where not known) and a text."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda done, total, text: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[of]}"),
-    )
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(what, total=None, of="")
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, of=text)
 
 
 def print_rows(pairs: Iterable[tuple[str, str]]) -> None:
