@@ -61,7 +61,7 @@ def list_backfills(
     columns = ("ID", "STATE", "PUBLISHED", "DONE", "DEAD", "AGE", "WHAT")
     rows = table(*columns, flexible=("WHAT",), right=("PUBLISHED", "DONE", "DEAD"))
     for each in found:
-        total = "" if each.total is None else f"/{each.total:,}"
+        total = "" if each.total is None else f"/{each.total - each.repeated:,}"
         add_row(
             rows,
             each.operation.id,

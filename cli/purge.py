@@ -61,7 +61,9 @@ def purge(
     else:
         typer.echo(f"{progress.purged:,} {'would be purged' if dry_run else 'purged'}")
     if operation is not None and operation.state != "completed":
-        raise CommandFailed(f"{operation.id} is {operation.state}: {operation.note or 'by Ctrl-C'}")
+        raise CommandFailed(
+            f"{operation.id} is {operation.state}: {operation.note or 'it was interrupted'}"
+        )
     if missing:
         raise CommandFailed(
             f"{missing} of the ids named are not in jobs.dead: see `jobctl dead list --state all`"
@@ -149,7 +151,10 @@ def wait_aloud() -> Wait:
     async def wait(seconds: float) -> None:
         nonlocal has_said
         if not has_said:
-            say("Waits until another redrive or purge lets it: see `jobctl dead redrives list`")
+            say(
+                "Waits until another redrive or purge lets it: see `jobctl dead redrives list` and "
+                "`jobctl dead purges`"
+            )
             has_said = True
         await asyncio.sleep(seconds)
 

@@ -125,8 +125,8 @@ def _place(
     if document is None:
         return _Place(QUEUED, INGEST.name)
     if document.state != FAILED and any(job.job_type == PIPELINE[-1].name for job in jobs):
-        # Another run of the same document is at work, as after the same source came twice: what
-        # this one has made is there.
+        # Another run of the same document is at work, such as a backfill's: what this one has made
+        # is there.
         return _Place(COMPLETED, None)
     if document.state == FAILED:
         lost = StageFailure("unknown", None, "the job that failed is not known", None, 0)

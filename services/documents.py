@@ -7,18 +7,19 @@ one the pipeline runs here, and whoever sends a document waits for it.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid5
 
-from services.document_status import STOPPED, DocumentStatus, status_of
+from services.document_status import DocumentStatus, status_of
 from services.extractions import ExtractionDesk
 from services.inbox import About, Inbox
 from services.ingest.documents import Upload
 from services.inline import InlineRunner
 from services.ledger import Document, JobSummary, Ledger, Page, State
+from services.ledger.states import FINISHED
 from services.publishing import InvalidJob, JobPublisher, JobRequest
 from services.registry import Registry
 from services.settings import Settings
@@ -102,6 +103,30 @@ def _desks(ledger: Ledger, inbox: Inbox) -> Desks:
     return Desks(DocumentDesk(ledger, inbox), ExtractionDesk(ledger, inbox))
 
 
+@dataclass(slots=True)
+class _Runs:
+    """The runs of a document's pipeline, one after the other."""
+
+    next_id: str
+    """The first job of the next one."""
+    latest: list[JobSummary] = field(default_factory=list)
+    """The jobs of the last one that did something, if any did."""
+    is_open: bool = False
+    """The last one has not ended."""
+
+    def add(self, jobs: list[JobSummary], next_id: str) -> None:
+        """Another run, with the id of that which follows it."""
+        if not _found_it_known(jobs) or _found_it_known(self.latest):
+            self.latest = jobs
+        self.is_open = any(job.state not in FINISHED for job in jobs)
+        self.next_id = next_id
+
+
+def _found_it_known(jobs: Sequence[JobSummary]) -> bool:
+    """Whether a run ended with its first job: the document was there. Also true of none."""
+    return len(jobs) <= 1 and all(job.state is State.SUCCEEDED for job in jobs)
+
+
 class DocumentDesk:
     """Where documents are handed in and asked for."""
 
@@ -136,26 +161,23 @@ class DocumentDesk:
 
     async def _submit(self, upload: Upload, about: About) -> Submitted:
         document_id = document_id_of(upload.sha256)
-        known = await self._known(upload, about.source)
+        known = await self._ledger.find_document(upload.sha256, about.source)
         if known is not None:
-            if known.state != FAILED:
-                return Submitted(known, duplicate=True)
-            document_id = known.document_id
+            status = await self._status(known.id, known)
+            if status.state != FAILED:
+                return Submitted(status, duplicate=True)
+        own = known if known is not None and known.id == document_id else None
+        runs = await self._runs_of(document_id, own)
+        if runs.is_open and own is None:
+            return Submitted(await self.status(document_id), duplicate=True)
         request = JobRequest(
             f"{about.lane}.{INGEST.name}",
             about.payload(upload, "source", "title", "filename"),
             source="api",
-            job_id=_run_id(document_id, after=known.job_id if known else None),
+            job_id=runs.next_id,
         )
         published = await self.inbox.start(request, upload)
         return Submitted(await self.status(document_id), published.duplicate)
-
-    async def _known(self, upload: Upload, source: str | None) -> DocumentStatus | None:
-        try:
-            return await self.status(document_id_of(upload.sha256))
-        except UnknownDocument:
-            found = await self._ledger.find_document(upload.sha256, source)
-        return await self._status(found.id, found) if found else None
 
     # --- out --------------------------------------------------------------------------------
 
@@ -164,7 +186,7 @@ class DocumentDesk:
         return await self._status(document_id, await self._ledger.get_document(document_id))
 
     async def _status(self, document_id: str, document: Document | None) -> DocumentStatus:
-        jobs = await self._latest_run(document_id, document)
+        jobs = (await self._runs_of(document_id, document)).latest
         if document is None and not jobs:
             raise UnknownDocument(f"there is no document {document_id}")
         if document is None and jobs[0].state is State.SUCCEEDED:
@@ -176,25 +198,23 @@ class DocumentDesk:
                 return await self._status(found.id, found)
         return status_of(document_id, document, jobs)
 
-    async def _latest_run(self, document_id: str, document: Document | None) -> list[JobSummary]:
-        run = _run_of(document) if document else _run_id(document_id)
-        return (await self._latest_runs({document_id: run})).get(document_id, [])
+    async def _runs_of(self, document_id: str, document: Document | None) -> _Runs:
+        first = _run_of(document) if document else _run_id(document_id)
+        return (await self._runs({document_id: first}))[document_id]
 
-    async def _latest_runs(self, runs: Mapping[str, str]) -> dict[str, list[JobSummary]]:
-        """The jobs of the latest run of each document, given the one that its record knows: a
-        failed one is followed by that which the same file, sent again, has started."""
-        found: dict[str, list[JobSummary]] = {}
-        wanted = dict(runs)
+    async def _runs(self, first: Mapping[str, str]) -> dict[str, _Runs]:
+        """The runs of each document, from the one that its record knows on: one that has ended is
+        followed by that which the same file, sent again, has started."""
+        found = {each: _Runs(next_id=run) for each, run in first.items()}
+        wanted = dict(first)
         for _ in range(_MAX_RUNS):
             if not wanted:
                 break
             jobs = await self._ledger.pipelines(wanted.values())
-            found |= {each: jobs[run] for each, run in wanted.items() if run in jobs}
-            wanted = {
-                each: _run_id(each, after=jobs[run][0].id)
-                for each, run in wanted.items()
-                if any(job.state in STOPPED for job in jobs.get(run, ()))
-            }
+            there = {each: run for each, run in wanted.items() if run in jobs}
+            for each, run in there.items():
+                found[each].add(jobs[run], next_id=_run_id(each, after=run))
+            wanted = {each: found[each].next_id for each in there if not found[each].is_open}
         return found
 
     async def result(self, document_id: str, *, with_text: bool = False) -> dict[str, Any]:
@@ -233,8 +253,8 @@ class DocumentDesk:
                 limit=limit - len(found),
                 cursor=cursor,
             )
-            runs = await self._latest_runs({each.id: _run_of(each) for each in page.items})
-            statuses = [status_of(each.id, each, runs.get(each.id, [])) for each in page.items]
+            runs = await self._runs({each.id: _run_of(each) for each in page.items})
+            statuses = [status_of(each.id, each, runs[each.id].latest) for each in page.items]
             found += [each for each in statuses if state in (None, each.state)]
             cursor = page.next_cursor
             if cursor is None or len(found) == limit:

@@ -36,7 +36,7 @@ class Progress:
     total: int | None = None
     """Letters in `jobs.dead` when it began to go through them."""
     purged: int = 0
-    """After a crash some letters may be counted twice, at most 200."""
+    """At most 200 too many after a crash: marked and counted, and there once more."""
 
     def to_json(self) -> dict[str, Any]:
         return {"scanned": self.scanned, "total": self.total, "purged": self.purged}
@@ -88,9 +88,10 @@ class PurgeHandler:
         """Go through `jobs.dead` once. Letters that died after the purge began stay."""
         which = LetterFilter.from_json(session.operation.spec["filter"])
         moment = datetime.fromtimestamp(session.operation.created_at, UTC)
-        purged = Progress.of(session.operation).purged
-        scanned, noted = 0, time.monotonic()
+        # What an earlier process has purged was scanned, and is gone.
+        scanned = purged = before = Progress.of(session.operation).purged
         batch: list[Letter] = []
+        noted = time.monotonic()
 
         async def wait(seconds: float) -> None:
             note = "waits until another redrive or purge lets it"
@@ -99,30 +100,28 @@ class PurgeHandler:
 
         async with scanning_in_turn(self._settings, self._ledger, wait) as scan:
             await session.move(BulkState.RUNNING)
+            total = before + scan.total
             async for letter in scan.letters():
                 scanned += 1
-                if which.matches(letter, moment) and (which.ids or was_dead(letter, moment)):
+                if which.matches(letter, moment) and was_dead(letter, moment):
                     batch.append(letter)
-                is_time = time.monotonic() - noted > NOTE_SECONDS
-                if len(batch) >= BATCH or is_time:
-                    session.check()
-                    await self._throw_away(batch)
+                if len(batch) >= BATCH or time.monotonic() - noted > NOTE_SECONDS:
                     purged += len(batch)
-                    batch = []
-                if is_time:
-                    progress = Progress(scanned, scan.total, purged)
-                    await session.checkpoint(counts=progress.to_json())
-                    noted = time.monotonic()
-            session.check()
-            await self._throw_away(batch)
-            progress = Progress(scanned, scan.total, purged + len(batch))
-        await session.record(counts=progress.to_json())
+                    await self._throw_away(session, batch, Progress(scanned, total, purged))
+                    batch, noted = [], time.monotonic()
+            purged += len(batch)
+            await self._throw_away(session, batch, Progress(scanned, total, purged))
         await session.finish()
 
-    async def _throw_away(self, letters: Sequence[Letter]) -> None:
+    async def _throw_away(
+        self, session: BulkSession, letters: Sequence[Letter], progress: Progress
+    ) -> None:
+        """Mark them, note how far it is then, and acknowledge them: whatever is cut off, what has
+        gone was marked and counted."""
+        session.check()
         if letters:
             ids = [each.id for each in letters]
-            # First the mark: a letter that is marked and still there is purged by the next try.
             await self._ledger.mark_dead_state(ids, DeadLetterState.PURGED, time.time())
-            for letter in letters:
-                letter.ack()
+        await session.record(counts=progress.to_json())
+        for letter in letters:
+            letter.ack()

@@ -6,6 +6,10 @@ A stage writes `intermediate/{document_id}/{stage}/output.json` when it is done,
 what it worked on. A repeat (a redelivery, a redrive, the same content again) finds it and does
 not work again. A change of the input, of the settings that matter, or of the stage's version
 makes another hash, and so the stage and those after it run anew.
+
+A document may get other content while its pipeline runs: a new version of a paper. So each output
+says of which content it was made, and what was made of the old one is not written any more: the
+run that brought the new content makes it anew, all of it.
 """
 
 from __future__ import annotations
@@ -16,13 +20,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeGuard
+from functools import wraps
+from typing import Annotated, Any, TypeGuard, TypeVar
 from uuid import UUID, uuid5
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.context import JobContext
-from services.outcomes import PermanentError
+from services.outcomes import Done, Outcome, PermanentError
 from services.storage import NotStored, Storage, content_hash, result_key, stage_key
 
 _log = logging.getLogger(__name__)
@@ -46,6 +51,9 @@ class DocumentJob(BaseModel):
     force: bool = False
     """Work again although the output is kept; handed on to the next stages. LLM answers that
     were paid for are reused nevertheless."""
+
+
+PayloadT = TypeVar("PayloadT", bound=DocumentJob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +86,36 @@ class StageOutput:
     """Of `result`; the next stage's input."""
     reused: bool = False
     """It was kept from an earlier run."""
+    content: str | None = None
+    """Hash of the first stage's output that it goes back to; None where it was not noted."""
 
 
 class MissingOutput(PermanentError):
     """An earlier stage's output is gone, or was never made."""
+
+
+class Superseded(Exception):
+    """The document has got other content meanwhile; the run that brought it does the rest."""
+
+
+def superseded(document_id: str) -> Done:
+    """The answer of a stage whose run has been superseded."""
+    return Done({"document_id": document_id, "superseded": True})
+
+
+def ends_when_superseded(
+    handler: Callable[[PayloadT, JobContext], Awaitable[Outcome]],
+) -> Callable[[PayloadT, JobContext], Awaitable[Outcome]]:
+    """A handler whose job is done, with nothing to follow, where it raises Superseded."""
+
+    @wraps(handler)
+    async def handle(payload: PayloadT, ctx: JobContext) -> Outcome:
+        try:
+            return await handler(payload, ctx)
+        except Superseded:
+            return superseded(payload.document_id)
+
+    return handle
 
 
 def document_id_of(sha256: str) -> str:
@@ -101,12 +135,15 @@ class DocumentFiles:
         return cls(Storage(ctx.settings.files_url), document_id)
 
     def output_of(self, stage: Stage) -> StageOutput:
-        """What an earlier stage kept. Raises MissingOutput."""
+        """What an earlier stage kept. Raises MissingOutput, Superseded."""
         try:
             raw = self.storage.get(self._key(stage))
         except NotStored as error:
             raise self._missing(stage) from error
-        return self._required(stage, raw)
+        output = self._required(stage, raw)
+        if stage is not INGEST:
+            self._require(output.content)
+        return output
 
     async def output_of_async(self, stage: Stage) -> StageOutput:
         """`output_of`, for event loops."""
@@ -114,7 +151,25 @@ class DocumentFiles:
             raw = await self.storage.get_async(self._key(stage))
         except NotStored as error:
             raise self._missing(stage) from error
-        return self._required(stage, raw)
+        output = self._required(stage, raw)
+        if stage is not INGEST:
+            await self.require_async(output.content)
+        return output
+
+    async def require_async(self, content: str | None) -> None:
+        """Raises Superseded when the document has other content by now. None is any content."""
+        try:
+            now = _read(await self.storage.get_async(self._key(INGEST)))
+        except NotStored:
+            return
+        _compare(content, now)
+
+    def _require(self, content: str | None) -> None:
+        try:
+            now = _read(self.storage.get(self._key(INGEST)))
+        except NotStored:
+            return
+        _compare(content, now)
 
     def reuse_or_run(
         self,
@@ -122,18 +177,23 @@ class DocumentFiles:
         input_hash: str,
         work: Callable[[], Mapping[str, Any]],
         *,
+        content: str | None,
         force: bool = False,
     ) -> StageOutput:
-        """What is kept for this input, or what `work` makes of it, kept from now on."""
+        """What is kept for this input, or what `work` makes of it, kept from now on; the input
+        goes back to that content. Raises Superseded."""
         try:
             kept = None if force else _read(self.storage.get(self._key(stage)))
         except NotStored:
             kept = None
         if _fits(kept, stage, input_hash):
-            return _output(kept, reused=True)
-        made = _envelope(stage, input_hash, work())
-        self.storage.put(self._key(stage), _encode(made))
-        return _output(made, reused=False)
+            made, reused = {**kept, "content": content}, True
+        else:
+            made, reused = _envelope(stage, input_hash, content, work()), False
+        if made != kept:
+            self._require(content)
+            self.storage.put(self._key(stage), _encode(made))
+        return _output(made, reused=reused)
 
     async def reuse_or_run_async(
         self,
@@ -141,6 +201,7 @@ class DocumentFiles:
         input_hash: str,
         work: Callable[[], Awaitable[Mapping[str, Any]]],
         *,
+        content: str | None,
         force: bool = False,
         is_whole: Callable[[Mapping[str, Any]], Awaitable[bool]] | None = None,
     ) -> StageOutput:
@@ -151,10 +212,13 @@ class DocumentFiles:
         except NotStored:
             kept = None
         if _fits(kept, stage, input_hash) and (is_whole is None or await is_whole(kept["result"])):
-            return _output(kept, reused=True)
-        made = _envelope(stage, input_hash, await work())
-        await self.storage.put_async(self._key(stage), _encode(made))
-        return _output(made, reused=False)
+            made, reused = {**kept, "content": content}, True
+        else:
+            made, reused = _envelope(stage, input_hash, content, await work()), False
+        if made != kept:
+            await self.require_async(content)
+            await self.storage.put_async(self._key(stage), _encode(made))
+        return _output(made, reused=reused)
 
     async def put_result_async(self, result: Mapping[str, Any]) -> str:
         """Write the document's `result.json`; gives its key."""
@@ -194,6 +258,8 @@ async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIter
     await note(ctx, document_id, stage, stage.state)
     try:
         yield
+    except Superseded:
+        raise
     except Exception as error:
         if isinstance(error, PermanentError) or ctx.attempt >= ctx.message.metadata.max_attempts:
             await note(ctx, document_id, stage, FAILED)
@@ -210,11 +276,14 @@ async def note(
         await ctx.ledger.set_stage(document_id, stage.name, state, completed=completed)
 
 
-def _envelope(stage: Stage, input_hash: str, result: Mapping[str, Any]) -> dict[str, Any]:
+def _envelope(
+    stage: Stage, input_hash: str, content: str | None, result: Mapping[str, Any]
+) -> dict[str, Any]:
     return {
         "stage": stage.name,
         "version": stage.version,
         "input_hash": input_hash,
+        "content": content,
         "output_hash": content_hash(result),
         "finished_at": time.time(),
         "result": dict(result),
@@ -242,7 +311,13 @@ def _fits(kept: dict[str, Any] | None, stage: Stage, input_hash: str) -> TypeGua
 
 
 def _output(kept: Mapping[str, Any], *, reused: bool) -> StageOutput:
-    return StageOutput(kept["result"], kept["input_hash"], kept["output_hash"], reused)
+    content = kept["output_hash"] if kept["stage"] == INGEST.name else kept.get("content")
+    return StageOutput(kept["result"], kept["input_hash"], kept["output_hash"], reused, content)
+
+
+def _compare(content: str | None, first: Mapping[str, Any] | None) -> None:
+    if content is not None and first is not None and first["output_hash"] != content:
+        raise Superseded
 
 
 def _encode(value: Mapping[str, Any]) -> bytes:

@@ -12,11 +12,19 @@ from services.embed.embedder import embedder_for
 from services.index import ChunkIndex
 from services.outcomes import Job, Next, Outcome
 from services.registry import job
-from services.stages import EMBED, EXTRACT, DocumentFiles, DocumentJob, at_stage
+from services.stages import (
+    EMBED,
+    EXTRACT,
+    DocumentFiles,
+    DocumentJob,
+    at_stage,
+    ends_when_superseded,
+)
 from services.storage import content_hash
 
 
 @job("embed_content", worker="embed", lanes=("hot", "backfill"), timeout=600)
+@ends_when_superseded
 async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """Cut the text into chunks, embed them, and make them the document's chunks in the index."""
     document_id = payload.document_id
@@ -31,6 +39,7 @@ async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
             async def work() -> dict[str, Any]:
                 chunks = await asyncio.to_thread(split, document_id, text.result["pages"])
                 vectors = await embedder.embed([chunk.text for chunk in chunks])
+                await files.require_async(text.content)
                 await index.replace_document(document_id, text.result["title"], chunks, vectors)
                 return {
                     "chunks": len(chunks),
@@ -45,6 +54,7 @@ async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
                 EMBED,
                 content_hash([text.output_hash, embedder.name, CHUNK_WORDS, OVERLAP_WORDS]),
                 work,
+                content=text.content,
                 force=payload.force,
                 is_whole=is_indexed,
             )

@@ -16,7 +16,7 @@ from services.ingest.documents import Identity, identify
 from services.ingest.errors import UnsupportedMedia
 from services.ingest.jobs import extract_next, is_taken, keep, known_already
 from services.ingest.media import MARKDOWN, PDF
-from services.outcomes import Next, Outcome
+from services.outcomes import Next, Outcome, RetryableError
 from services.settings import Settings
 from services.stages import document_id_of
 from services.storage import content_hash
@@ -86,7 +86,8 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
     if known is not None and ctx.ledger is not None:
         is_new = renews or force or known.pipeline != ctx.pipeline
         if is_new and not await ctx.ledger.renew_document(known, identity.sha256, **described):
-            return known_already(known)
+            # That one may have an older version: look again.
+            raise RetryableError(f"{source} is being brought up to date by another job")
     elif ctx.ledger is not None:
         document, created = await ctx.ledger.upsert_document(
             identity.sha256, source=source, document_id=document_id_of(source), **described

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -21,10 +22,13 @@ from services.stages import (
     DocumentFiles,
     DocumentId,
     DocumentJob,
+    Superseded,
     at_stage,
     document_id_of,
+    ends_when_superseded,
     entry_of,
     note,
+    superseded,
 )
 from services.storage import NotStored, Storage, content_hash, result_key, upload_key
 
@@ -60,7 +64,8 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
     """Check a file, keep it under its document's id, and start the pipeline.
 
     The same content, or the same source, again is the existing document: nothing runs then,
-    unless its pipeline stands still before its end. Then this file takes its place.
+    unless its pipeline stands still before its end. Then the same content goes on under its id,
+    and other content from its source is a document of its own, which has that source now.
     """
     storage = Storage(ctx.settings.files_url)
     name = payload.filename or (payload.path or "").replace("\\", "/").rpartition("/")[2] or None
@@ -78,33 +83,40 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
     document_id = document_id_of(identity.sha256)
     title, source, duplicate = payload.title, payload.source, False
     if ctx.ledger is not None:
-        document, created = await ctx.ledger.upsert_document(
+        described: dict[str, Any] = {
+            "filename": name,
+            "title": title,
+            "media_type": identity.media_type,
+            "size_bytes": identity.size,
+            "pipeline": ctx.pipeline,
+        }
+        upsert = partial(
+            ctx.ledger.upsert_document,
             identity.sha256,
-            source=payload.source,
+            source=source,
             document_id=document_id,
-            filename=name,
-            title=title,
-            media_type=identity.media_type,
-            size_bytes=identity.size,
-            pipeline=ctx.pipeline,
+            **described,
         )
-        if not created and not payload.force and await is_taken(ctx, document):
-            return known_already(document)
-        # A redelivery finds the document that it made itself.
-        duplicate = document.pipeline != ctx.pipeline
-        document_id = document.id
-        name, title = name or document.filename, title or document.title
-        source = document.source or source
-        if duplicate and not await ctx.ledger.renew_document(
-            document,
-            identity.sha256,
-            filename=name,
-            title=title,
-            media_type=identity.media_type,
-            size_bytes=identity.size,
-            pipeline=ctx.pipeline,
-        ):
-            return known_already(document)
+        document, created = await upsert()
+        if document.content_hash != identity.sha256:
+            if await is_taken(ctx, document):
+                return known_already(document)
+            document, created = await upsert(instead_of=document)
+            if not created:
+                return known_already(document)
+        elif not created:
+            if not payload.force and await is_taken(ctx, document):
+                return known_already(document)
+            document_id = document.id
+            described["filename"] = name = name or document.filename
+            described["title"] = title = title or document.title
+            source = document.source or source
+            # A redelivery finds the document that it made itself.
+            duplicate = document.pipeline != ctx.pipeline
+            if duplicate and not await ctx.ledger.renew_document(
+                document, identity.sha256, **described
+            ):
+                return known_already(document)
     about = {"title": title, "filename": name, "source": source}
     await keep(ctx, document_id, identity, data, about)
     return extract_next(document_id, force=payload.force, duplicate=duplicate)
@@ -123,7 +135,8 @@ async def keep(
         async def work() -> Mapping[str, Any]:
             return kept
 
-        await files.reuse_or_run_async(INGEST, content_hash([identity.sha256, kept]), work)
+        input_hash = content_hash([identity.sha256, kept])
+        await files.reuse_or_run_async(INGEST, input_hash, work, content=None)
     await note(ctx, document_id, EXTRACT, "queued")
 
 
@@ -199,7 +212,12 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
         return extract(data, about["media_type"], title=about["title"], filename=about["filename"])
 
     input_hash = content_hash([original.input_hash, about["title"], about["filename"]])
-    output = files.reuse_or_run(EXTRACT, input_hash, work, force=payload.force)
+    try:
+        output = files.reuse_or_run(
+            EXTRACT, input_hash, work, content=original.content, force=payload.force
+        )
+    except Superseded:
+        return superseded(payload.document_id)
     needs_ocr = output.result["needs_ocr"]
     result = {
         "document_id": payload.document_id,
@@ -230,6 +248,7 @@ def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
 
 
 @job("await_ocr", worker="ingest", lanes=("hot", "backfill"), timeout=60)
+@ends_when_superseded
 async def await_ocr(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """End the pipeline of a document without text, in a state that says so.
 

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Connection,
     Row,
     Select,
+    and_,
     delete,
     func,
     insert,
@@ -74,9 +75,14 @@ class Documents(LedgerBase):
         size_bytes: int | None = None,
         pipeline: str | None = None,
         state: str = "queued",
+        instead_of: Document | None = None,
     ) -> tuple[Document, bool]:
         """The document with that content, else with that source, else a new one; and whether it
-        is new. Of any number of callers at the same time exactly one is told so."""
+        is new. Of any number of callers at the same time exactly one is told so.
+
+        A new one gets the source of `instead_of`, which has none from then on, unless another run
+        has taken that one up since it was read.
+        """
         now = time.time()
         values = {
             "id": document_id or str(uuid4()),
@@ -94,6 +100,12 @@ class Documents(LedgerBase):
         }
 
         def work(connection: Connection) -> tuple[Document, bool]:
+            if instead_of is not None:
+                connection.execute(
+                    update(documents)
+                    .where(_unchanged(instead_of), documents.c.content_hash != content_hash)
+                    .values(source=None, updated_at=now)
+                )
             statement = insert_into(connection, documents).values(values)
             made = connection.execute(
                 statement.on_conflict_do_nothing().returning(documents)
@@ -237,13 +249,7 @@ class Documents(LedgerBase):
             if connection.execute(taken).first() is None:
                 values["content_hash"] = content_hash
             renewed = connection.execute(
-                update(documents)
-                .where(
-                    documents.c.id == document.id,
-                    documents.c.pipeline.is_not_distinct_from(document.pipeline),
-                )
-                .values(values)
-                .returning(documents)
+                update(documents).where(_unchanged(document)).values(values).returning(documents)
             ).one_or_none()
             return None if renewed is None else _document(renewed)
 
@@ -285,6 +291,14 @@ class Documents(LedgerBase):
         return await self._database.read(
             lambda connection: [EdgeRecord(**row) for row in connection.execute(query).mappings()]
         )
+
+
+def _unchanged(document: Document) -> ColumnElement[bool]:
+    """Whether no other run has taken it up since it was read."""
+    return and_(
+        documents.c.id == document.id,
+        documents.c.pipeline.is_not_distinct_from(document.pipeline),
+    )
 
 
 def _same(

@@ -24,6 +24,7 @@ from services.stages import (
     DocumentFiles,
     DocumentJob,
     at_stage,
+    ends_when_superseded,
     entry_of,
 )
 from services.storage import content_hash
@@ -41,6 +42,7 @@ class LinkContent(DocumentJob):
 
 
 @job("link_content", worker="link", lanes=("hot", "maintenance"), timeout=300)
+@ends_when_superseded
 async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
     """Link a document to those most like it, and write the result of the whole pipeline."""
     document_id = payload.document_id
@@ -61,7 +63,9 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
         input_hash = content_hash(
             [embedded.input_hash, embedded.output_hash, payload.top_k, payload.threshold]
         )
-        output = await files.reuse_or_run_async(LINK, input_hash, work, force=payload.force)
+        output = await files.reuse_or_run_async(
+            LINK, input_hash, work, content=embedded.content, force=payload.force
+        )
         # Written although reused: edges and result follow from the kept output.
         await _put_edges(ctx, document_id, output.result["links"])
         key = await files.put_result_async(await _whole(files, output.result["links"]))

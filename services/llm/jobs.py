@@ -14,7 +14,15 @@ from services.llm.sections import fit, sections_of
 from services.outcomes import Job, Next, Outcome
 from services.registry import job
 from services.settings import Settings
-from services.stages import EXTRACT, SUMMARIZE, DocumentFiles, DocumentJob, at_stage, note
+from services.stages import (
+    EXTRACT,
+    SUMMARIZE,
+    DocumentFiles,
+    DocumentJob,
+    at_stage,
+    ends_when_superseded,
+    note,
+)
 from services.storage import Storage, content_hash
 
 SUMMARY_TIMEOUT = 600.0
@@ -27,6 +35,7 @@ EXTRACTIVE_VERSION = "extractive-1"
 
 
 @job("summarize_content", worker="llm", lanes=("hot", "backfill"), timeout=SUMMARY_TIMEOUT)
+@ends_when_superseded
 async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """A summary by the LLM server of the settings; extractive, and labelled so, without one."""
     files = DocumentFiles.of(ctx, payload.document_id)
@@ -43,7 +52,9 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
             return await _by_model(files.storage, ctx.settings, pages, title)
 
         input_hash = content_hash([text.output_hash, *_method(ctx.settings)])
-        output = await files.reuse_or_run_async(SUMMARIZE, input_hash, work, force=payload.force)
+        output = await files.reuse_or_run_async(
+            SUMMARIZE, input_hash, work, content=text.content, force=payload.force
+        )
     result = {"document_id": payload.document_id, **output.result, "reused": output.reused}
     return Next([Job("embed_content", payload.model_dump())], result)
 

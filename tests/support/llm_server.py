@@ -149,6 +149,16 @@ def slow(seconds: float) -> Behaviour:
     return behave
 
 
+def held(until: threading.Event, then: Behaviour) -> Behaviour:
+    """An answer that waits for a test."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        until.wait()
+        then(exchange, request)
+
+    return behave
+
+
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
     owner: LlmServer

@@ -12,7 +12,7 @@ import httpx
 import pymupdf
 import pytest
 
-from services.documents import open_desks
+from services.documents import _run_id, open_desks
 from services.inbox import About
 from services.ledger import Ledger, upgrade
 from services.registry import Registry
@@ -20,6 +20,7 @@ from services.samples import sample
 from services.settings import Settings
 from services.storage import Storage
 from tests.integration.api.document_server import in_parts, send, serving
+from tests.integration.ledger import made
 from tests.integration.pipeline.pdfs import encrypted, pdf, scanned, sized
 from tests.support.eventually import eventually
 
@@ -166,22 +167,58 @@ async def test_a_document_that_has_failed_is_taken_up_anew(client: httpx.AsyncCl
     assert first["job_id"] != second["job_id"]
 
 
-async def test_a_better_file_from_its_source_replaces_one_that_has_failed(
-    client: httpx.AsyncClient,
-):
-    refused = await send(client, encrypted("secret"), source="here")
-    assert refused.status_code == 422
+async def test_a_file_gets_the_source_of_one_that_has_failed(client: httpx.AsyncClient):
+    refused = (await send(client, encrypted("secret"), source="here")).json()
     better = await send(client, pdf(["At last."]), source="here")
     assert better.status_code == 201, better.text
     document = better.json()
-    assert document["document_id"] == refused.json()["document_id"]
-    assert (document["state"], document["error"]) == ("completed", None)
-    assert document["result"]["source"] == "here"
-    address = f"/documents/{document['document_id']}"
-    assert (await client.get(address)).json() == {**document, "result": None}
-    whole = (await client.get(f"{address}/result", params={"include": "text"})).json()
-    assert [page["text"] for page in whole["pages"]] == ["At last."]
+    assert (document["state"], document["source"]) == ("completed", "here")
+    assert document["document_id"] != refused["document_id"]
+    failed = (await client.get(f"/documents/{refused['document_id']}")).json()
+    assert (failed["state"], failed["source"]) == ("failed", None)
+    for content in (pdf(["At last."]), encrypted("secret"), pdf(["Something else."])):
+        again = await send(client, content, source="here")
+        assert (again.status_code, again.json()["document_id"]) == (200, document["document_id"])
     assert (await send(client, pdf(["At last."]))).status_code == 200
+    assert (await send(client, encrypted("secret"))).status_code == 422
+
+
+async def test_a_file_that_lost_its_source_to_another_is_a_document_by_itself(
+    client: httpx.AsyncClient,
+):
+    contents = [sample(number).content for number in range(4)]
+    answers = await asyncio.gather(*(send(client, each, source="here") for each in contents))
+    (winner,) = {answer.json()["document_id"] for answer in answers}
+    alone = [await send(client, content) for content in contents]
+    assert sorted(answer.status_code for answer in alone) == [200, 201, 201, 201]
+    ids = {answer.json()["document_id"] for answer in alone}
+    assert len(ids) == 4
+    assert winner in ids
+    for answer in alone:
+        document_id = answer.json()["document_id"]
+        assert (await client.get(f"/documents/{document_id}")).json()["document_id"] == document_id
+
+
+async def test_a_run_that_found_its_document_known_does_not_hide_that_it_has_failed(
+    client: httpx.AsyncClient, settings: Settings
+):
+    """As when a letter of the first run was redriven before the second one began, and died again:
+    the file was there, and nothing came of it."""
+    content = encrypted("secret")
+    failed = (await send(client, content)).json()
+    address = f"/documents/{failed['document_id']}"
+    first = (await client.get(address)).json()
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        idle = made.new_job(made.message(_run_id(failed["document_id"], after=first["job_id"])))
+        await ledger.record(idle)
+        await ledger.claim(made.claim(idle.message))
+        result = {"document_id": failed["document_id"], "duplicate": True}
+        await ledger.finish(made.finish(job_id=idle.message.job_id, result=result))
+    now = (await client.get(address)).json()
+    assert (now["state"], now["error"]) == ("failed", first["error"])
+    again = await send(client, content)
+    assert again.status_code == 422
+    assert again.json()["job_id"] not in (failed["job_id"], idle.message.job_id)
 
 
 async def test_images_alone_wait_for_ocr(client: httpx.AsyncClient):

@@ -107,6 +107,33 @@ async def test_of_those_who_renew_a_document_at_once_one_does(
     assert [each for each in renewed if each] == [await ledger.get_document(first.id)]
 
 
+async def test_of_those_who_take_a_source_over_one_does(ledger: Ledger) -> None:
+    first, _ = await ledger.upsert_document("hash-1", source="s", pipeline="p-1")
+    taken = await asyncio.gather(
+        *(
+            ledger.upsert_document(f"hash-{n}", source="s", pipeline=f"p-{n}", instead_of=first)
+            for n in range(2, 7)
+        )
+    )
+    (winner,) = {document.id for document, _ in taken}
+    assert sorted(created for _, created in taken) == [False] * 4 + [True]
+    assert winner != first.id
+    left = await ledger.get_document(first.id)
+    assert left is not None
+    assert left == replace(first, source=None, updated_at=left.updated_at)
+    found = await ledger.find_document("nothing has this", "s")
+    assert found is not None
+    assert found.id == winner
+
+
+async def test_a_document_that_another_run_has_taken_up_keeps_its_source(ledger: Ledger) -> None:
+    first, _ = await ledger.upsert_document("hash-1", source="s", pipeline="p-1")
+    fields: dict[str, Any] = {"title": None, "media_type": None, "size_bytes": None}
+    await ledger.renew_document(first, "hash-1", filename="v", pipeline="p-2", **fields)
+    found, created = await ledger.upsert_document("hash-2", source="s", instead_of=first)
+    assert (found.id, found.source, created) == (first.id, "s", False)
+
+
 async def test_a_renewed_document_does_not_take_the_content_of_another(ledger: Ledger) -> None:
     first, _ = await ledger.upsert_document("hash-1")
     other, _ = await ledger.upsert_document("hash-2")

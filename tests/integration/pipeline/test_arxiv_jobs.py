@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from services.embed.embedder import embedder_for
 from services.fetching import FetchFailed, FetchRefused
+from services.index import ChunkIndex
 from services.ingest.arxiv_documents import Taken, takes_over
 from services.ingest.arxiv_errors import ArxivNonsense, ArxivNotFound, ArxivRefused
 from services.ingest.arxiv_jobs import snooze_for
@@ -22,6 +26,8 @@ from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, pdf
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, Paper, many
+from tests.support.eventually import eventually
+from tests.support.llm_server import DIMENSIONS, LlmServer, answers, embeds, held
 
 JOB = "ingest_arxiv"
 STAGES = [JOB, "extract_text", "summarize_content", "embed_content", "link_content"]
@@ -52,6 +58,16 @@ async def the_document(arxiv: Pipeline) -> Document:
 async def whole_result(arxiv: Pipeline) -> dict[str, Any]:
     document = await the_document(arxiv)
     return dict(json.loads(arxiv.storage.get(result_key(document.id))))
+
+
+async def indexed(arxiv: Pipeline) -> list[list[float]]:
+    """The vectors of the only document."""
+    embedder = embedder_for(arxiv.settings)
+    async with ChunkIndex.open(
+        arxiv.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
+    ) as index:
+        document_id = (await the_document(arxiv)).id
+        return (await index.vectors_of([document_id]))[document_id]
 
 
 # --- one paper ----------------------------------------------------------------------------------
@@ -138,6 +154,71 @@ async def test_a_new_version_with_the_same_abstract_pays_for_no_summary(
     assert await arxiv.run(JOB, {"id": ID}) == STAGES
     assert arxiv.result("summarize_content")["reused"] is True
     assert (await whole_result(arxiv))["entry"]["comment"] == "21 pages"
+
+
+@pytest.mark.parametrize("stage", ["summarize_content", "embed_content"])
+async def test_what_comes_of_an_older_version_too_late_is_not_kept(
+    arxiv: Pipeline, site: ArxivServer, llm: LlmServer, stage: str
+) -> None:
+    update = {"llm_base_url": llm.url, "embed_base_url": llm.url, "embed_dimensions": DIMENSIONS}
+    arxiv = replace(arxiv, settings=arxiv.settings.model_copy(update=update))
+    first = await arxiv.one(JOB, {"id": ID})
+    assert isinstance(first, Next)
+    payload = dict(first.jobs[0].payload)
+    for before in STAGES[1 : STAGES.index(stage)]:
+        await arxiv.one(before, payload)
+    asked, go_on = len(llm.requests), threading.Event()
+    llm.next(held(go_on, answers("The old one.") if stage == "summarize_content" else embeds()))
+    late = asyncio.create_task(arxiv.one(stage, payload))
+    try:
+        await eventually(lambda: len(llm.requests) > asked)
+        site.replace(ID, version=2, abstract="Waves, and nothing but waves.")
+        llm.next(answers("The new one."))
+        assert await arxiv.run(JOB, {"id": ID}) == STAGES
+        kept = await whole_result(arxiv), await indexed(arxiv)
+    finally:
+        go_on.set()
+    assert await late == Done({"document_id": payload["document_id"], "superseded": True})
+    assert (await whole_result(arxiv), await indexed(arxiv)) == kept
+    assert kept[0]["summary"]["summary"] == "The new one."
+    await arxiv.run("link_content", {**payload, "force": True})
+    assert (await whole_result(arxiv))["summary"] == kept[0]["summary"]
+    assert (await the_document(arxiv)).state == "completed"
+
+
+@pytest.mark.parametrize("stage", STAGES[2:])
+async def test_a_stage_of_an_older_version_leaves_the_rest_to_the_newer_one(
+    arxiv: Pipeline, site: ArxivServer, stage: str
+) -> None:
+    await arxiv.run(JOB, {"id": ID})
+    before = await whole_result(arxiv)
+    site.replace(ID, version=2, abstract="Waves, and nothing but waves.")
+    newer = await arxiv.one(JOB, {"id": ID})
+    assert isinstance(newer, Next)
+    payload = dict(newer.jobs[0].payload)
+    late = await arxiv.one(stage, payload, attempt=3)
+    assert late == Done({"document_id": payload["document_id"], "superseded": True})
+    assert await whole_result(arxiv) == before
+    assert await arxiv.run("extract_text", payload) == STAGES[1:]
+    assert (await whole_result(arxiv))["entry"]["version"] == 2
+    assert (await the_document(arxiv)).state == "completed"
+
+
+async def test_of_two_versions_at_once_the_newer_one_stays(
+    arxiv: Pipeline, site: ArxivServer
+) -> None:
+    await arxiv.run(JOB, {"id": ID})
+    old = await the_document(arxiv)
+    site.replace(ID, version=3)
+    newer = await arxiv.one(JOB, {"id": ID})
+    assert isinstance(newer, Next)
+    assert arxiv.ledger is not None
+    # Somebody who read the record before that has come too late, and looks again.
+    taken = await arxiv.ledger.renew_document(
+        old, "h", filename="v2", title=None, media_type=None, size_bytes=None, pipeline="late"
+    )
+    assert taken is None
+    assert (await the_document(arxiv)).filename == f"{ID}v3.md"
 
 
 async def test_a_job_delivered_again_goes_on_where_it_was(arxiv: Pipeline) -> None:

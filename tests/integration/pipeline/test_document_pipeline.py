@@ -179,7 +179,7 @@ async def test_a_document_that_did_not_get_through_goes_on(
     assert llm_pipeline.result("extract_text")["reused"]
 
 
-async def test_a_file_from_the_same_source_replaces_one_that_did_not_get_through(
+async def test_a_file_gets_the_source_of_one_that_did_not_get_through(
     llm_pipeline: Pipeline, llm: LlmServer, paper: str, tmp_path: Path
 ):
     llm.next(server.fails(401, "bad key"))
@@ -188,14 +188,17 @@ async def test_a_file_from_the_same_source_replaces_one_that_did_not_get_through
     failed = llm_pipeline.result("ingest_document")["document_id"]
     other = written(tmp_path, "newer.pdf", pdf(["Another text altogether."]))
     assert await llm_pipeline.run("ingest_document", other | {"source": "s"}) == STAGES
-    assert llm_pipeline.result("ingest_document") == {"document_id": failed, "duplicate": True}
-    result = whole_result(llm_pipeline, failed)
-    assert (result["title"], result["source"]) == ("Tides", "s")
-    kept = json.loads(llm_pipeline.storage.get(stage_key(failed, "extract_text")))
-    assert [page["text"] for page in kept["result"]["pages"]] == ["Another text altogether."]
-    replaced = await document(llm_pipeline, failed)
-    assert (replaced.state, replaced.filename) == ("completed", "newer.pdf")
-    assert replaced.completed_stages == tuple(STAGES)
+    newer = llm_pipeline.result("ingest_document")["document_id"]
+    assert newer != failed
+    result = whole_result(llm_pipeline, newer)
+    assert (result["title"], result["source"]) == ("newer.pdf", "s")
+    found = await document(llm_pipeline, newer)
+    assert (found.state, found.source, found.completed_stages) == ("completed", "s", tuple(STAGES))
+    assert (await document(llm_pipeline, failed)).source is None
+    # What has failed is there still, and has its own file.
+    await llm_pipeline.run("summarize_content", {"document_id": failed})
+    assert whole_result(llm_pipeline, failed)["title"] == "Tides"
+    assert (await document(llm_pipeline, failed)).state == "completed"
 
 
 @pytest.mark.parametrize("same", ["content", "source"])
