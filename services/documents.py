@@ -163,13 +163,14 @@ class DocumentDesk:
         document_id = document_id_of(upload.sha256)
         known = await self._ledger.find_document(upload.sha256, about.source)
         if known is not None:
-            status = await self._status(known.id, known)
-            if status.state != FAILED:
+            runs = await self._runs_of(known.id, known)
+            status = status_of(known.id, known, runs.latest)
+            if status.is_finished or (runs.is_open and status.state != FAILED):
                 return Submitted(status, duplicate=True)
-        own = known if known is not None and known.id == document_id else None
-        runs = await self._runs_of(document_id, own)
-        if runs.is_open and own is None:
-            return Submitted(await self.status(document_id), duplicate=True)
+        if known is None or known.id != document_id:
+            runs = await self._runs_of(document_id, None)
+            if runs.is_open:
+                return Submitted(await self.status(document_id), duplicate=True)
         request = JobRequest(
             f"{about.lane}.{INGEST.name}",
             about.payload(upload, "source", "title", "filename"),
