@@ -271,9 +271,20 @@ async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIter
 async def note(
     ctx: JobContext, document_id: str, stage: Stage, state: str, *, completed: bool = False
 ) -> None:
-    """Set the document's stage and state in the ledger, where there is one."""
+    """Set the document's stage and state in the ledger, where there is one.
+
+    A job of another run than the one that has the document may finish it, and changes nothing
+    else: while a stage of a finished document is run again, the document stays finished, also
+    when that fails.
+    """
     if ctx.ledger is not None:
-        await ctx.ledger.set_stage(document_id, stage.name, state, completed=completed)
+        await ctx.ledger.set_stage(
+            document_id,
+            stage.name,
+            state,
+            completed=completed,
+            unless_of_another=None if state in FINISHED_STATES else ctx.pipeline,
+        )
 
 
 def _envelope(

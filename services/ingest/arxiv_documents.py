@@ -16,7 +16,7 @@ from services.ingest.documents import Identity, identify
 from services.ingest.errors import UnsupportedMedia
 from services.ingest.jobs import extract_next, is_taken, keep, known_already
 from services.ingest.media import MARKDOWN, PDF
-from services.outcomes import Next, Outcome, RetryableError
+from services.outcomes import Next, Outcome, Snooze
 from services.settings import Settings
 from services.stages import document_id_of
 from services.storage import content_hash
@@ -24,6 +24,8 @@ from services.storage import content_hash
 if TYPE_CHECKING:
     from services.ledger import Document
 
+LOOK_AGAIN = 1.0
+"""Seconds until a job looks again at a paper that another one has taken up meanwhile."""
 DOWNLOAD_TIMEOUT = 180.0
 """Seconds for a PDF."""
 
@@ -83,17 +85,6 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
         "size_bytes": identity.size,
         "pipeline": ctx.pipeline,
     }
-    if known is not None and ctx.ledger is not None:
-        is_new = renews or force or known.pipeline != ctx.pipeline
-        if is_new and not await ctx.ledger.renew_document(known, identity.sha256, **described):
-            # That one may have an older version: look again.
-            raise RetryableError(f"{source} is being brought up to date by another job")
-    elif ctx.ledger is not None:
-        document, created = await ctx.ledger.upsert_document(
-            identity.sha256, source=source, document_id=document_id_of(source), **described
-        )
-        if not created:
-            return known_already(document)
     document_id = known.id if known else document_id_of(source)
     about = {
         "title": title,
@@ -102,7 +93,26 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
         "entry": entry.model_dump(mode="json")
         | {"withdrawn": entry.withdrawn, "full_text": offered.full_text},
     }
-    await keep(ctx, document_id, identity, data, about)
+    if ctx.ledger is None:
+        await keep(ctx, document_id, identity, data, about)
+    else:
+        from services.leases import holding_lease
+
+        # One at a time, or the files of one version could end under the record of another.
+        async with holding_lease(ctx.ledger, f"document {document_id}"):
+            if known is not None:
+                mine = await ctx.ledger.renew_document(known, identity.sha256, **described)
+            else:
+                document, created = await ctx.ledger.upsert_document(
+                    identity.sha256, source=source, document_id=document_id, **described
+                )
+                if not created and document.source != source:
+                    return known_already(document)
+                mine = document if created else None
+            if mine is None:
+                # Another job was faster, perhaps with an older version.
+                return Snooze(LOOK_AGAIN, f"{source} is being taken in by another job")
+            await keep(ctx, document_id, identity, data, about)
     again = known is not None and known.pipeline != ctx.pipeline
     duplicate = again and not renews and not force
     following = extract_next(document_id, force=force, duplicate=duplicate)

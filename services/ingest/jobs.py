@@ -107,16 +107,18 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
         elif not created:
             if not payload.force and await is_taken(ctx, document):
                 return known_already(document)
-            document_id = document.id
-            described["filename"] = name = name or document.filename
-            described["title"] = title = title or document.title
-            source = document.source or source
             # A redelivery finds the document that it made itself.
             duplicate = document.pipeline != ctx.pipeline
-            if duplicate and not await ctx.ledger.renew_document(
-                document, identity.sha256, **described
-            ):
+            if document.id != document_id:  # a paper's, which goes by its filename
+                name = document.filename
+            described["filename"] = name = name or document.filename
+            described["title"] = title = title or document.title
+            renewed = await ctx.ledger.renew_document(
+                document, identity.sha256, source=source, **described
+            )
+            if renewed is None:
                 return known_already(document)
+            document_id, source = renewed.id, renewed.source
     about = {"title": title, "filename": name, "source": source}
     await keep(ctx, document_id, identity, data, about)
     return extract_next(document_id, force=payload.force, duplicate=duplicate)

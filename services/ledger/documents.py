@@ -185,10 +185,20 @@ class Documents(LedgerBase):
         return await self._database.read(lambda connection: connection.scalar(query) or 0)
 
     async def set_stage(
-        self, document_id: str, stage: str, state: str, *, completed: bool = False
+        self,
+        document_id: str,
+        stage: str,
+        state: str,
+        *,
+        completed: bool = False,
+        unless_of_another: str | None = None,
     ) -> Document | None:
         """The document is at that stage, in that state; with `completed`, the stage is added to
-        those behind it (once). None when there is no such document."""
+        those behind it (once). None when there is no such document.
+
+        Stage and state stay as they are where the document is in the hands of another run than
+        `unless_of_another`, if that is given.
+        """
 
         def work(connection: Connection) -> Document | None:
             query = select(documents).where(documents.c.id == document_id).with_for_update()
@@ -198,15 +208,16 @@ class Documents(LedgerBase):
             stages = list(_document(row).completed_stages)
             if completed and stage not in stages:
                 stages.append(stage)
+            values: dict[str, Any] = {
+                "completed_stages": json.dumps(stages),
+                "updated_at": time.time(),
+            }
+            if unless_of_another is None or row.pipeline in (None, unless_of_another):
+                values |= {"current_stage": stage, "state": state}
             changed = connection.execute(
                 update(documents)
                 .where(documents.c.id == document_id)
-                .values(
-                    current_stage=stage,
-                    state=state,
-                    completed_stages=json.dumps(stages),
-                    updated_at=time.time(),
-                )
+                .values(values)
                 .returning(documents)
             )
             return _document(changed.one())
@@ -223,10 +234,12 @@ class Documents(LedgerBase):
         media_type: str | None,
         size_bytes: int | None,
         pipeline: str | None,
+        source: str | None = None,
     ) -> Document | None:
         """The document has this content from now on, and its stages are still to come; it keeps
-        its id and its source. None when it is gone, or another run has it since it was read: of
-        any number of callers at the same time exactly one renews it.
+        its id and its source, or gets `source` where it has none and no other has it. None when
+        it is gone, or another run has it since it was read: of any number of callers at the same
+        time exactly one renews it.
 
         A document elsewhere with the very same content keeps that hash for itself.
         """
@@ -248,6 +261,10 @@ class Documents(LedgerBase):
             }
             if connection.execute(taken).first() is None:
                 values["content_hash"] = content_hash
+            if source is not None and document.source is None:
+                holder = select(documents.c.id).where(documents.c.source == source)
+                if connection.execute(holder).first() is None:
+                    values["source"] = source
             renewed = connection.execute(
                 update(documents).where(_unchanged(document)).values(values).returning(documents)
             ).one_or_none()

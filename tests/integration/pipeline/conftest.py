@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pebble
 import pytest
@@ -33,19 +34,29 @@ class Pipeline:
     ran: list[tuple[str, Outcome]] = field(default_factory=list)
     """Job types with what they answered, in order, since the last `run`."""
 
+    run_id: str = ""
+    """The run that the last ingest job began: stages by `one` are redriven jobs of it."""
+
     @property
     def storage(self) -> Storage:
         return Storage(self.settings.files_url)
 
     async def one(
-        self, job_type: str, payload: dict[str, Any], *, attempt: int = 1, lane: str = "hot"
+        self,
+        job_type: str,
+        payload: dict[str, Any],
+        *,
+        attempt: int = 1,
+        lane: str = "hot",
+        run_id: str | None = None,
     ) -> Outcome:
         """The answer of one job."""
         declared = self.registry.get(job_type)
         checked = declared.validate(payload)
-        message = JobMessage(
-            job_type=job_type, payload=payload, metadata=Metadata(attempts=attempt - 1)
-        )
+        if job_type.startswith("ingest_"):
+            self.run_id = run_id or str(uuid4())
+        metadata = Metadata(attempts=attempt - 1, pipeline=run_id or self.run_id or None)
+        message = JobMessage(job_type=job_type, payload=payload, metadata=metadata)
         ctx = JobContext(message, lane, "test", self.settings)
         if declared.isolation == "process":
             outcome: Outcome = declared.handler(checked, ctx)
@@ -55,11 +66,13 @@ class Pipeline:
 
     async def run(self, job_type: str, payload: dict[str, Any], lane: str = "hot") -> list[str]:
         """Run a job and all that follow; gives the job types in the order in which they ran."""
-        self.ran = []
+        self.ran, run_id = [], str(uuid4())
         waiting = [Job(job_type, payload, lane)]
         while waiting:
             job = waiting.pop(0)
-            outcome = await self.one(job.job_type, dict(job.payload), lane=job.lane or lane)
+            outcome = await self.one(
+                job.job_type, dict(job.payload), lane=job.lane or lane, run_id=run_id
+            )
             self.ran.append((job.job_type, outcome))
             if isinstance(outcome, Next):
                 waiting.extend(outcome.jobs)

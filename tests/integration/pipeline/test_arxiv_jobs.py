@@ -8,7 +8,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import permutations
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -19,15 +21,17 @@ from services.ingest.arxiv_documents import Taken, takes_over
 from services.ingest.arxiv_errors import ArxivNonsense, ArxivNotFound, ArxivRefused
 from services.ingest.arxiv_jobs import snooze_for
 from services.ledger import Document
-from services.outcomes import Done, Next, Snooze
+from services.llm.errors import LlmRefused
+from services.outcomes import Done, Next, Outcome, Snooze
 from services.registry import InvalidPayload
-from services.storage import result_key
+from services.stages import INGEST
+from services.storage import result_key, stage_key
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, pdf
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, Paper, many
 from tests.support.eventually import eventually
-from tests.support.llm_server import DIMENSIONS, LlmServer, answers, embeds, held
+from tests.support.llm_server import DIMENSIONS, LlmServer, answers, embeds, fails, held
 
 JOB = "ingest_arxiv"
 STAGES = [JOB, "extract_text", "summarize_content", "embed_content", "link_content"]
@@ -204,21 +208,52 @@ async def test_a_stage_of_an_older_version_leaves_the_rest_to_the_newer_one(
     assert (await the_document(arxiv)).state == "completed"
 
 
-async def test_of_two_versions_at_once_the_newer_one_stays(
-    arxiv: Pipeline, site: ArxivServer
+async def test_a_stage_of_an_older_version_that_fails_too_late_changes_nothing(
+    arxiv: Pipeline, site: ArxivServer, llm: LlmServer
 ) -> None:
-    await arxiv.run(JOB, {"id": ID})
-    old = await the_document(arxiv)
-    site.replace(ID, version=3)
-    newer = await arxiv.one(JOB, {"id": ID})
-    assert isinstance(newer, Next)
-    assert arxiv.ledger is not None
-    # Somebody who read the record before that has come too late, and looks again.
-    taken = await arxiv.ledger.renew_document(
-        old, "h", filename="v2", title=None, media_type=None, size_bytes=None, pipeline="late"
-    )
-    assert taken is None
-    assert (await the_document(arxiv)).filename == f"{ID}v3.md"
+    arxiv = replace(arxiv, settings=arxiv.settings.model_copy(update={"llm_base_url": llm.url}))
+    first = await arxiv.one(JOB, {"id": ID})
+    assert isinstance(first, Next)
+    payload = dict(first.jobs[0].payload)
+    await arxiv.one("extract_text", payload)
+    go_on = threading.Event()
+    llm.next(held(go_on, fails(400, "too long")))
+    late = asyncio.create_task(arxiv.one("summarize_content", payload))
+    try:
+        await eventually(lambda: len(llm.requests) == 1)
+        site.replace(ID, version=2, abstract="Waves, and nothing but waves.")
+        assert await arxiv.run(JOB, {"id": ID}) == STAGES
+    finally:
+        go_on.set()
+    with pytest.raises(LlmRefused):
+        await late
+    assert (await the_document(arxiv)).state == "completed"
+
+
+@pytest.mark.parametrize("number", range(8))
+async def test_of_several_versions_at_once_the_newest_stays(
+    arxiv: Pipeline, site: ArxivServer, number: int
+) -> None:
+    jobs = []
+    for version in (1, 2, 3):
+        site.replace(ID, version=version, abstract=f"Waves of version {version}.")
+        outcome = await arxiv.one(JOB, {"query": "cat:physics.ao-ph"})
+        assert isinstance(outcome, Next)
+        jobs.append(dict(outcome.jobs[0].payload))
+
+    async def taken_in(payload: dict[str, Any]) -> Outcome:
+        alone, run_id = replace(arxiv), str(uuid4())
+        outcome: Outcome = Snooze(0)
+        while isinstance(outcome, Snooze):
+            outcome = await alone.one(JOB, payload, run_id=run_id)
+        return outcome
+
+    await asyncio.gather(*(taken_in(payload) for payload in list(permutations(jobs))[number % 6]))
+    document = await the_document(arxiv)
+    assert document.filename == f"{ID}v3.md"
+    kept = json.loads(arxiv.storage.get(stage_key(document.id, INGEST.name)))["result"]
+    assert kept["entry"]["version"] == 3
+    assert b"version 3" in arxiv.storage.get(kept["key"])
 
 
 async def test_a_job_delivered_again_goes_on_where_it_was(arxiv: Pipeline) -> None:

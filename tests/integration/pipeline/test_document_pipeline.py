@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from services.storage import content_hash, result_key, stage_key
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned
 from tests.support import llm_server as server
+from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
 
 STAGES = [
@@ -199,6 +201,37 @@ async def test_a_file_gets_the_source_of_one_that_did_not_get_through(
     await llm_pipeline.run("summarize_content", {"document_id": failed})
     assert whole_result(llm_pipeline, failed)["title"] == "Tides"
     assert (await document(llm_pipeline, failed)).state == "completed"
+
+
+async def test_a_source_that_comes_with_the_second_try_is_kept(
+    llm_pipeline: Pipeline, llm: LlmServer, paper: str
+):
+    llm.next(server.fails(401, "bad key"))
+    with pytest.raises(LlmRefused):
+        await llm_pipeline.run("ingest_document", {"path": paper})
+    document_id = await ingested(llm_pipeline, {"path": paper, "source": "s"})
+    assert (await document(llm_pipeline, document_id)).source == "s"
+    assert whole_result(llm_pipeline, document_id)["source"] == "s"
+
+
+async def test_a_finished_document_stays_so_while_a_stage_is_run_again(
+    llm_pipeline: Pipeline, llm: LlmServer, paper: str
+):
+    document_id = await ingested(llm_pipeline, {"path": paper})
+    update = {"llm_model": "another"}
+    other = replace(llm_pipeline, settings=llm_pipeline.settings.model_copy(update=update))
+    go_on = threading.Event()
+    llm.next(server.held(go_on, server.fails(401, "bad key")))
+    asked = len(llm.requests)
+    again = asyncio.create_task(other.run("summarize_content", {"document_id": document_id}))
+    try:
+        await eventually(lambda: len(llm.requests) > asked)
+        assert (await document(llm_pipeline, document_id)).state == "completed"
+    finally:
+        go_on.set()
+    with pytest.raises(LlmRefused):
+        await again
+    assert (await document(llm_pipeline, document_id)).state == "completed"
 
 
 @pytest.mark.parametrize("same", ["content", "source"])
