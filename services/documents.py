@@ -144,20 +144,24 @@ class DocumentDesk:
         """
         submitted = await self._submit(upload, about)
         if self.inbox.is_inline:
-            status = await self._ended(submitted.status)
-            submitted = Submitted(status, submitted.duplicate)
+            submitted = await self._ended(submitted)
+            status = submitted.status
+            if status.state == FAILED and status.document_id != document_id_of(upload.sha256):
+                # Another file from its source was faster, and is none: now it is this one's turn.
+                submitted = await self._ended(await self._submit(upload, about))
         if self.inbox.is_inline or submitted.duplicate:
             await self.inbox.discard(upload)
         return submitted
 
-    async def _ended(self, status: DocumentStatus) -> DocumentStatus:
-        """The status when its pipeline has ended; also that of the document that this one turned
+    async def _ended(self, submitted: Submitted) -> Submitted:
+        """The same when its pipeline has ended; also that of the document that this one turned
         out to be, when another came from the same source at the same time."""
+        status = submitted.status
         for _ in range(2):
             if not status.has_ended:
                 await self.inbox.see_through(status.job_id)
                 status = await self.status(status.document_id)
-        return status
+        return Submitted(status, submitted.duplicate)
 
     async def _submit(self, upload: Upload, about: About) -> Submitted:
         document_id = document_id_of(upload.sha256)

@@ -113,12 +113,14 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
                 name = document.filename
             described["filename"] = name = name or document.filename
             described["title"] = title = title or document.title
-            renewed = await ctx.ledger.renew_document(
-                document, identity.sha256, source=source, **described
-            )
-            if renewed is None:
-                return known_already(document)
-            document_id, source = renewed.id, renewed.source
+            if duplicate:
+                renewed = await ctx.ledger.renew_document(
+                    document, identity.sha256, source=source, **described
+                )
+                if renewed is None:
+                    return known_already(document)
+                document = renewed
+            document_id, source = document.id, document.source
     about = {"title": title, "filename": name, "source": source}
     await keep(ctx, document_id, identity, data, about)
     return extract_next(document_id, force=payload.force, duplicate=duplicate)

@@ -183,6 +183,22 @@ async def test_a_file_gets_the_source_of_one_that_has_failed(client: httpx.Async
     assert (await send(client, encrypted("secret"))).status_code == 422
 
 
+async def test_a_bad_file_from_the_same_source_at_the_same_time_fails_alone(
+    client: httpx.AsyncClient,
+):
+    for number in range(4):
+        good, bad = pdf([f"Good, {number}."]), encrypted("secret")
+        contents = [bad, good] if number % 2 else [good, bad]
+        answers = await asyncio.gather(
+            *(send(client, each, source=f"s{number}") for each in contents)
+        )
+        answer = answers[contents.index(good)]
+        assert answer.status_code in (200, 201), answer.text
+        address = f"/documents/{answer.json()['document_id']}/result"
+        whole = (await client.get(address, params={"include": "text"})).json()
+        assert [page["text"] for page in whole["pages"]] == [f"Good, {number}."]
+
+
 async def test_a_file_that_lost_its_source_to_another_is_a_document_by_itself(
     client: httpx.AsyncClient,
 ):
