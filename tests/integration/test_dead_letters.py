@@ -135,7 +135,7 @@ async def test_each_reason_of_a_worker_is_kept(
         await system.start_worker()
         job_id = await system.publish("hot.scripted", payload, **options)
         assert (await entry(system, job_id)).reason == reason
-        assert (await system.record(job_id)).reason == reason
+        assert (await system.wait_for_state(job_id, State.DEAD)).reason == reason
 
 
 @pytest.mark.parametrize(

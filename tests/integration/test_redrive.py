@@ -297,8 +297,8 @@ async def test_redriven_job_that_dies_again_can_be_redriven_again(
                 )
 
             await eventually(waits)
-            record = await system.record(job_id)
-            assert (record.state, record.redrives) == (State.DEAD, redrives)
+            record = await system.wait_for_state(job_id, State.DEAD)
+            assert record.redrives == redrives
             assert (await redrive(system)).done == 1
 
         record = await system.wait_for_state(job_id, State.SUCCEEDED)
