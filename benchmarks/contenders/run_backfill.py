@@ -23,7 +23,7 @@ from cli.long_running import settle_memory
 from services.backfill.counts import Counts
 from services.backfill.files import FileFormat, store_input
 from services.backfill.handler import BackfillHandler
-from services.backfill.spec import Backfills, parse_spec
+from services.backfill.spec import MOST_WAITING, Backfills, parse_spec
 from services.bulk import BulkRunner
 from services.bulk_control import require_bulk
 from services.ledger import Ledger
@@ -34,7 +34,6 @@ from services.settings import Settings
 LOOK = 0.05
 HOT_PACE = 0.01
 """Seconds between two hot jobs."""
-NO_LIMIT = 100_000_000
 
 
 def write(file: Path, count: int) -> None:
@@ -53,7 +52,7 @@ async def publish(file: Path) -> dict[str, float]:
         backfills = Backfills.of(settings, registry, ledger)
         key = await store_input(backfills.storage, _parts(file), FileFormat.JSONL)
         options = {"key": key, "format": "jsonl"}
-        wanted = {"source": "file", "options": options, "job_type": "noop", "high": NO_LIMIT}
+        wanted = {"source": "file", "options": options, "job_type": "noop", "high": MOST_WAITING}
         operation = await backfills.start(parse_spec(wanted), created_by="bench")
         handler = BackfillHandler(settings, registry, ledger, backfills.sources)
         runner = BulkRunner(ledger, [handler])
