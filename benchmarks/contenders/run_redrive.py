@@ -22,8 +22,8 @@ from broker.lanes import DEAD_EXCHANGE, LANES
 from broker.message import JobMessage, Metadata
 from broker.publisher import Publisher, envelope_of
 from broker.wire import Envelope
-from cli.long_running import settle_memory
 from cli.bulk_run import give_way
+from cli.long_running import settle_memory
 from services.bulk import BulkRunner
 from services.dead_letters import index_waiting
 from services.ledger import BulkState, Ledger, NewJob
