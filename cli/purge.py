@@ -56,8 +56,8 @@ def purge(
     progress, operation = run(_purge(which, include, why=why, dry_run=dry_run, yes=yes))
     missing = max(0, len(which.ids) - progress.purged) if which.ids else 0
     if as_json:
-        record = {} if operation is None else public(operation)
-        print_json(record | progress.to_json() | {"missing": missing, "dry_run": dry_run})
+        shown = progress.to_json() if operation is None else public(operation)
+        print_json(shown | {"missing": missing, "dry_run": dry_run})
     else:
         typer.echo(f"{progress.purged:,} {'would be purged' if dry_run else 'purged'}")
     if operation is not None and operation.state != "completed":

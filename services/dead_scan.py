@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 
 from broker.dead_queue import Scan, scanning
 from broker.settings import BrokerSettings
+from services.bulk import BulkSession
 from services.leases import Wait, holding_lease
-from services.ledger import Ledger
+from services.ledger import BulkState, Ledger
 
 LEASE = "scan of jobs.dead"
 
@@ -27,6 +28,16 @@ def wait_at_most(seconds: float) -> Wait:
         if time.monotonic() >= deadline:
             raise ScanBusy("a redrive or purge goes through jobs.dead: try again in a minute")
         await asyncio.sleep(pause)
+
+    return wait
+
+
+def wait_in(session: BulkSession) -> Wait:
+    """To wait for an operation's turn, and show in its record that it waits."""
+
+    async def wait(seconds: float) -> None:
+        await session.move(BulkState.WAITING, "waits until another redrive or purge lets it")
+        await session.sleep(seconds)
 
     return wait
 

@@ -16,7 +16,7 @@ from broker.message import now
 from broker.settings import BrokerSettings
 from services import bulk_control
 from services.bulk import BulkSession
-from services.dead_scan import scanning_in_turn
+from services.dead_scan import scanning_in_turn, wait_in
 from services.leases import Wait
 from services.ledger import BulkOperation, BulkState, DeadLetterState, Ledger
 from services.letters import LetterFilter, was_dead
@@ -93,12 +93,7 @@ class PurgeHandler:
         batch: list[Letter] = []
         noted = time.monotonic()
 
-        async def wait(seconds: float) -> None:
-            note = "waits until another redrive or purge lets it"
-            await session.move(BulkState.WAITING, note)
-            await session.sleep(seconds)
-
-        async with scanning_in_turn(self._settings, self._ledger, wait) as scan:
+        async with scanning_in_turn(self._settings, self._ledger, wait_in(session)) as scan:
             await session.move(BulkState.RUNNING)
             total = before + scan.total
             async for letter in scan.letters():

@@ -17,7 +17,7 @@ from broker.lanes import LANES, Lane
 from broker.publisher import Publisher
 from broker.settings import BrokerSettings
 from services.bulk import BulkSession
-from services.dead_scan import scanning_in_turn, waiting_ids
+from services.dead_scan import scanning_in_turn, wait_in, waiting_ids
 from services.hot_traffic import HotTraffic
 from services.ledger import BulkState, Ledger
 from services.letters import DeadJob
@@ -101,7 +101,7 @@ class RedriveHandler:
                     yield letter
 
         async with (
-            scanning_in_turn(self._settings, self._ledger, run.wait_for_turn) as scan,
+            scanning_in_turn(self._settings, self._ledger, wait_in(run.session)) as scan,
             aclosing(fitting()) as letters,
         ):
             yield letters
@@ -111,7 +111,7 @@ class RedriveHandler:
         self, spec: RedriveSpec, run: Run
     ) -> AsyncIterator[AsyncGenerator[DeadJob, None]]:
         began = time.time()
-        present = await waiting_ids(self._settings, self._ledger, run.wait_for_turn)
+        present = await waiting_ids(self._settings, self._ledger, wait_in(run.session))
         # The index learns what the broker has no longer.
         await self._ledger.drop_letters_but(present, began)
         found = stored_letters(self._ledger, spec.which, run.moment, present)

@@ -69,11 +69,6 @@ class Run:
     def has_enough(self) -> bool:
         return self.spec.limit is not None and self._planned >= self.spec.limit
 
-    async def wait_for_turn(self, seconds: float) -> None:
-        """Another redrive goes through `jobs.dead`."""
-        await self.session.move(BulkState.WAITING, "waits until another redrive or purge lets it")
-        await self.session.sleep(seconds)
-
     async def wait_for_slot(self) -> None:
         """Until something may be sent by the rate, with nothing in hand."""
         while (wait := self.session.slot_wait) > 0:

@@ -283,7 +283,7 @@ async def note(
             stage.name,
             state,
             completed=completed,
-            unless_of_another=None if state in FINISHED_STATES else ctx.pipeline,
+            run_id=None if state in FINISHED_STATES else ctx.pipeline,
         )
 
 
@@ -322,7 +322,7 @@ def _fits(kept: dict[str, Any] | None, stage: Stage, input_hash: str) -> TypeGua
 
 
 def _output(kept: Mapping[str, Any], *, reused: bool) -> StageOutput:
-    content = kept["output_hash"] if kept["stage"] == INGEST.name else kept.get("content")
+    content = kept["output_hash"] if kept.get("stage") == INGEST.name else kept.get("content")
     return StageOutput(kept["result"], kept["input_hash"], kept["output_hash"], reused, content)
 
 

@@ -81,15 +81,15 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
         )
     identity = await asyncio.to_thread(identify, data, name)
     document_id = document_id_of(identity.sha256)
-    title, source, duplicate = payload.title, payload.source, False
+    source, duplicate = payload.source, False
+    described: dict[str, Any] = {
+        "filename": name,
+        "title": payload.title,
+        "media_type": identity.media_type,
+        "size_bytes": identity.size,
+        "pipeline": ctx.pipeline,
+    }
     if ctx.ledger is not None:
-        described: dict[str, Any] = {
-            "filename": name,
-            "title": title,
-            "media_type": identity.media_type,
-            "size_bytes": identity.size,
-            "pipeline": ctx.pipeline,
-        }
         upsert = partial(
             ctx.ledger.upsert_document,
             identity.sha256,
@@ -109,10 +109,9 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
                 return known_already(document)
             # A redelivery finds the document that it made itself.
             duplicate = document.pipeline != ctx.pipeline
-            if document.id != document_id:  # a paper's, which goes by its filename
-                name = document.filename
-            described["filename"] = name = name or document.filename
-            described["title"] = title = title or document.title
+            is_paper = document.id != document_id  # and goes by its filename
+            described["filename"] = document.filename if is_paper else name or document.filename
+            described["title"] = payload.title or document.title
             if duplicate:
                 renewed = await ctx.ledger.renew_document(
                     document, identity.sha256, source=source, **described
@@ -121,7 +120,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
                     return known_already(document)
                 document = renewed
             document_id, source = document.id, document.source
-    about = {"title": title, "filename": name, "source": source}
+    about = {"title": described["title"], "filename": described["filename"], "source": source}
     await keep(ctx, document_id, identity, data, about)
     return extract_next(document_id, force=payload.force, duplicate=duplicate)
 

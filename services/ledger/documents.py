@@ -191,13 +191,12 @@ class Documents(LedgerBase):
         state: str,
         *,
         completed: bool = False,
-        unless_of_another: str | None = None,
+        run_id: str | None = None,
     ) -> Document | None:
         """The document is at that stage, in that state; with `completed`, the stage is added to
         those behind it (once). None when there is no such document.
 
-        Stage and state stay as they are where the document is in the hands of another run than
-        `unless_of_another`, if that is given.
+        With `run_id`, stage and state stay as they are where another run has the document.
         """
 
         def work(connection: Connection) -> Document | None:
@@ -212,7 +211,7 @@ class Documents(LedgerBase):
                 "completed_stages": json.dumps(stages),
                 "updated_at": time.time(),
             }
-            if unless_of_another is None or row.pipeline in (None, unless_of_another):
+            if run_id is None or row.pipeline in (None, run_id):
                 values |= {"current_stage": stage, "state": state}
             changed = connection.execute(
                 update(documents)
