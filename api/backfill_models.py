@@ -73,7 +73,7 @@ class BackfillPlan(BaseModel):
     def spec(self) -> BackfillSpec:
         """Raises pydantic's ValidationError where fields do not fit together."""
         given = self.model_dump(exclude={"rate", "max_open", "reason"})
-        return BackfillSpec.model_validate(given)
+        return BackfillSpec.model_validate({**given, "remote": True})
 
 
 class BackfillLimits(BaseModel):

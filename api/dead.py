@@ -64,14 +64,16 @@ async def start_redrive(
 ) -> RedriveView | JSONResponse:
     """Start a redrive; a running `jobctl scheduler` sees it through."""
     state.require_broker()
+    spec = body.spec()
+    spec.check_remote(state.registry)
     if body.dry_run:
         tally = await plan_redrive(
-            state.settings, state.registry, state.ledger, body.spec(), wait=wait_at_most(PATIENCE)
+            state.settings, state.registry, state.ledger, spec, wait=wait_at_most(PATIENCE)
         )
         return JSONResponse(RedrivePlan.of(tally).model_dump(mode="json"))
     operation = await redrive_spec.start_redrive(
         state.ledger,
-        body.spec(),
+        spec,
         created_by=f"api: {request.state.principal}",
         reason=body.reason,
         rate=body.rate,

@@ -162,6 +162,7 @@ class NewRedrive(BaseModel):
             canary=self.canary,
             halt_on=self.halt_on,
             from_ledger=self.from_ledger,
+            remote=True,
         )
 
 

@@ -16,7 +16,6 @@ from broker.lanes import LANES
 from broker.message import now
 from services.api_keys import Scope
 from services.control import send_cancel
-from services.documents import check_remote_job
 from services.job_events import announce
 from services.job_requests import (
     Complaint,
@@ -101,7 +100,6 @@ async def publish(
         job_id=job_id_for(idempotency_key, target.job_type.name, body.payload),
         traceparent=traceparent,
     )
-    _check_files(request)
     depth = broker.pressure.recent(target.queue)
     if depth is not None and depth.pressure is Pressure.FULL and not request.delay:
         await _refuse_unless_known(state, request)
@@ -198,14 +196,6 @@ async def known_job(state: State, job_id: str) -> JobRecord:
     if record is None:
         raise _unknown(job_id)
     return record
-
-
-def _check_files(request: JobRequest) -> None:
-    """A client's payload must not name files that the client may not read."""
-    try:
-        check_remote_job(request)
-    except InvalidJob as error:
-        raise InvalidRequest(Complaint(("payload",), str(error))) from error
 
 
 async def _publish(broker: BrokerSide, request: JobRequest) -> Published:

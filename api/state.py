@@ -88,7 +88,9 @@ async def _open_broker(
     feed = EventFeed(settings)
     listening = asyncio.create_task(feed.run(), name="event feed")
     try:
-        yield BrokerSide(publisher, JobPublisher(registry, ledger, publisher), pressure, feed)
+        # Remote: whatever an endpoint publishes, it has not written the payload itself.
+        jobs = JobPublisher(registry, ledger, publisher, remote=True)
+        yield BrokerSide(publisher, jobs, pressure, feed)
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)

@@ -134,6 +134,7 @@ def _common(
             "low": low,
             "high": high,
             "until": None if until is None else until.astimezone().isoformat(),
+            "remote": False,
         },
         rate=rate,
         max_open=max_open,

@@ -81,6 +81,7 @@ async def _edit(
             LetterFilter(ids=frozenset({letter_id})),
             Change(payload=payload),
             from_ledger=from_ledger,
+            remote=False,
         )
         await begin(settings, registry, ledger, spec, why="edited", as_json=as_json)
 

@@ -91,6 +91,7 @@ def redrive(
         canary=canary,
         halt_on=None if halt_on is None else percentage(halt_on),
         from_ledger=from_ledger,
+        remote=False,
     )
     spec.check()
     per_second = None if rate is None else per_second_of(rate)

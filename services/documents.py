@@ -20,14 +20,11 @@ from services.ingest.documents import Upload
 from services.inline import InlineRunner
 from services.ledger import Document, JobSummary, Ledger, Page, State
 from services.ledger.states import FINISHED
-from services.publishing import InvalidJob, JobPublisher, JobRequest
+from services.publishing import JobPublisher, JobRequest
 from services.registry import Registry
 from services.settings import Settings
 from services.stages import EXTRACT, FAILED, FINISHED_STATES, INGEST, document_id_of
 from services.storage import NotStored, result_key, stage_key
-
-INCOMING = "uploads/incoming/"
-"""Where uploads wait for their job. The only files that a client may name in a payload."""
 
 _RUNS = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
 _MAX_RUNS = 1_000
@@ -55,25 +52,6 @@ class Submitted:
     status: DocumentStatus
     duplicate: bool
     """The content or the source was known: nothing was started."""
-
-
-def check_remote_job(request: JobRequest) -> None:
-    """Refuse a job that reads what its publisher may not read. Raises InvalidJob.
-
-    For `POST /jobs`, and for every other way in which a client's own payload becomes a job: call
-    it before JobPublisher.publish, for each request. `path` of ingest_document is a file of the
-    worker's machine, and `key` could name another client's file: over HTTP a document is sent to
-    `POST /documents`, and only keys of waiting uploads are taken in payloads.
-    """
-    payload = request.payload
-    job_type = request.routing_key.partition(".")[2]
-    if job_type not in (INGEST.name, EXTRACT.name):
-        return
-    if payload.get("path") is not None:
-        raise InvalidJob(f"{job_type}: path is not taken over HTTP: send the file to /documents")
-    key = payload.get("key")
-    if key is not None and not (isinstance(key, str) and key.startswith(INCOMING)):
-        raise InvalidJob(f"{job_type}: key must be of an upload, below {INCOMING}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +158,7 @@ class DocumentDesk:
             about.payload(upload, "source", "title", "filename"),
             source="api",
             job_id=runs.next_id,
+            vouched=upload.vouched,
         )
         published = await self.inbox.start(request, upload)
         return Submitted(await self.status(document_id), published.duplicate)

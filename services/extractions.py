@@ -52,6 +52,7 @@ class ExtractionDesk:
             about.payload(upload, "title", "filename"),
             source="api",
             job_id=str(uuid4()),
+            vouched=upload.vouched,
         )
         job_id = (await self.inbox.start(request, upload)).job_id
         if not self.inbox.is_inline:

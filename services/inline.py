@@ -58,7 +58,10 @@ PATIENCE = 60.0
 
 
 class InlineRunner:
-    """Runs jobs, each with those that follow from it. Use it as a context manager."""
+    """Runs jobs, each with those that follow from it. Use it as a context manager.
+
+    It serves HTTP: what it is asked to run comes from outside.
+    """
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class InlineRunner:
         """
         if request.delay:
             raise InvalidJob("a delay needs a broker: set JOBS_AMQP_URL")
-        job = prepare(self._registry, request)
+        job = prepare(self._registry, request, remote=True)
         recorded = await self._ledger.record(job)
         if isinstance(recorded, Existing):
             return Published(recorded.job_id, job.routing_key, recorded.state, duplicate=True)

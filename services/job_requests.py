@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from broker.lanes import LANES, queue_name
 from services.ledger import JobRecord
 from services.publishing import MAX_DELAY, JobRequest
-from services.registry import InvalidPayload, JobType, Registry, UnknownJobType
+from services.registry import InvalidPayload, JobType, NotFromOutside, Registry, UnknownJobType
 
 SAME_MOMENT = 2.0
 """Seconds by which two times may differ that were counted from the moment of each request."""
@@ -89,9 +89,14 @@ def target_of(
 
 
 def check_payload(target: Target, payload: Mapping[str, Any]) -> None:
-    """Hold the payload against its job type's model. Raises InvalidRequest."""
+    """Hold the payload against its job type's model, and against what may come from outside.
+    Raises InvalidRequest."""
     try:
-        target.job_type.validate(payload)
+        target.job_type.validate_remote(payload)
+    except NotFromOutside as error:
+        raise InvalidRequest(
+            *(Complaint(("payload", each.field), each.message) for each in error.refused)
+        ) from error
     except InvalidPayload as error:
         raise InvalidRequest(*_payload_complaints(error)) from error
 

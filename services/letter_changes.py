@@ -84,10 +84,13 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return path, raw
 
 
-def changed(letter: DeadJob, change: Change, registry: Registry) -> tuple[JobMessage, str]:
+def changed(
+    letter: DeadJob, change: Change, registry: Registry, *, remote: bool = False
+) -> tuple[JobMessage, str]:
     """The copy that goes back, and its routing key.
 
-    Raises InvalidRedrive when it would not be a valid job.
+    With `remote` somebody outside has asked for the change: local-only fields must be as they
+    were, in a job of the same type. Raises InvalidRedrive when it would not be a valid job.
     """
     if letter.message is None:
         raise InvalidRedrive("the body is no job message: export it, mend it and publish it anew")
@@ -97,7 +100,12 @@ def changed(letter: DeadJob, change: Change, registry: Registry) -> tuple[JobMes
         lane_named(lane, LANES)
         job_type = registry.get(job_type_name)
         message = _altered(letter, change, job_type_name)
-        job_type.validate(message.payload)
+        if remote:
+            is_same_type = letter.message.job_type == job_type_name
+            before = letter.message.payload if is_same_type else None
+            job_type.validate_remote(message.payload, before)
+        else:
+            job_type.validate(message.payload)
     except ValidationError as error:
         raise InvalidRedrive(describe(error)) from error
     except (ValueError, UnknownJobType, InvalidPayload) as error:

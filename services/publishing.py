@@ -53,6 +53,9 @@ class JobRequest:
     """The backfill that it belongs to."""
     reply_to: str | None = None
     traceparent: str | None = None
+    vouched: Mapping[str, Any] | None = None
+    """Values of local-only fields that this system has set itself, such as an upload's key. They
+    pass where the rest of the payload comes from outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,10 @@ def job_id_of(parent_id: str, job_type: str, index: int) -> str:
     return str(uuid5(_NAMESPACE, f"{parent_id}/{job_type}/{index}"))
 
 
-def prepare(registry: Registry, request: JobRequest) -> NewJob:
+def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) -> NewJob:
     """Check a request against its job type and make the job.
 
+    With `remote` somebody outside has written the payload: see `JobType.validate_remote`.
     Raises InvalidJob, UnknownJobType or InvalidPayload; nothing is sent then.
     """
     try:
@@ -94,6 +98,10 @@ def prepare(registry: Registry, request: JobRequest) -> NewJob:
         raise InvalidJob(f"max_attempts must be 1 to 1000, not {request.max_attempts}")
     if not 0 <= request.delay <= MAX_DELAY:
         raise InvalidJob(f"delay must be 0 to {MAX_DELAY:,} seconds, not {request.delay}")
+    if remote:
+        job_type.validate_remote(request.payload, request.vouched)
+    else:
+        job_type.validate(request.payload)
     moment = now()
     message = _message(
         job_type,
@@ -136,6 +144,7 @@ def _child(job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, in
     lane = job.lane or (parent_lane if parent_lane in job_type.lanes else job_type.lanes[0])
     if lane not in job_type.lanes:
         raise InvalidJob(f"{job_type.name} is not worked in lane {lane}: use {_keys(job_type)}")
+    job_type.validate(job.payload)
     moment = now()
     message = _message(
         job_type,
@@ -163,8 +172,8 @@ def _child(job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, in
 def _message(
     job_type: JobType, payload: Mapping[str, Any], *, job_id: str, priority: int, **metadata: Any
 ) -> JobMessage:
-    """A message that every worker can read. Raises InvalidJob or InvalidPayload."""
-    job_type.validate(payload)
+    """A message that every worker can read, of a payload that is valid. Raises InvalidJob or
+    InvalidPayload."""
     try:
         message = JobMessage(
             job_id=job_id,
@@ -200,12 +209,18 @@ def _keys(job_type: JobType) -> str:
 
 
 class JobPublisher:
-    """Records jobs and publishes them. Safe to use from many coroutines at once."""
+    """Records jobs and publishes them. Safe to use from many coroutines at once.
 
-    def __init__(self, registry: Registry, ledger: Ledger, publisher: Publisher) -> None:
+    With `remote` its requests carry payloads from outside, each of them: that of a server.
+    """
+
+    def __init__(
+        self, registry: Registry, ledger: Ledger, publisher: Publisher, *, remote: bool = False
+    ) -> None:
         self._registry = registry
         self._ledger = ledger
         self._publisher = publisher
+        self._remote = remote
 
     async def publish(self, request: JobRequest) -> Published:
         """Publish one job.
@@ -224,7 +239,9 @@ class JobPublisher:
         Outcomes are in the order of the requests. Raises as `publish` does where it is about the
         batch as a whole (an invalid request, the ledger).
         """
-        return await self.publish_prepared([prepare(self._registry, each) for each in requests])
+        return await self.publish_prepared(
+            [prepare(self._registry, each, remote=self._remote) for each in requests]
+        )
 
     async def publish_prepared(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         """`publish_many` of jobs that `prepare` has made."""

@@ -56,15 +56,16 @@ class Redriver:
         *,
         dry_run: bool = False,
         limit: int | None = None,
+        remote: bool = False,
     ) -> Tally:
         """Redrive the letters that match, oldest first, at most `limit` of them; what a lane has
-        no room for stays.
+        no room for stays. With `remote` somebody outside has asked for the change.
 
         With `dry_run` nothing is published, and the tally says what would happen. Raises
         BrokerAway, LedgerUnavailable: then every letter not done is still in its place.
         """
         tally = Tally()
-        sender = Sender(self._registry, self._ledger, change, lanes=self._lanes)
+        sender = Sender(self._registry, self._ledger, change, lanes=self._lanes, remote=remote)
         async with (
             Publisher(self._settings, name="redrive") as publisher,
             aclosing(self._batches(which, tally, limit)) as batches,

@@ -67,6 +67,7 @@ class RedriveHandler:
             lanes=self._lanes,
             operation_id=session.id,
             edited_by=session.operation.created_by,
+            remote=spec.remote,
         )
         url = self._settings.require_amqp_url()
         try:

@@ -36,10 +36,12 @@ async def plan_redrive(
     spec.check()
     if not spec.from_ledger:
         redriver = Redriver(settings, registry, ledger, lanes=lanes, wait=wait)
-        return await redriver.redrive(spec.which, spec.change, dry_run=True, limit=spec.limit)
+        return await redriver.redrive(
+            spec.which, spec.change, dry_run=True, limit=spec.limit, remote=spec.remote
+        )
     present = await waiting_ids(settings, ledger, wait)
     tally = Tally()
-    sender = Sender(registry, ledger, spec.change, lanes=lanes)
+    sender = Sender(registry, ledger, spec.change, lanes=lanes, remote=spec.remote)
     batch: list[DeadJob] = []
     letters = stored_letters(ledger, spec.which, now(), present, also_waiting=True)
     async with aclosing(letters):

@@ -80,13 +80,16 @@ class Sender:
         lanes: tuple[Lane, ...] = LANES,
         operation_id: str | None = None,
         edited_by: str = "",
+        remote: bool,
     ) -> None:
+        """With `remote` somebody outside has asked for the change."""
         self._registry = registry
         self._ledger = ledger
         self._change = change
         self._lanes = lanes
         self._operation_id = operation_id
         self._edited_by = edited_by
+        self._remote = remote
 
     async def prepare(self, batch: Sequence[DeadJob], tally: Tally, *, drop: bool) -> list[Copy]:
         """The copies of those that can go back. With `drop`, letters of jobs that need no
@@ -176,7 +179,7 @@ class Sender:
         return refused
 
     def _copy(self, letter: DeadJob) -> Copy:
-        message, routing_key = changed(letter, self._change, self._registry)
+        message, routing_key = changed(letter, self._change, self._registry, remote=self._remote)
         lane = lane_of(routing_key)
         worker = self._registry.get(message.job_type).worker
         before = letter.message

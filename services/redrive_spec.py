@@ -7,10 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from services import bulk_control
+from services.job_requests import Complaint, InvalidRequest
 from services.leases import holding_lease
 from services.ledger import BulkOperation, BulkState, Ledger, RedriveOutcome
 from services.letter_changes import Change, InvalidRedrive
 from services.letters import LetterFilter
+from services.local_fields import named
+from services.registry import JobType, Registry, UnknownJobType
 
 KIND = "redrive"
 UNFINISHED = (BulkState.WAITING, BulkState.RUNNING, BulkState.DRAINING, BulkState.PAUSED)
@@ -38,6 +41,9 @@ class RedriveSpec:
     """Part of the letters, above 0 and at most 1, that may fail again before it stops itself."""
     from_ledger: bool = False
     """Letters that the broker has no longer, from what the ledger keeps of them."""
+    remote: bool = True
+    """Somebody outside has asked for it: what its change may say is held against that, also
+    later, when a scheduler runs it."""
 
     def check(self) -> None:
         """Raises InvalidRedrive for what can't be meant."""
@@ -48,12 +54,40 @@ class RedriveSpec:
         if self.halt_on is not None and not 0 < self.halt_on <= 1:
             raise InvalidRedrive("halt_on must be above 0 and at most 1 (or 100 %)")
 
+    def check_remote(self, registry: Registry) -> None:
+        """Tell whoever asks from outside at once what would be refused for each letter later: a
+        change that names a local-only field. Raises InvalidRequest."""
+        complaints = [
+            Complaint(("change", part, each.field), f"{job_type.name}: {each.message}{self._hint}")
+            for part in ("payload", "merge")
+            for job_type in self._job_types(registry)
+            for each in named(job_type.payload_model, getattr(self.change, part) or {})
+        ]
+        if complaints:
+            raise InvalidRequest(*complaints)
+
+    def _job_types(self, registry: Registry) -> list[JobType]:
+        """Those that the copies can have, as far as the letters need not be looked at."""
+        named_type = self.change.to.partition(".")[2] if self.change.to else self.which.job_type
+        try:
+            return list(registry) if named_type is None else [registry.get(named_type)]
+        except UnknownJobType:
+            return []
+
+    @property
+    def _hint(self) -> str:
+        if self.change.payload is not None:
+            return "; give `merge` with the other fields, and what was there stays"
+        is_any = self.change.to is None and self.which.job_type is None
+        return "; name the job_type in the filter where another one is meant" if is_any else ""
+
     def to_json(self) -> dict[str, Any]:
         """The fields that are set."""
         plain: dict[str, Any] = {"filter": self.which.to_json(), "change": self.change.to_json()}
         for name in ("limit", "canary", "halt_on"):
             if (value := getattr(self, name)) is not None:
                 plain[name] = value
+        plain["remote"] = self.remote
         return plain | ({"from_ledger": True} if self.from_ledger else {})
 
     @classmethod

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from broker.lanes import LANES, Route, lane_named
 from broker.message import DEFAULT_MAX_ATTEMPTS, describe
+from services.local_fields import Refusal, local_fields, refusals
 
 BUILT_IN_MODULES = (
     "services.ingest.jobs",
@@ -45,6 +46,15 @@ class InvalidPayload(Exception):
     """The payload does not fit the job type's model; the text names the fields."""
 
 
+class NotFromOutside(InvalidPayload):
+    """The payload comes from outside and sets fields that only the system's hosts may set."""
+
+    def __init__(self, job_type: str, refused: tuple[Refusal, ...]) -> None:
+        self.refused = refused
+        said = "; ".join(each.message for each in refused)
+        super().__init__(f"payload of {job_type}: {said}")
+
+
 @dataclass(frozen=True, slots=True)
 class JobType:
     """One kind of work."""
@@ -71,6 +81,20 @@ class JobType:
             raise InvalidPayload(f"payload of {self.name}: {describe(error)}") from error
         except Exception as error:  # a validator of the model may raise anything
             raise InvalidPayload(f"payload of {self.name}: {type(error).__name__}") from error
+
+    def validate_remote(
+        self, payload: Mapping[str, Any], vouched: Mapping[str, Any] | None = None
+    ) -> BaseModel:
+        """`validate` for a payload that somebody outside has written, over HTTP: the one rule for
+        what such a payload may say, whichever way it came.
+
+        Fields that are LocalOnly must be unset, or as in `vouched`: what this system has put there
+        itself, or what was there before. Raises InvalidPayload, NotFromOutside.
+        """
+        given = self.validate(payload)
+        if refused := refusals(given, payload, vouched or {}):
+            raise NotFromOutside(self.name, refused)
+        return given
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -142,13 +166,20 @@ class Registry:
         return registry
 
     def add(self, job_type: JobType) -> None:
-        """Raises RegistryError when another handler has that name."""
+        """Raises RegistryError when another handler has that name, or when the payload has no JSON
+        Schema: nobody could see which of its fields are local then."""
         known = self._types.get(job_type.name)
         if known is not None and known != job_type:
             raise RegistryError(
                 f"job type {job_type.name!r} is declared twice: in {known.handler.__module__} "
                 f"and in {job_type.handler.__module__}"
             )
+        try:
+            local_fields(job_type.payload_model)
+        except Exception as error:  # pydantic, or whoever wrote a type of the payload
+            raise RegistryError(
+                f"the payload of job type {job_type.name!r} has no JSON Schema: {error}"
+            ) from error
         self._types[job_type.name] = job_type
 
     def get(self, name: str) -> JobType:

@@ -46,6 +46,7 @@ class ArxivSource(Source):
     Options = ArxivOptions
     options: ArxivOptions
     job_type: ClassVar[str | None] = "ingest_arxiv"
+    vouches: ClassVar[bool] = True
 
     @property
     def title(self) -> str:

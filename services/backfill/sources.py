@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ValidationError
 
 from broker.message import describe
+from services.local_fields import refusals
 
 if TYPE_CHECKING:
     from services.ledger import Ledger
@@ -87,6 +88,10 @@ class Source(ABC):
     """What it can be told."""
     job_type: ClassVar[str | None] = None
     """The job type where none is asked for."""
+    vouches: ClassVar[bool] = False
+    """Its items are the words of a server that the settings name, and nobody's who starts a
+    backfill. So they may fill local-only fields of the same name also where it was started over
+    HTTP."""
 
     def __init__(self, options: Any, context: SourceContext) -> None:
         self.options = options
@@ -172,10 +177,16 @@ class Sources:
             known = ", ".join(sorted(self._sources))
             raise InvalidBackfill(f"no source {name!r}; known are: {known}") from None
 
-    def open(self, name: str, options: Mapping[str, Any], context: SourceContext) -> Source:
-        """The source of that name with these options. Raises InvalidBackfill."""
+    def open(
+        self, name: str, options: Mapping[str, Any], context: SourceContext, *, remote: bool = True
+    ) -> Source:
+        """The source of that name with these options; with `remote` they come from outside, and
+        none that is LocalOnly may be set. Raises InvalidBackfill."""
         source = self.get(name)
         try:
-            return source(source.Options.model_validate(options), context)
+            given = source.Options.model_validate(options)
         except ValidationError as error:
             raise InvalidBackfill(f"source {name}: {describe(error)}") from error
+        if remote and (refused := refusals(given, options, {})):
+            raise InvalidBackfill(f"source {name}: {'; '.join(each.message for each in refused)}")
+        return source(given, context)

@@ -76,6 +76,9 @@ class BackfillSpec(BaseModel):
     """Messages in a queue at which publishing waits; half of the queue's limit where unset."""
     until: AwareDatetime | None = None
     """Nothing is published after this time."""
+    remote: bool = True
+    """Somebody outside has asked for it: what its payloads and options may say is held against
+    that, also later, when a scheduler runs it."""
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> Self:
@@ -92,7 +95,7 @@ class Plan:
     spec: BackfillSpec
     job_type: JobType
     registry: Registry
-    source_name: str
+    source: type[Source]
 
     @classmethod
     def of(
@@ -111,7 +114,7 @@ class Plan:
             raise InvalidBackfill(
                 f"{name} is not worked in lane {spec.lane}: use {' or '.join(job_type.lanes)}"
             )
-        return cls(operation_id, spec, job_type, registry, source.name)
+        return cls(operation_id, spec, job_type, registry, source)
 
     def job(self, item: Item) -> NewJob:
         """The job of an item; its id is the same each time.
@@ -124,11 +127,12 @@ class Plan:
             payload=values if template is None else render(template, values),
             priority=self.spec.priority,
             max_attempts=self.spec.max_attempts,
-            source=self.source_name,
+            source=self.source.name,
             job_id=str(uuid5(_NAMESPACE, f"{self.operation_id}/{item.key}")),
             operation_id=self.operation_id,
+            vouched=values if self.source.vouches else None,
         )
-        return prepare(self.registry, request)
+        return prepare(self.registry, request, remote=self.spec.remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,7 @@ class Backfills:
     def open(self, spec: BackfillSpec, started_at: float) -> Source:
         """The source of a spec. Raises InvalidBackfill."""
         context = SourceContext(self.settings, self.ledger, self.storage, started_at, self.patience)
-        return self.sources.open(spec.source, spec.options, context)
+        return self.sources.open(spec.source, spec.options, context, remote=spec.remote)
 
     async def preview(self, spec: BackfillSpec, *, operation_id: str = "preview") -> Preview:
         """Read the first items and make their jobs, sending nothing.

@@ -13,6 +13,7 @@ from services.ingest.arxiv import DEEPEST, PAGE_SIZE, ArxivClient, payload_of
 from services.ingest.arxiv_documents import take_in
 from services.ingest.arxiv_errors import ArxivBusy, ArxivNotFound
 from services.ingest.arxiv_feed import ArxivId, Entry
+from services.local_fields import LocalOnly
 from services.outcomes import Job, Next, Outcome, Snooze
 from services.registry import job
 
@@ -38,7 +39,7 @@ class IngestArxiv(BaseModel):
 
     id: Annotated[str, AfterValidator(_normalised)] | None = None
     """In any form that ArxivId.parse reads; with a version, that one."""
-    entry: Entry | None = None
+    entry: Annotated[Entry | None, LocalOnly("leave it out, and arXiv is asked")] = None
     """What arXiv says of the paper, where the publisher has it already: arXiv is not asked."""
     query: str | None = Field(default=None, min_length=1, max_length=2000)
     """In arXiv's language: `cat:cs.DB AND ti:index`."""

@@ -18,6 +18,12 @@ from services.ingest.media import (
 from services.outcomes import PermanentError
 from services.storage import NotStored, Storage, TooLarge, content_hash
 
+INCOMING = "uploads/incoming/"
+"""Where uploads wait for their job."""
+INCOMING_KEY = rf"^{INCOMING}[A-Za-z0-9_-]{{1,64}}$"
+"""What a job's payload may name in the storage: a waiting upload, never what is kept of another
+document."""
+
 
 @dataclass(frozen=True, slots=True)
 class Upload:
@@ -27,6 +33,11 @@ class Upload:
     size: int
     """Bytes."""
     sha256: str
+
+    @property
+    def vouched(self) -> dict[str, str]:
+        """What the payload of its job may say although it comes from outside."""
+        return {"key": self.key}
 
 
 async def receive(
@@ -39,10 +50,10 @@ async def receive(
     """Store an upload as it comes in, refusing early what is no document.
 
     For the API: the key goes into the payload of `ingest_document`. Uploads that no job takes
-    up are removed by age, like everything below `uploads/incoming`.
+    up are removed by age, like everything below INCOMING.
     Raises UnsupportedMedia, DocumentTooLarge, and whatever `parts` raises; nothing is kept then.
     """
-    key = f"uploads/incoming/{uuid4()}"
+    key = f"{INCOMING}{uuid4()}"
     try:
         received = await storage.put_stream_async(
             key, _sniffed(parts, filename), max_bytes=max_bytes

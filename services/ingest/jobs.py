@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.context import JobContext
-from services.ingest.documents import Identity, identify, read_path, read_upload
+from services.ingest.documents import INCOMING_KEY, Identity, identify, read_path, read_upload
+from services.local_fields import LocalOnly
 from services.outcomes import Done, Job, Next, Outcome, PermanentError
 from services.registry import job
 from services.stages import (
@@ -36,13 +37,21 @@ if TYPE_CHECKING:
     from services.ledger import Document
 
 
+_SEND_DOCUMENT = "send the file to POST /documents"
+_SEND_TEXT = "send the file to POST /extract/text"
+
+
 class IngestDocument(BaseModel):
     """A file to take in: `key` of an upload in storage, or `path` on the worker's machine."""
 
     model_config = ConfigDict(extra="forbid")
 
-    path: str | None = Field(default=None, min_length=1, max_length=4096)
-    key: str | None = Field(default=None, min_length=1, max_length=900)
+    path: Annotated[str | None, LocalOnly(_SEND_DOCUMENT)] = Field(
+        default=None, min_length=1, max_length=4096
+    )
+    key: Annotated[str | None, LocalOnly(_SEND_DOCUMENT)] = Field(
+        default=None, pattern=INCOMING_KEY
+    )
     source: str | None = Field(default=None, min_length=1, max_length=2000)
     """Where it comes from, for example its address. The same source again is the same document,
     whatever the content is by then."""
@@ -177,7 +186,7 @@ class ExtractText(BaseModel):
     document_id: DocumentId | None = None
     force: bool = False
     """As in DocumentJob."""
-    key: str | None = Field(default=None, min_length=1, max_length=900)
+    key: Annotated[str | None, LocalOnly(_SEND_TEXT)] = Field(default=None, pattern=INCOMING_KEY)
     title: str | None = Field(default=None, max_length=1000)
     filename: str | None = Field(default=None, max_length=1000)
 

@@ -12,9 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.documents import check_remote_job
 from services.ledger import State
-from services.publishing import InvalidJob, JobRequest
 from services.redrive import Change, LetterFilter, Redriver
 from services.registry import BUILT_IN_MODULES
 from services.samples import sample
@@ -248,51 +246,6 @@ async def test_a_sender_who_breaks_off_leaves_nothing(
         await asyncio.gather(sending, return_exceptions=True)
         files = tmp_path / "files"
         await eventually(lambda: not [each for each in files.rglob("*") if each.is_file()])
-        assert not (await system.ledger.list_jobs()).items
-
-
-@pytest.mark.parametrize(
-    ("routing_key", "payload", "said"),
-    [
-        ("hot.ingest_document", {"path": "/etc/passwd"}, "path is not taken over HTTP"),
-        ("backfill.ingest_document", {"path": "/etc/passwd"}, "path"),
-        ("hot.ingest_document", {"path": ["/etc/passwd"]}, "path"),
-        ("hot.ingest_document", {"key": "results/other/result.json"}, "uploads/incoming/"),
-        ("hot.extract_text", {"key": "uploads/other/input.pdf"}, "uploads/incoming/"),
-        ("hot.extract_text", {"key": 7}, "uploads/incoming/"),
-    ],
-)
-def test_a_job_may_not_name_files_that_its_publisher_may_not_read(
-    routing_key: str, payload: dict, said: str
-):
-    with pytest.raises(InvalidJob, match=said):
-        check_remote_job(JobRequest(routing_key, payload))
-
-
-@pytest.mark.parametrize(
-    ("routing_key", "payload"),
-    [
-        ("hot.ingest_document", {"key": "uploads/incoming/0b0f6c1e"}),
-        ("hot.extract_text", {"document_id": "abc"}),
-        ("hot.translate", {"path": "/a", "key": "b"}),
-    ],
-)
-def test_other_jobs_may_be_published(routing_key: str, payload: dict):
-    check_remote_job(JobRequest(routing_key, payload))
-
-
-async def test_path_and_foreign_keys_are_not_taken_over_http(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path
-):
-    async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
-        for payload in (
-            {"path": "/etc/passwd"},
-            {"key": "results/other/result.json"},
-            {"key": "uploads/other/input.pdf"},
-        ):
-            body = {"routing_key": "hot.ingest_document", "payload": payload}
-            answer = await client.post("/jobs", json=body)
-            assert answer.status_code == 422, answer.text
         assert not (await system.ledger.list_jobs()).items
 
 

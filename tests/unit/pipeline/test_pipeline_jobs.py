@@ -46,7 +46,7 @@ def test_importing_the_job_types_loads_nothing_heavy():
     ("job_type", "payload", "said"),
     [
         ("ingest_document", {}, "either path or key"),
-        ("ingest_document", {"path": "a", "key": "b"}, "either path or key"),
+        ("ingest_document", {"path": "a", "key": "uploads/incoming/b"}, "either path or key"),
         ("ingest_document", {"path": "a", "colour": "red"}, "colour"),
         ("ingest_document", {"path": "a", "source": ""}, "source"),
         ("extract_text", {}, "document_id"),

@@ -1,0 +1,294 @@
+"""Which fields of a payload only the system's own hosts may set."""
+
+from typing import Annotated, Any
+
+import pytest
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, model_validator
+
+from broker.dead import DeathCertificate, Reason
+from broker.message import JobMessage
+from services.backfill.arxiv import ArxivSource
+from services.backfill.files import FileSource
+from services.backfill.sources import Item, Source
+from services.backfill.spec import BackfillSpec, Plan
+from services.context import JobContext
+from services.job_requests import InvalidRequest
+from services.letter_changes import Change, InvalidRedrive, changed
+from services.letters import LetterFilter
+from services.local_fields import LocalOnly, local_fields
+from services.outcomes import Done, Outcome
+from services.publishing import JobRequest, prepare
+from services.redrive_spec import RedriveSpec
+from services.redrive_stored import StoredLetter
+from services.registry import InvalidPayload, NotFromOutside, Registry, RegistryError, job
+
+HostPath = Annotated[str, LocalOnly("send the file")]
+
+
+class Part(BaseModel):
+    file: HostPath | None = None
+    parts: list["Part"] = Field(default_factory=list)
+
+
+class Everything(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+
+    marked: Annotated[str | None, LocalOnly()] = None
+    of_a_marked_type: HostPath | None = None
+    in_a_list: list[HostPath] = Field(default_factory=list)
+    by_name: dict[str, HostPath] | None = None
+    within: Part | None = None
+    renamed: HostPath | None = Field(default=None, alias="file")
+    chosen: HostPath | None = Field(default=None, validation_alias=AliasChoices("one", "other"))
+    derived: HostPath | None = None
+    plain: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, values: Any) -> Any:
+        plain = values.get("plain") or ""
+        return {**values, "derived": plain} if plain.startswith("/") else values
+
+
+@job("everything", worker="llm", lanes=("hot", "backfill"))
+async def everything(payload: Everything, ctx: JobContext) -> Outcome:
+    return Done({})
+
+
+@job("other", worker="llm", lanes=("hot",))
+async def other(payload: Part, ctx: JobContext) -> Outcome:
+    return Done({})
+
+
+REGISTRY = Registry.load(
+    [__name__, "services.ingest.jobs", "services.ingest.arxiv_jobs", "tests.support.jobs"]
+)
+EVERYTHING = REGISTRY.get("everything")
+UPLOAD = "uploads/incoming/0b0f6c1e"
+ENTRY = {
+    "id": "1605.08386",
+    "version": 1,
+    "title": "T",
+    "abstract": "A",
+    "published": "2016-05-26T17:59:46Z",
+    "updated": "2016-05-26T17:59:46Z",
+}
+
+
+def test_a_field_is_local_wherever_within_it_the_mark_stands() -> None:
+    assert set(local_fields(Everything)) == set(Everything.model_fields) - {"plain"}
+    assert local_fields(Everything)["of_a_marked_type"] == "send the file"
+    assert set(local_fields(Part)) == {"file", "parts"}
+    assert set(local_fields(RootModel[list[HostPath]])) == {"root"}
+    assert not local_fields(RootModel[list[str]])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"marked": "/a"},
+        {"of_a_marked_type": "/a"},
+        {"in_a_list": ["/a"]},
+        {"by_name": {"a": "/a"}},
+        {"within": {"parts": [{"parts": [{"file": "/a"}]}]}},
+        {"file": "/a"},
+        {"renamed": "/a"},
+        {"one": "/a"},
+        {"other": "/a"},
+        {"plain": "/a"},
+    ],
+)
+def test_nothing_from_outside_sets_one_under_any_name(payload: dict[str, Any]) -> None:
+    EVERYTHING.validate(payload)
+    with pytest.raises(NotFromOutside, match="can't be set from outside"):
+        EVERYTHING.validate_remote(payload)
+
+
+@pytest.mark.parametrize("payload", [{}, {"plain": "a"}, {"marked": None, "plain": "a"}])
+def test_everything_else_may_come_from_outside(payload: dict[str, Any]) -> None:
+    EVERYTHING.validate_remote(payload)
+
+
+@pytest.mark.parametrize(
+    ("payload", "vouched", "passes"),
+    [
+        ({"marked": "/a"}, {"marked": "/a"}, True),
+        ({"marked": "/a", "plain": "b"}, {"marked": "/a", "plain": 7}, True),
+        ({"marked": "/b"}, {"marked": "/a"}, False),
+        ({"marked": "/a", "in_a_list": ["/a"]}, {"marked": "/a"}, False),
+        ({"file": "/a"}, {"file": "/a"}, True),
+        ({"renamed": "/a"}, {"renamed": "/a"}, True),
+        ({"renamed": "/a", "file": "/b"}, {"renamed": "/a"}, False),
+        ({"one": "/a", "other": "/b"}, {"other": "/b"}, False),
+        ({"plain": "/a"}, {"plain": "/a"}, False),
+    ],
+)
+def test_what_was_there_before_passes(payload: Any, vouched: Any, passes: bool) -> None:
+    if passes:
+        EVERYTHING.validate_remote(payload, vouched)
+        return
+    with pytest.raises(NotFromOutside):
+        EVERYTHING.validate_remote(payload, vouched)
+
+
+def test_a_payload_whose_fields_nobody_can_see_is_not_declared() -> None:
+    class Opaque(BaseModel):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+
+        thing: LocalOnly
+
+    @job("opaque", worker="llm", lanes=("hot",))
+    async def opaque(payload: Opaque, ctx: JobContext) -> Outcome:
+        return Done({})
+
+    with pytest.raises(RegistryError, match="opaque' has no JSON Schema"):
+        Registry([opaque.__job_type__])  # type: ignore[attr-defined]
+
+
+# --- the pipeline's own -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job_type", "payload", "field"),
+    [
+        ("ingest_document", {"path": "/etc/passwd"}, "path"),
+        ("ingest_document", {"key": UPLOAD}, "key"),
+        ("extract_text", {"key": UPLOAD}, "key"),
+        ("ingest_arxiv", {"id": "1605.08386", "entry": ENTRY}, "entry"),
+    ],
+)
+def test_what_names_a_file_or_an_address_is_local(
+    job_type: str, payload: dict[str, Any], field: str
+) -> None:
+    request = JobRequest(f"hot.{job_type}", payload)
+    prepare(REGISTRY, request)
+    with pytest.raises(NotFromOutside) as refused:
+        prepare(REGISTRY, request, remote=True)
+    assert [each.field for each in refused.value.refused] == [field]
+    prepare(REGISTRY, JobRequest(f"hot.{job_type}", payload, vouched=payload), remote=True)
+
+
+@pytest.mark.parametrize("job_type", ["ingest_document", "extract_text"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "results/other/result.json",
+        "uploads/other/input.pdf",
+        "uploads/incoming/../other/input.pdf",
+        "uploads/incoming/a/b",
+        "uploads/incoming/",
+        f"{UPLOAD}\n",
+        f"/{UPLOAD}",
+    ],
+)
+def test_a_worker_takes_no_key_but_that_of_a_waiting_upload(job_type: str, key: str) -> None:
+    with pytest.raises(InvalidPayload, match="key"):
+        REGISTRY.get(job_type).validate({"key": key})
+
+
+# --- backfills --------------------------------------------------------------------------------
+
+
+def plan(source: type[Source], **spec: Any) -> Plan:
+    wanted = BackfillSpec.model_validate({"source": source.name, **spec})
+    return Plan.of("backfill-1", wanted, source, REGISTRY)
+
+
+def test_a_server_of_the_settings_vouches_for_its_items_and_a_file_does_not() -> None:
+    item = Item("1", {"id": ENTRY["id"], "entry": ENTRY}, {})
+    assert plan(ArxivSource).job(item).message.payload["entry"] == ENTRY
+    templated = plan(ArxivSource, payload={"id": "{id}", "entry": "{entry}", "force": True})
+    assert templated.job(item).message.payload["force"] is True
+    false = plan(ArxivSource, payload={"id": "{id}", "entry": {**ENTRY, "title": "{id}"}})
+    with pytest.raises(NotFromOutside):
+        false.job(item)
+    with pytest.raises(NotFromOutside):
+        plan(FileSource, job_type="ingest_arxiv").job(item)
+    local = plan(FileSource, job_type="ingest_arxiv", remote=False)
+    assert local.job(item).message.payload["entry"] == ENTRY
+
+
+def test_a_backfill_whose_origin_is_not_known_is_from_outside() -> None:
+    assert BackfillSpec(source="file").remote
+    assert RedriveSpec.from_json({"filter": {}, "change": {}}).remote
+    local = RedriveSpec(LetterFilter(), remote=False)
+    assert RedriveSpec.from_json(local.to_json()) == local
+
+
+# --- redrives ---------------------------------------------------------------------------------
+
+
+def letter(job_type: str, payload: dict[str, Any]) -> StoredLetter:
+    message = JobMessage(job_id="job-1", job_type=job_type, payload=payload)
+    certificate = DeathCertificate(Reason.EXHAUSTED, f"hot.{job_type}")
+    return StoredLetter("job-1", message.encode(), certificate)
+
+
+@pytest.mark.parametrize(
+    ("change", "passes"),
+    [
+        (Change(), True),
+        (Change(priority=3), True),
+        (Change(to="backfill.everything"), True),
+        (Change(merge={"plain": "c"}), True),
+        (Change(merge={"marked": None}), True),
+        (Change(merge={"marked": "/b"}), False),
+        (Change(merge={"renamed": "/b"}), False),
+        (Change(payload={"marked": "/a"}), True),
+        (Change(payload={"marked": "/b"}), False),
+        (Change(values={"payload.marked": "/b"}), False),
+        (Change(jq='.marked = "/b"'), False),
+    ],
+)
+def test_a_redrive_from_outside_leaves_local_fields_as_they_are(
+    change: Change, passes: bool
+) -> None:
+    dead = letter("everything", {"marked": "/a", "plain": "b"})
+    changed(dead, change, REGISTRY)
+    if passes:
+        changed(dead, change, REGISTRY, remote=True)
+        return
+    with pytest.raises(InvalidRedrive, match="can't be set from outside"):
+        changed(dead, change, REGISTRY, remote=True)
+
+
+def test_another_type_does_not_make_a_harmless_field_a_path() -> None:
+    dead = letter("noop", {"file": "/etc/passwd"})
+    with pytest.raises(InvalidRedrive, match="file can't be set from outside"):
+        changed(dead, Change(to="hot.other"), REGISTRY, remote=True)
+
+
+def test_a_payload_that_was_not_valid_is_mended_from_outside() -> None:
+    dead = letter("ingest_document", {"path": "/a", "filename": 7})
+    message, _ = changed(dead, Change(merge={"filename": "a"}), REGISTRY, remote=True)
+    assert message.payload == {"path": "/a", "filename": "a"}
+
+
+@pytest.mark.parametrize(
+    ("which", "change", "hint"),
+    [
+        ({}, {"merge": {"path": "/b"}}, "name the job_type in the filter"),
+        ({"job_type": "ingest_document"}, {"merge": {"path": "/b"}}, "POST /documents"),
+        ({"job_type": "noop"}, {"merge": {"path": "/b"}, "to": "hot.ingest_document"}, "path"),
+        ({}, {"payload": {"path": "/b"}}, "give `merge` with the other fields"),
+        ({"job_type": "everything"}, {"merge": {"file": "/b"}}, "renamed"),
+    ],
+)
+def test_a_change_that_names_one_is_refused_at_once(which: Any, change: Any, hint: str) -> None:
+    spec = RedriveSpec(LetterFilter(**which), Change(**change))
+    with pytest.raises(InvalidRequest, match=hint):
+        spec.check_remote(REGISTRY)
+
+
+@pytest.mark.parametrize(
+    ("which", "change"),
+    [
+        ({}, {}),
+        ({}, {"merge": {"path": None, "title": "T"}}),
+        ({"job_type": "noop"}, {"merge": {"path": "/b"}}),
+        ({}, {"merge": {"path": "/b"}, "to": "hot.noop"}),
+        ({"job_type": "unknown"}, {"merge": {"path": "/b"}}),
+    ],
+)
+def test_a_change_of_other_fields_is_not(which: Any, change: Any) -> None:
+    RedriveSpec(LetterFilter(**which), Change(**change)).check_remote(REGISTRY)
