@@ -1,10 +1,12 @@
 """Job types of a user's own, which the command line finds through JOBS_MODULES."""
 
 import asyncio
+from typing import Annotated
 
 from pydantic import BaseModel
 
 from services.context import JobContext
+from services.local_fields import LocalOnly
 from services.outcomes import Done, Outcome, PermanentError
 from services.registry import job
 
@@ -16,6 +18,7 @@ class Work(BaseModel):
     fail: bool = False
     seconds: float = 0
     """How long it takes."""
+    spool: Annotated[str | None, LocalOnly()] = None
 
 
 @job("work", worker="tester", lanes=("hot", "backfill"), timeout=60)

@@ -79,6 +79,17 @@ def test_a_dry_run_shows_the_jobs_and_leaves_nothing(jobctl: CommandLine) -> Non
     assert jobctl.json("backfill", "list") == []
 
 
+def test_on_the_host_a_backfill_may_name_its_files(jobctl: CommandLine) -> None:
+    with jobctl.worker(), jobctl.started("scheduler"):
+        done = jobctl.run(
+            *("backfill", "start", "file", "-", "--format", "lines", "--type", "work"),
+            *("--payload", '{"spool": "{item}"}', "--watch"),
+            stdin="/var/spool/a\n",
+        )
+    assert done.returncode == 0, done.stderr
+    assert "1 succeeded" in done.stdout
+
+
 def test_what_is_wrong_is_said_in_one_line(jobctl: CommandLine) -> None:
     start = ("backfill", "start")
     for arguments, code, text in (

@@ -134,6 +134,18 @@ def test_edit_shows_the_difference_and_redrives(
     assert metadata["edited_from"] == f"{job_id}/0"
 
 
+def test_on_the_host_a_redrive_may_name_its_files(
+    jobctl: CommandLine, dead_ids: list[str], tmp_path: Path
+) -> None:
+    first, second, _ = dead_ids
+    jobctl.ok("dead", "redrive", first, "--merge", '{"spool": "/var/spool/a"}')
+    command = editor(tmp_path, """echo '{"spool": "/var/spool/b"}' > "$1" """)
+    done = jobctl.run("dead", "edit", second, "--yes", EDITOR=command)
+    assert done.returncode == 0, done.stderr
+    spools = [jobctl.json("jobs", "show", each)["payload"]["spool"] for each in (first, second)]
+    assert spools == ["/var/spool/a", "/var/spool/b"]
+
+
 def test_edit_that_does_not_fit_is_refused(
     jobctl: CommandLine, dead_ids: list[str], tmp_path: Path
 ) -> None:
