@@ -34,6 +34,11 @@ class ManagementError(BrokerError):
 class PublishError(BrokerError):
     """The broker did not take the message; the subclass says why."""
 
+    @property
+    def left_nothing(self) -> bool:
+        """Whether nothing of the message is on the broker, or may be."""
+        return True
+
 
 class Refused(PublishError):
     """The broker answered with a nack: the message is in no queue that it was meant for."""
@@ -51,6 +56,10 @@ class LaneFull(Refused):
         self.dead_lettered = dead_lettered
         fate = "it waits in jobs.dead" if dead_lettered else "nothing was kept: publish it later"
         super().__init__(f"the lane of {routing_key!r} is full; {fate}")
+
+    @property
+    def left_nothing(self) -> bool:
+        return not self.dead_lettered
 
 
 class Unroutable(PublishError):
@@ -78,3 +87,7 @@ class BrokerAway(PublishError):
     def __init__(self, message: str, *, maybe_accepted: bool) -> None:
         self.maybe_accepted = maybe_accepted
         super().__init__(message)
+
+    @property
+    def left_nothing(self) -> bool:
+        return not self.maybe_accepted

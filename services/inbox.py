@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from broker.errors import LaneFull, PublishError
+from broker.errors import PublishError
 from services.ingest.documents import Upload, receive
 from services.ingest.text import clean
 from services.inline import InlineRunner
@@ -101,7 +101,7 @@ class Inbox:
         try:
             return await self._starter.publish(request)
         except PublishError as error:
-            if not _may_be_kept(error):
+            if error.left_nothing:
                 await self.discard(upload)
             raise
         except (InvalidJob, InvalidPayload):
@@ -112,9 +112,3 @@ class Inbox:
         """Inline, return when the job and all that follow from it have ended; else at once."""
         if self._inline is not None and job_id is not None:
             await self._inline.finish(job_id)
-
-
-def _may_be_kept(error: PublishError) -> bool:
-    """Whether a job that reads the upload may be on the broker although it was refused."""
-    overflowed = isinstance(error, LaneFull) and error.dead_lettered
-    return overflowed or bool(getattr(error, "maybe_accepted", False))

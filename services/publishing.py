@@ -2,6 +2,10 @@
 
 The record comes first (`pending`), then the confirmed publish, then the mark (`queued`). A crash
 in between leaves a `pending` record, which the scheduler publishes again: the outbox.
+
+A job that was recorded before is the earlier request's, or the scheduler's: it is not sent a second
+time from here. A job that the broker refuses is taken back, unless another request was told of it
+meanwhile; then it is kept, and will run. So an error says that nothing was kept, or what of it was.
 """
 
 from __future__ import annotations
@@ -19,7 +23,15 @@ from broker.errors import LaneFull, PublishError
 from broker.lanes import lane_named, split_routing_key
 from broker.message import MAX_BODY_BYTES, MAX_PRIORITY, JobMessage, Metadata, describe, now
 from broker.publisher import Accepted, Outgoing, Publisher
-from services.ledger import Existing, IdempotencyConflict, Ledger, NewJob, Recorded, State
+from services.ledger import (
+    Created,
+    Existing,
+    IdempotencyConflict,
+    Ledger,
+    NewJob,
+    Recorded,
+    State,
+)
 from services.outcomes import Job
 from services.registry import InvalidPayload, JobType, Registry
 
@@ -60,7 +72,8 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The job is in its lane (`queued`), or waits for its time (`scheduled`)."""
+    """The job is in its lane (`queued`), waits for its time (`scheduled`), or is recorded
+    (`pending`): the scheduler publishes it. A duplicate may be in any state."""
 
     job_id: str
     routing_key: str
@@ -250,6 +263,7 @@ class JobPublisher:
             _known(job, record) for job, record in zip(jobs, recorded, strict=True)
         ]
         due = [index for index, outcome in enumerate(outcomes) if outcome is None]
+        refused: dict[int, Created] = {}
         results = await self._publisher.publish_many(
             Outgoing(jobs[index].message, jobs[index].routing_key) for index in due
         )
@@ -260,18 +274,20 @@ class JobPublisher:
                 outcomes[index] = Published(result.job_id, result.routing_key, State.QUEUED)
             else:
                 outcomes[index] = result
-                await self._refused(jobs[index], result)
+                made = recorded[index]
+                if isinstance(result, LaneFull) and result.dead_lettered:
+                    await self._ledger.mark_overflowed(jobs[index].message.job_id, time.time())
+                elif result.left_nothing and isinstance(made, Created):
+                    refused[index] = made
         if accepted:
             await self._ledger.mark_queued(accepted, time.time())
+        if refused:
+            kept = await self._ledger.take_back(list(refused.values()))
+            for index, state in zip(refused, kept, strict=True):
+                if state is not None:
+                    job = jobs[index]
+                    outcomes[index] = Published(job.message.job_id, job.routing_key, state)
         return [outcome for outcome in outcomes if outcome is not None]
-
-    async def _refused(self, job: NewJob, error: PublishError) -> None:
-        job_id = job.message.job_id
-        if isinstance(error, LaneFull) and error.dead_lettered:
-            await self._ledger.mark_overflowed(job_id, time.time())
-        elif not getattr(error, "maybe_accepted", False):
-            # Nothing of it is on the broker, and the caller is told: leave nothing half done.
-            await self._ledger.discard_pending(job_id)
 
 
 def _known(job: NewJob, record: Recorded | IdempotencyConflict) -> PublishOutcome | None:
@@ -279,8 +295,6 @@ def _known(job: NewJob, record: Recorded | IdempotencyConflict) -> PublishOutcom
     if isinstance(record, IdempotencyConflict):
         return record
     if isinstance(record, Existing):
-        if record.state is State.PENDING and record.job_id == job.message.job_id:
-            return None  # recorded by an earlier try that did not get to publish it
         return Published(record.job_id, job.routing_key, record.state, duplicate=True)
     if job.run_at is not None:
         return Published(record.job_id, job.routing_key, State.SCHEDULED)

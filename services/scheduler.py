@@ -19,7 +19,7 @@ from broker.message import now
 from broker.publisher import Accepted, Outgoing, Publisher
 from services.dead_letters import DeadLetterIndexer
 from services.instance import new_instance_id
-from services.ledger import JobRecord, Ledger, LedgerError, to_message
+from services.ledger import JobRecord, Ledger, LedgerError, State, to_message
 from services.registry import Registry
 from services.settings import Settings
 
@@ -132,12 +132,23 @@ class Scheduler:
         full: set[tuple[str, str]] = set()
         while True:
             due = await fetch(BATCH, without=full)
-            accepted = set(await self._publish(due, turn))
+            kept = await self._rely_on(due)
+            accepted = set(await self._publish(kept, turn))
             number += len(accepted)
-            refused = {(each.lane, each.worker) for each in due if each.id not in accepted}
+            refused = {(each.lane, each.worker) for each in kept if each.id not in accepted}
             if len(due) < BATCH or not refused:
                 return number
             full |= refused
+
+    async def _rely_on(self, due: list[JobRecord]) -> list[JobRecord]:
+        """Those that are still there to be published. Whoever recorded one may be slow and not
+        dead: from now on it can't take back what is published here."""
+        held = [each.id for each in due if each.state is State.PENDING and each.claim_id]
+        if not held:
+            return due
+        states = await self._ledger.rely_on(held)
+        gone = {each for each in held if states.get(each) is not State.PENDING}
+        return [each for each in due if each.id not in gone]
 
     async def _publish_silent(self, turn: Turn) -> int:
         """Publish what silent workers run, once for each claim.

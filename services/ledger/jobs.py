@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from sqlalchemy import Connection, insert, literal, select, text, update
 
@@ -12,9 +13,11 @@ from services.ledger.codec import to_json
 from services.ledger.dialect import keys_condition, keys_parameter
 from services.ledger.errors import IdempotencyConflict
 from services.ledger.requests import ClaimRequest, FinishRequest, NewJob
-from services.ledger.results import CancelResult, ClaimResult, Recorded
+from services.ledger.results import CancelResult, ClaimResult, Created, Recorded
 from services.ledger.states import UNCONFIRMED, AttemptOutcome, State
 from services.ledger.tables import attempts, jobs
+
+Answer = TypeVar("Answer")
 
 MANY = 100
 """Jobs from which a change that is the same for all is one statement of its own."""
@@ -53,12 +56,7 @@ class JobWrites(LedgerBase):
         answers = await self._committer.submit_many(
             [ops.MarkQueued(job_id, queued_at) for job_id in job_ids]
         )
-        changed = 0
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-            changed += answer
-        return changed
+        return sum(_all_of(answers))
 
     async def _mark_many_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
         """In one statement, for the rule is simple (`rules.may_queue`): rows that are loaded,
@@ -75,9 +73,18 @@ class JobWrites(LedgerBase):
             lambda connection: connection.execute(statement, parameters).rowcount
         )
 
-    async def discard_pending(self, job_id: str) -> bool:
-        """Forget a job whose publish was refused; False when it is not `pending` any more."""
-        return await self._committer.submit(ops.Discard(job_id))
+    async def rely_on(self, job_ids: Sequence[str]) -> dict[str, State]:
+        """Rely on jobs that others have recorded: none of these is taken back any more. Returns
+        the states of those that are there; one that is missing was taken back before."""
+        answers = await self._committer.submit_many([ops.Rely(job_id) for job_id in job_ids])
+        states = zip(job_ids, _all_of(answers), strict=True)
+        return {job_id: state for job_id, state in states if state is not None}
+
+    async def take_back(self, made: Sequence[Created]) -> list[State | None]:
+        """Forget jobs whose publish was refused, as `record` answered for them. In order: None
+        for one of which nothing is left, and its state for one that is kept, because somebody
+        else has been told of it meanwhile: `pending`, it will be run."""
+        return _all_of(await self._committer.submit_many([ops.TakeBack(each) for each in made]))
 
     async def mark_overflowed(self, job_id: str, now: float) -> bool:
         """The job's lane was full and it waits in `jobs.dead`; False when it has gone on."""
@@ -131,6 +138,16 @@ class JobWrites(LedgerBase):
             return len(ids)
 
         return await self._database.write(work)
+
+
+def _all_of(answers: Sequence[Answer | BaseException]) -> list[Answer]:
+    """The answers, where there is no error among them; else the first error is raised."""
+    found: list[Answer] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        found.append(answer)
+    return found
 
 
 _RELEASED = ("job_id", "redrive", "attempt", "worker_id", "started_at", "finished_at", "outcome")

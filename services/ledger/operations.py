@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
+from uuid import uuid4
 
 from services.ledger import rules
 from services.ledger.codec import clean, fingerprint, message_columns
@@ -25,7 +26,7 @@ from services.ledger.results import (
     Recorded,
     Running,
 )
-from services.ledger.rows import KeyHolder, Rows, new_row
+from services.ledger.rows import JobRow, KeyHolder, Rows, new_row
 from services.ledger.states import FINISHED, AttemptOutcome, State
 
 Answer_co = TypeVar("Answer_co", covariant=True)
@@ -48,13 +49,15 @@ class Operation(Protocol[Answer_co]):
 class Record:
     """Make a job's row. Encodes the message at once, so its caller gets what is wrong with it."""
 
-    __slots__ = ("_columns",)
+    __slots__ = ("_columns", "_receipt")
     order: ClassVar[int] = 1
 
     def __init__(self, job: NewJob) -> None:
         columns = _new_columns(job)
         columns["state"] = State.PENDING if job.run_at is None else State.SCHEDULED
         columns["run_at"] = job.run_at
+        # Of this operation and no other: applied again, it knows the row that it has made.
+        self._receipt = columns["claim_id"] = uuid4().hex
         key = clean(job.idempotency_key)
         if key is not None:
             columns["idempotency_key"] = key
@@ -77,14 +80,36 @@ class Record:
         if key is not None and holder is not None:
             if holder.fingerprint != self._columns["fingerprint"]:
                 raise IdempotencyConflict(key, holder.job_id)
-            return Existing(holder.job_id, rows.jobs[holder.job_id].state)
+            return self._known(rows.jobs[holder.job_id])
         known = rows.jobs.get(self.job_id)
         if known is not None:
-            return Existing(known.id, known.state)
+            return self._known(known)
         if key is not None:
             rows.keys[key] = KeyHolder(self.job_id, self._columns["fingerprint"])
         rows.jobs[self.job_id] = new_row(self._columns)
-        return Created(self.job_id)
+        return Created(self.job_id, self._receipt)
+
+    def _known(self, row: JobRow) -> Recorded:
+        if rules.is_held_by(row, self._receipt):
+            return Created(row.id, self._receipt)  # its first answer was lost on the way
+        _share(row)
+        return Existing(row.id, row.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Rely:
+    """Somebody relies on a job that another has recorded: it is not taken back any more."""
+
+    order: ClassVar[int] = 2
+    job_id: str
+
+    def apply(self, rows: Rows) -> State | None:
+        """The job's state, None where there is none (any more)."""
+        row = rows.jobs.get(self.job_id)
+        if row is None:
+            return None
+        _share(row)
+        return row.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +127,6 @@ class MarkQueued:
         row.state = State.QUEUED
         row.queued_at = row.updated_at = self.at
         row.changed = True
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """The broker refused the job: forget it."""
-
-    order: ClassVar[int] = 2
-    job_id: str
-
-    def apply(self, rows: Rows) -> bool:
-        row = rows.jobs.get(self.job_id)
-        if row is None or row.state is not State.PENDING:
-            return False
-        del rows.jobs[self.job_id]
-        if row.new is None:
-            rows.deleted.append(self.job_id)
         return True
 
 
@@ -246,6 +254,31 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeBack:
+    """The broker refused the job: forget it, unless anybody else relies on it. Comes last, for
+    that may be in the same transaction."""
+
+    order: ClassVar[int] = 6
+    made: Created
+
+    @property
+    def job_id(self) -> str:
+        return self.made.job_id
+
+    def apply(self, rows: Rows) -> State | None:
+        """The state in which the job is kept; None when nothing of it is left."""
+        row = rows.jobs.get(self.job_id)
+        if row is None:
+            return None
+        if not rules.is_held_by(row, self.made.receipt):
+            return row.state
+        del rows.jobs[self.job_id]
+        if row.new is None:
+            rows.deleted.append(self.job_id)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class Unredrive:
     """A redrive is taken back: the copy in its lane is not to run, and the job is what it was.
 
@@ -297,6 +330,12 @@ class Bury:
                 row.attempts = max(row.attempts, letter.attempts)
         row.end(State.DEAD, letter.dead_at, clean(letter.reason), error_type, error_message)
         return True
+
+
+def _share(row: JobRow) -> None:
+    if rules.is_held(row):
+        row.claim_id = None
+        row.changed = True
 
 
 def _new_columns(job: NewJob | ClaimRequest) -> dict[str, Any]:

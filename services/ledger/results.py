@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from services.ledger.states import State
@@ -16,6 +16,8 @@ class Created:
     """The job was recorded now."""
 
     job_id: str
+    receipt: str = field(default="", compare=False)
+    """With it the record can be taken back, for as long as nobody else relies on it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ class JobRow:
     crashes: int
     worker_id: str | None = None
     claim_id: str | None = None
+    """Whose the job is for now: the claim of the worker that runs it; while it is pending, the
+    receipt of the request that recorded it, and None once anybody else relies on it."""
     started_at: float | None = None
     queued_at: float | None = None
     finished_at: float | None = None
@@ -62,6 +64,7 @@ def new_row(columns: Mapping[str, Any]) -> JobRow:
         redrives=columns["redrives"],
         attempts=columns["attempts"],
         crashes=0,
+        claim_id=columns.get("claim_id"),
         queued_at=columns["queued_at"],
         updated_at=columns["updated_at"],
         new=columns,

@@ -1,4 +1,5 @@
-"""Who may run a job, and whose end of it counts: pure decisions on one row.
+"""Who may run a job, whose end of it counts, and who may take its record back: pure decisions on
+one row.
 
 A message's generation is `(redrives, attempts)`. Of all copies of a job that the broker may
 deliver, the ledger lets one run at a time, and never one that is older than what it has seen.
@@ -41,6 +42,21 @@ def owns(row: JobRow | None, request: FinishRequest) -> bool:
         return False
     # The same end a second time: its first answer was lost on the way.
     return row.state is State.RUNNING or row.state is request.state
+
+
+def is_held_by(row: JobRow, receipt: str | None) -> bool:
+    """Whether the record is that of one request alone, which may take it back: its receipt says
+    so for as long as the job is pending and nobody else was told of it.
+
+    What one request has accepted, no other may discard. So a request never takes back what it
+    found, and whoever finds a record and relies on it ends its maker's right to do so.
+    """
+    return row.state is State.PENDING and receipt is not None and row.claim_id == receipt
+
+
+def is_held(row: JobRow) -> bool:
+    """Whether some request may still take the record back."""
+    return is_held_by(row, row.claim_id)
 
 
 def may_queue(row: JobRow | None) -> bool:

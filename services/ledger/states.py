@@ -68,4 +68,5 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
         State.CANCELLED: frozenset(),
     }
 )
-"""Every change of state that the ledger makes. A row may also be deleted while `pending`."""
+"""Every change of state that the ledger makes. A row may also be deleted while `pending`,
+by the request that recorded it, for as long as nobody else relies on it."""

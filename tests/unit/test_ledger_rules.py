@@ -5,7 +5,14 @@ import pytest
 from broker.message import JobMessage, Metadata
 from services.ledger import Claimed, ClaimRequest, ClaimResult, Finished, HeldBy, State, Superseded
 from services.ledger.rows import JobRow
-from services.ledger.rules import decide_claim, may_overflow, may_queue, may_redrive
+from services.ledger.rules import (
+    decide_claim,
+    is_held,
+    is_held_by,
+    may_overflow,
+    may_queue,
+    may_redrive,
+)
 from services.ledger.states import TRANSITIONS
 
 HELD = HeldBy("worker-1", "claim-1")
@@ -71,3 +78,23 @@ def test_the_rules_keep_to_the_table_of_transitions(state: State) -> None:
         assert State.QUEUED in TRANSITIONS[state]
     if may_overflow(row(state)):
         assert State.DEAD in TRANSITIONS[state]
+
+
+@pytest.mark.parametrize(
+    ("state", "holder", "receipt", "may"),
+    [
+        (State.PENDING, "mine", "mine", True),
+        (State.PENDING, "mine", "another's", False),
+        (State.PENDING, "mine", "", False),
+        (State.PENDING, "mine", None, False),
+        (State.PENDING, None, "mine", False),  # somebody else was told of it
+        (State.PENDING, None, None, False),
+        *((state, "mine", "mine", False) for state in State if state is not State.PENDING),
+    ],
+)
+def test_who_may_take_a_record_back(
+    state: State, holder: str | None, receipt: str | None, may: bool
+) -> None:
+    known = JobRow("job-1", state, 0, 0, 0, claim_id=holder)
+    assert is_held_by(known, receipt) is may
+    assert is_held(known) is (state is State.PENDING and holder is not None)

@@ -47,16 +47,6 @@ async def test_a_late_confirm_leaves_a_claimed_or_finished_job_alone(
     assert (first.state, second.state) == (State.RUNNING, State.SUCCEEDED)
 
 
-async def test_a_refused_job_is_forgotten_while_it_is_pending(ledger: Ledger) -> None:
-    await ledger.record(new_job())
-    assert await ledger.discard_pending("job-1")
-    assert not await ledger.discard_pending("job-1")
-    assert await ledger.get("job-1") is None
-    await ledger.record(new_job())
-    await ledger.claim(claim())
-    assert not await ledger.discard_pending("job-1")
-
-
 async def test_a_job_without_room_in_its_lane_is_dead_as_overflowed(ledger: Ledger) -> None:
     await ledger.record(new_job())
     assert await ledger.mark_overflowed("job-1", NOW)

@@ -1,0 +1,181 @@
+"""What one request has accepted, no other discards: the same job again, and the broker refuses."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from broker.errors import LaneFull, PublishError, Unroutable
+from broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE
+from broker.publisher import Outgoing, Publisher, Result
+from services.ledger import Created, Ledger, State
+from services.publishing import JobPublisher, JobRequest, Published, prepare
+from services.scheduler import Pace, Scheduler
+from tests.support.brokers import TestBroker
+from tests.support.jobs import journal
+from tests.support.system import System, declare, lanes_with, open_system
+
+AT_ONCE = Pace(turn=0.05, pending=0.0)
+KEYED = JobRequest("backfill.noop", {"n": 1}, idempotency_key="k")
+
+
+@pytest.fixture
+async def system(broker310: TestBroker, database_url: str) -> AsyncIterator[System]:
+    lanes = lanes_with(max_length={"backfill": 1})
+    async with open_system(broker310, database_url, lanes=lanes) as opened:
+        yield opened
+
+
+@dataclass
+class SlowPublisher(Publisher):
+    """Hands on to the real one, whose answers reach its caller when the test says so."""
+
+    behind: Publisher
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:
+        results = await self.behind.publish_many(jobs)
+        self.answered.set()
+        await self.go_on.wait()
+        return results
+
+
+@asynccontextmanager
+async def outbox(system: System) -> AsyncIterator[Scheduler]:
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=AT_ONCE)
+    try:
+        yield scheduler
+    finally:
+        await scheduler.close()
+
+
+async def runs_once(system: System, job_id: str) -> None:
+    """Let the outbox and a worker do what is to be done."""
+    await system.start_worker("llm")
+    async with outbox(system) as scheduler, asyncio.timeout(20):
+        while await system.state(job_id) is not State.SUCCEEDED:
+            await scheduler.turn()
+            await asyncio.sleep(0.02)
+    await system.stop_workers()
+    assert journal.runs(job_id) == 1
+
+
+async def accepted_pending(system: System, request: JobRequest) -> str:
+    """A job that its request recorded, and left to the outbox."""
+    new = prepare(system.registry, request)
+    await system.ledger.record(new)
+    return new.message.job_id
+
+
+async def test_a_full_lane_does_not_discard_what_was_accepted_before(system: System) -> None:
+    job_id = await accepted_pending(system, KEYED)
+    await system.publish_foreign("backfill.noop")
+    with pytest.raises(LaneFull):
+        await system.publish("backfill.noop", job_id="another")
+    assert await system.state("another") is None
+    for _ in range(2):
+        again = await system.jobs.publish(KEYED)
+        assert again == Published(job_id, "backfill.noop", State.PENDING, duplicate=True)
+    await runs_once(system, job_id)
+
+
+async def test_a_missing_route_does_not_discard_what_was_accepted_before(system: System) -> None:
+    job_id = await accepted_pending(system, KEYED)
+    async with system.channel() as channel:
+        for queue in ("backfill.llm", DEAD_QUEUE, DEAD_LOG_QUEUE):  # else it is a dead letter
+            await channel.queue_delete(queue)
+    with pytest.raises(Unroutable):
+        await system.publish("backfill.noop", job_id="another")
+    assert await system.state("another") is None
+    assert (await system.jobs.publish(KEYED)).state is State.PENDING
+    await declare(system.broker, system.registry, lanes=system.lanes)
+    await runs_once(system, job_id)
+
+
+async def test_a_request_that_is_refused_after_another_was_told_keeps_the_job(
+    system: System,
+) -> None:
+    await system.publish_foreign("backfill.noop")
+    slow = SlowPublisher(system.wire)
+    first = JobPublisher(system.registry, system.ledger, slow)
+    refused = asyncio.create_task(
+        first.publish_many([KEYED, JobRequest("backfill.noop", {}, job_id="alone")])
+    )
+    await slow.answered.wait()
+    told = await system.jobs.publish(KEYED)
+    assert (told.state, told.duplicate) == (State.PENDING, True)
+    slow.go_on.set()
+    kept, alone = await refused
+    assert kept == Published(told.job_id, "backfill.noop", State.PENDING)
+    assert isinstance(alone, LaneFull)
+    assert await system.state("alone") is None
+    await runs_once(system, told.job_id)
+
+
+async def test_one_job_twice_in_a_batch_that_is_refused_is_kept(system: System) -> None:
+    await system.publish_foreign("backfill.noop")
+    first, second = await system.jobs.publish_many([KEYED, KEYED])
+    assert isinstance(first, Published)
+    assert isinstance(second, Published)
+    assert (first.job_id, first.state) == (second.job_id, State.PENDING)
+    await runs_once(system, first.job_id)
+
+
+async def test_requests_at_the_same_time_are_all_told_what_is_true(
+    system: System, database_url: str
+) -> None:
+    await system.publish_foreign("backfill.noop")
+    async with await Ledger.open(database_url) as other:
+        doors = [system.jobs, JobPublisher(system.registry, other, system.wire)]
+        keys = [f"k{number}" for number in range(10)]
+
+        async def ask(door: JobPublisher, key: str) -> tuple[str, Published | None]:
+            request = JobRequest("backfill.noop", {}, idempotency_key=key)
+            try:
+                return key, await door.publish(request)
+            except PublishError:
+                return key, None
+
+        answers = await asyncio.gather(*(ask(door, key) for key in keys for door in doors * 2))
+    ids = {published.job_id for _, published in answers if published is not None}
+    assert set(await system.ledger.states(list(ids))) == ids
+    for job_id in ids:
+        assert await system.state(job_id) is State.PENDING
+
+
+async def test_what_the_outbox_publishes_its_slow_recorder_can_not_take_back(
+    system: System,
+) -> None:
+    await system.publish_foreign("backfill.noop")
+    slow = SlowPublisher(system.wire)
+    first = JobPublisher(system.registry, system.ledger, slow)
+    refused = asyncio.create_task(first.publish(KEYED))
+    await slow.answered.wait()
+    async with outbox(system) as scheduler:
+        assert (await scheduler.turn()).refused == 1  # tried, and to be tried again
+    slow.go_on.set()
+    kept = await refused
+    assert kept.state is State.PENDING
+    await runs_once(system, kept.job_id)
+
+
+async def test_what_was_taken_back_before_the_outbox_came_to_it_is_not_sent(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (made,) = await system.ledger.record_many([prepare(system.registry, KEYED)])
+    assert isinstance(made, Created)
+    fetch = system.ledger.due_pending
+
+    async def and_then_it_goes(*arguments, **options):
+        found = await fetch(*arguments, **options)
+        await system.ledger.take_back([made])
+        return found
+
+    monkeypatch.setattr(system.ledger, "due_pending", and_then_it_goes)
+    async with outbox(system) as scheduler:
+        turn = await scheduler.turn()
+    assert (turn.outbox, turn.refused) == (0, 0)
+    assert await system.ready("backfill.llm") == 0
