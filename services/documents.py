@@ -145,12 +145,12 @@ class DocumentDesk:
         document_id = document_id_of(upload.sha256)
         known = await self._ledger.find_document(upload.sha256, about.source)
         if known is not None:
-            runs = await self._runs_of(known.id, known)
+            runs = await self._kept_runs_of(known.id, known)
             status = status_of(known.id, known, runs.latest)
             if status.is_finished or (runs.is_open and status.state != FAILED):
                 return Submitted(status, duplicate=True)
         if known is None or known.id != document_id:
-            runs = await self._runs_of(document_id, None)
+            runs = await self._kept_runs_of(document_id, None)
             if runs.is_open:
                 return Submitted(await self.status(document_id), duplicate=True)
         request = JobRequest(
@@ -183,8 +183,17 @@ class DocumentDesk:
         return status_of(document_id, document, jobs)
 
     async def _runs_of(self, document_id: str, document: Document | None) -> _Runs:
-        first = _run_of(document) if document else _run_id(document_id)
+        first = _run_of(document) if document else run_id(document_id)
         return (await self._runs({document_id: first}))[document_id]
+
+    async def _kept_runs_of(self, document_id: str, document: Document | None) -> _Runs:
+        """The same, to be relied on: the sender of a job that the broker has still to confirm
+        can't take it back any more, and one that was taken back is not among them."""
+        while True:
+            runs = await self._runs_of(document_id, document)
+            pending = [job.id for job in runs.latest if job.state is State.PENDING]
+            if not pending or len(await self._ledger.rely_on(pending)) == len(pending):
+                return runs
 
     async def _runs(self, first: Mapping[str, str]) -> dict[str, _Runs]:
         """The runs of each document, from the one that its record knows on: one that has ended is
@@ -197,7 +206,7 @@ class DocumentDesk:
             jobs = await self._ledger.pipelines(wanted.values())
             there = {each: run for each, run in wanted.items() if run in jobs}
             for each, run in there.items():
-                found[each].add(jobs[run], next_id=_run_id(each, after=run))
+                found[each].add(jobs[run], next_id=run_id(each, after=run))
             wanted = {each: found[each].next_id for each in there if not found[each].is_open}
         return found
 
@@ -255,10 +264,10 @@ class DocumentDesk:
 
 def _run_of(document: Document) -> str:
     """The run that its record knows."""
-    return document.pipeline or _run_id(document.id)
+    return document.pipeline or run_id(document.id)
 
 
-def _run_id(document_id: str, after: str | None = None) -> str:
+def run_id(document_id: str, after: str | None = None) -> str:
     """The first job of a run: the same for all who send the file at the same time, so that they
     start one pipeline."""
     return str(uuid5(_RUNS, f"{document_id}/{after or ''}"))

@@ -1,8 +1,13 @@
 """Broker or ledger away, and an API that dies between record and publish: nothing is lost."""
 
 import asyncio
+import hashlib
+import json
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -10,13 +15,19 @@ import pytest
 from pydantic import SecretStr
 
 from broker.node import LocalNode
+from services.documents import run_id
 from services.ledger import JobFilter, State
+from services.publishing import JobRequest, Published, prepare
+from services.registry import BUILT_IN_MODULES
 from services.scheduler import Pace, Scheduler
-from tests.support.api_server import RunningApi, api_process, problem, serving
+from services.stages import document_id_of
+from tests.integration.api.document_server import send
+from tests.support.api_server import RunningApi, api_process, environment_of, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
+from tests.support.jobs import journal
 from tests.support.postgres import PostgresServer
-from tests.support.system import System, open_system
+from tests.support.system import JOB_MODULES, System, open_system
 from tests.support.tcp_proxy import TcpProxy
 
 NOOP = {"routing_key": "hot.noop"}
@@ -143,8 +154,7 @@ async def test_an_alarm_is_told_at_once_and_leaves_nothing(
 ) -> None:
     node, system, api = mortal
     before = len((await system.ledger.list_jobs()).items)
-    await asyncio.to_thread(node.rabbitmqctl, "set_vm_memory_high_watermark", "0.0000001")
-    try:
+    async with alarm(node):
         pending = 0
         async with asyncio.timeout(30):
             while True:
@@ -155,8 +165,97 @@ async def test_an_alarm_is_told_at_once_and_leaves_nothing(
                 pending += 1
         problem(answer, 503, "broker-away")
         assert len((await system.ledger.list_jobs()).items) == before + pending
+
+
+@asynccontextmanager
+async def alarm(node: LocalNode) -> AsyncIterator[None]:
+    """A memory alarm, for as long as that."""
+    watermark = partial(asyncio.to_thread, node.rabbitmqctl, "set_vm_memory_high_watermark")
+    await watermark("0.0000001")
+    try:
+        yield
     finally:
-        await asyncio.to_thread(node.rabbitmqctl, "set_vm_memory_high_watermark", "0.4")
+        await watermark("0.4")
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_and_runs_once(
+    own_node: Callable[..., LocalNode], database_url: str, tmp_path: Path
+) -> None:
+    node = own_node()
+    broker = TestBroker("3.10", "classic", "/", node)
+    async with (
+        open_system(
+            broker, database_url, data_dir=tmp_path, modules=(*BUILT_IN_MODULES, *JOB_MODULES)
+        ) as system,
+        serving(system.settings) as api,
+        serving(system.settings) as other,
+    ):
+        assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
+        body = {"routing_key": "hot.noop", "payload": {"n": 7}}
+        key = {"Idempotency-Key": "k"}
+        async with alarm(node):
+            first = await api.client.post("/jobs", json=body, headers=key)
+            assert (first.status_code, first.json()["state"]) == (202, "pending"), first.text
+            job_id = first.json()["job_id"]
+            problem(await api.client.post("/jobs", json=body), 503, "broker-away")
+            for door in (api, api, other):
+                again = await door.client.post("/jobs", json=body, headers=key)
+                assert again.status_code == 202, again.text
+                told = again.json()
+                assert (told["job_id"], told["state"]) == (job_id, "pending")
+                assert told["duplicate"]
+            by_command = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "cli.main", "publish", "hot.noop", "--json"),
+                *("--payload", '{"n": 7}', "--key", "k"),
+                env=environment_of(system.settings),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            printed, _ = await by_command.communicate()
+            assert (by_command.returncode, json.loads(printed)["job_id"]) == (0, job_id)
+            batch = await system.jobs.publish_many(
+                [JobRequest("hot.noop", {"n": 7}, idempotency_key="k")] * 2
+            )
+            assert [each.duplicate for each in batch if isinstance(each, Published)] == [True] * 2
+
+            text = b"# The tide\n\nIt rises twice a day, and nobody is asked."
+            sent = [await send(api.client, text, name="tide.md") for _ in range(2)]
+            codes = [each.status_code for each in sent]
+            listed = (await system.ledger.list_jobs(JobFilter(job_type="ingest_document"))).items
+            waiting = list((tmp_path / "files" / "uploads" / "incoming").iterdir())
+            # Refused, it has left neither a job nor a file.
+            assert (codes, listed, waiting) == ([503, 503], (), [])
+            document = prepare_pending_upload(tmp_path, text)
+            new = prepare(system.registry, document)
+            await system.ledger.record(new)
+            again = await send(api.client, text, name="tide.md")
+            assert (again.status_code, again.json()["duplicate"]) == (200, True), again.text
+            # The file of the one that was accepted is there, and that of the other is not.
+            (kept,) = (tmp_path / "files" / "uploads" / "incoming").iterdir()
+            assert kept.name == "accepted"
+        scheduler = await heal(system)
+        scheduling = asyncio.create_task(scheduler.run())
+        await system.start_worker("llm")
+        await system.start_worker("ingest")
+        await system.wait_for_state(job_id, State.SUCCEEDED, timeout=60)
+        await system.wait_for_state(new.message.job_id, State.SUCCEEDED, timeout=60)
+        scheduler.stop()
+        await scheduling
+        await system.stop_workers()
+        assert journal.runs(job_id) == 1
+
+
+def prepare_pending_upload(directory: Path, content: bytes) -> JobRequest:
+    """A document that was accepted before, whose job the broker has still to confirm."""
+    (directory / "files" / "uploads" / "incoming" / "accepted").write_bytes(content)
+    document_id = document_id_of(hashlib.sha256(content).hexdigest())
+    return JobRequest(
+        "hot.ingest_document",
+        {"key": "uploads/incoming/accepted", "filename": "tide.md"},
+        source="api",
+        job_id=run_id(document_id),
+    )
 
 
 @pytest.mark.chaos

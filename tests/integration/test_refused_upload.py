@@ -1,0 +1,67 @@
+"""A refused upload leaves nothing, and takes nothing from one that was accepted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.errors import LaneFull
+from services.documents import DocumentDesk
+from services.inbox import About, Inbox
+from services.ledger import State
+from services.publishing import JobPublisher
+from services.registry import BUILT_IN_MODULES
+from tests.integration.test_refused_again import SlowPublisher
+from tests.support.brokers import TestBroker
+from tests.support.system import System, lanes_with, open_system
+
+ABOUT = About(filename="tide.md", lane="backfill")
+
+
+@pytest.fixture
+async def system(broker310: TestBroker, database_url: str, tmp_path: Path) -> AsyncIterator[System]:
+    lanes = lanes_with(max_length={"backfill": 1})
+    async with open_system(
+        broker310, database_url, modules=BUILT_IN_MODULES, lanes=lanes, data_dir=tmp_path
+    ) as opened:
+        yield opened
+
+
+async def text() -> AsyncIterator[bytes]:
+    yield b"# The tide\n\nIt rises twice a day, and nobody is asked."
+
+
+def waiting_files(system: System) -> list[str]:
+    folder = system.settings.data_dir / "files" / "uploads" / "incoming"
+    return sorted(f"uploads/incoming/{each.name}" for each in folder.iterdir())
+
+
+async def test_an_upload_is_kept_when_another_was_told_of_its_document_before_it_is_refused(
+    system: System,
+) -> None:
+    await system.publish_foreign("backfill.ingest_document", {"key": "uploads/incoming/x"})
+    slow = SlowPublisher(system.wire)
+    publisher = JobPublisher(system.registry, system.ledger, slow)
+    first = DocumentDesk(system.ledger, Inbox(system.settings, publisher, None))
+    second = DocumentDesk(system.ledger, Inbox(system.settings, system.jobs, None))
+    mine = await first.inbox.receive(text())
+    sending = asyncio.create_task(first.submit(mine, ABOUT))
+    await slow.answered.wait()
+    told = await second.submit(await second.inbox.receive(text()), ABOUT)
+    assert told.duplicate
+    slow.go_on.set()
+    kept = await sending
+    assert (kept.duplicate, kept.status.job_id) == (False, told.status.job_id)
+    assert waiting_files(system) == [mine.key]
+    record = await system.record(str(told.status.job_id))
+    assert (record.state, record.payload["key"]) == (State.PENDING, mine.key)
+
+
+async def test_an_upload_that_is_refused_alone_leaves_nothing(system: System) -> None:
+    await system.publish_foreign("backfill.ingest_document", {"key": "uploads/incoming/x"})
+    desk = DocumentDesk(system.ledger, Inbox(system.settings, system.jobs, None))
+    with pytest.raises(LaneFull):
+        await desk.submit(await desk.inbox.receive(text()), ABOUT)
+    assert waiting_files(system) == []
+    assert not (await system.ledger.list_jobs()).items
