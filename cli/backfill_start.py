@@ -270,6 +270,7 @@ async def _run(settings: Settings, name: str, options: dict[str, Any], common: _
     from broker.lanes import queue_name
     from cli.queues import require_queues
     from services.backfill.spec import Backfills, Plan, check_limits, parse_spec
+    from services.ledger import LedgerUnavailable
 
     async with open_ledger(settings) as ledger:
         registry = load_registry(settings, common.include)
@@ -281,7 +282,7 @@ async def _run(settings: Settings, name: str, options: dict[str, Any], common: _
         check_limits({"rate": common.rate, "max_open": common.max_open})
         if name == "file":
             given = await _store(backfills, given)
-        started = False
+        keep = False
         try:
             spec = parse_spec({"source": name, "options": given, **common.spec})
             if common.dry_run:
@@ -296,9 +297,12 @@ async def _run(settings: Settings, name: str, options: dict[str, Any], common: _
                 rate=common.rate,
                 max_open=common.max_open,
             )
-            started = True
+            keep = True
+        except LedgerUnavailable:
+            keep = True  # it may have been recorded, and reads the file then
+            raise
         finally:
-            if name == "file" and not started:
+            if name == "file" and not keep:
                 await backfills.storage.delete_async(given["key"])
         return await _tell(ledger, operation, common)
 

@@ -2,10 +2,16 @@
 
 import json
 import re
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from cli import backfill_start
 from cli.backfill_start import FormatName
 from services.backfill.files import FileFormat
+from services.ledger import Ledger, LedgerUnavailable
+from services.settings import Settings
 from tests.acceptance.conftest import CommandLine
 
 
@@ -112,6 +118,27 @@ def test_a_pipe_is_a_file_too(jobctl: CommandLine) -> None:
     arguments = ("/dev/stdin", "--format", "jsonl", "--type", "work", "--dry-run", "--json")
     shown = json.loads(jobctl.ok("backfill", "start", "file", *arguments, stdin='{"n": 1}\n'))
     assert shown["total"] == 1
+
+
+async def test_the_file_of_a_backfill_that_was_perhaps_recorded_is_kept(
+    jobctl: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    create = Ledger.create_bulk
+
+    async def cut_off_behind_it(self: Ledger, *arguments: Any, **options: Any) -> None:
+        await create(self, *arguments, **options)
+        raise LedgerUnavailable("the answer was lost")
+
+    monkeypatch.setattr(Ledger, "create_bulk", cut_off_behind_it)
+    file = tmp_path / "items.jsonl"
+    file.write_text('{"n": 1}\n')
+    common = backfill_start._common(job_type="work")
+    settings = Settings()
+    with pytest.raises(LedgerUnavailable):
+        await backfill_start._run(settings, "file", {"path": str(file)}, common)
+    (recorded,) = jobctl.json("backfill", "list")
+    assert recorded["state"] == "waiting"
+    assert len(list(settings.data_dir.rglob("*.jsonl"))) == 1
 
 
 def test_values_of_options_are_text_unless_they_have_structure() -> None:
