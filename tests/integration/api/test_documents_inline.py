@@ -12,7 +12,7 @@ import httpx
 import pymupdf
 import pytest
 
-from services.documents import _run_id, open_desks
+from services.documents import open_desks, run_id
 from services.inbox import About
 from services.ledger import Ledger, upgrade
 from services.registry import Registry
@@ -225,7 +225,7 @@ async def test_a_run_that_found_its_document_known_does_not_hide_that_it_has_fai
     address = f"/documents/{failed['document_id']}"
     first = (await client.get(address)).json()
     async with await Ledger.open(settings.ledger_url) as ledger:
-        idle = made.new_job(made.message(_run_id(failed["document_id"], after=first["job_id"])))
+        idle = made.new_job(made.message(run_id(failed["document_id"], after=first["job_id"])))
         await ledger.record(idle)
         await ledger.claim(made.claim(idle.message))
         result = {"document_id": failed["document_id"], "duplicate": True}
