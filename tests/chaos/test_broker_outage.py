@@ -9,12 +9,13 @@ import pytest
 from broker.errors import Blocked, BrokerAway
 from broker.node import LocalNode
 from services.ledger import State
-from services.publishing import job_id_of
+from services.publishing import JobRequest, job_id_of
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     Effects,
     assert_all_accounted_for,
     open_chaos,
+    outbox,
     publish_all,
     requests_of,
     write,
@@ -49,7 +50,8 @@ async def test_broker_killed_in_the_middle_of_2000_jobs_loses_none(
 
         await publishing
         assert len(accepted) == 2_000
-        await assert_all_accounted_for(system, accepted)
+        async with outbox(system):
+            await assert_all_accounted_for(system, accepted)
 
 
 async def test_alarm_refuses_publishers_and_running_jobs_end_when_it_is_over(
@@ -74,10 +76,12 @@ async def test_alarm_refuses_publishers_and_running_jobs_end_when_it_is_over(
         await effects.reach("started", 6)
 
         await ctl(node, "set_vm_memory_high_watermark", "absolute", "1MB")
-        late = requests_of(5)
+        late: list[JobRequest] = []
 
         async def refused() -> list[type]:
-            outcomes = await system.jobs.publish_many(late)
+            new = requests_of(5)
+            late.extend(new)
+            outcomes = await system.jobs.publish_many(new)
             kinds = [type(outcome) for outcome in outcomes]
             assert set(kinds) <= {Blocked, BrokerAway}
             return kinds if Blocked in kinds else []
@@ -90,7 +94,8 @@ async def test_alarm_refuses_publishers_and_running_jobs_end_when_it_is_over(
         await ctl(node, "set_vm_memory_high_watermark", "absolute", "2GB")
         accepted += [job_id_of(job_id, "effect", 0) for job_id in accepted[4:]]
         accepted += await publish_all(system, late)
-        await assert_all_accounted_for(system, accepted)
+        async with outbox(system):
+            await assert_all_accounted_for(system, accepted)
 
 
 async def ctl(node: LocalNode, *arguments: str) -> None:

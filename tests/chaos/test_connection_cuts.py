@@ -17,6 +17,7 @@ from tests.support.chaos import (
     Effects,
     assert_all_accounted_for,
     open_chaos,
+    outbox,
     publish_all,
     requests_of,
 )
@@ -104,7 +105,8 @@ async def test_publisher_that_is_cut_off_again_and_again_gets_every_job_accepted
             cutting.cancel()
 
         assert proxy.connections > 5
-        await assert_all_accounted_for(system, accepted)
+        async with outbox(system):
+            await assert_all_accounted_for(system, accepted)
 
 
 async def cut_at_random(proxy: TcpProxy, dice: random.Random) -> None:

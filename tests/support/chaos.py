@@ -23,6 +23,7 @@ from services.ledger import LedgerUnavailable, State
 from services.outcomes import Done, Job, Next, Outcome, PermanentError
 from services.publishing import InvalidJob, JobRequest, Published
 from services.registry import job
+from services.scheduler import Pace, Scheduler
 from tests.support.eventually import eventually
 from tests.support.system import Broker, System, open_system
 from tests.support.worker_process import Process, Processes
@@ -234,6 +235,20 @@ async def open_chaos(
         yield system
 
 
+@asynccontextmanager
+async def outbox(system: System) -> AsyncIterator[None]:
+    """A scheduler that soon publishes what was left pending."""
+    scheduler = Scheduler(
+        system.settings, system.registry, system.ledger, pace=Pace(turn=0.1, pending=1.0)
+    )
+    task = asyncio.create_task(scheduler.run())
+    try:
+        yield
+    finally:
+        scheduler.stop()
+        await asyncio.wait_for(task, 20)
+
+
 # --- publishing -------------------------------------------------------------------------------
 
 
@@ -247,8 +262,9 @@ async def publish_all(
 ) -> list[str]:
     """Publish jobs as a careful program does: again, under the same id, what was not accepted.
 
-    Returns the ids of all of them: each was accepted in the end. `accepted` is that list, for
-    those who want to see it grow.
+    What an earlier try has recorded is accepted as pending: run an `outbox` where a try may fail
+    half-way. Returns the ids of all of them: each was accepted in the end. `accepted` is that
+    list, for those who want to see it grow.
     """
     accepted = [] if accepted is None else accepted
     async with asyncio.timeout(timeout):
