@@ -13,6 +13,9 @@ from services.health import Check, Component, examine
 
 router = APIRouter(prefix="/health", tags=["health"])
 
+EVENTS = "events"
+"""The component that is shown, and not needed to take work."""
+
 
 class ComponentView(BaseModel):
     """One thing that the service stands on."""
@@ -22,11 +25,12 @@ class ComponentView(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Whether the service can take work."""
+    """Whether the service can take work: all of its components but `events` are needed."""
 
     status: Literal["ok", "away"]
     components: dict[str, ComponentView] = Field(
-        description="broker (where there is one), ledger and storage."
+        description="broker and events (where there is a broker), ledger and storage. While "
+        "events are away, `/events` is silent, and everything else works."
     )
 
 
@@ -49,9 +53,12 @@ async def live() -> Liveness:
 
 @router.get("/ready", responses=AWAY)
 async def ready(state: State, response: Response) -> Readiness:
-    """Ask broker, ledger and storage, each with its latency; 503 when one is away."""
+    """Ask broker, ledger and storage, each with its latency; 503 when one is away.
+
+    `events` tells whether what happens to jobs is heard here. It makes no 503.
+    """
     components = await examine(_checks(state))
-    away = any(not each.is_ok for each in components)
+    away = any(not each.is_ok for each in components if each.name != EVENTS)
     if away:
         response.status_code = 503
         response.headers["Retry-After"] = "2"
@@ -74,6 +81,7 @@ def _checks(state: ApiState) -> dict[str, Check]:
     }
     if state.broker is not None:
         checks["broker"] = state.broker.pressure.probe
+        checks[EVENTS] = state.broker.feed.check
     return checks
 
 

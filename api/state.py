@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
+import structlog
 from fastapi import Depends, Request
 
 from api.problems import Problem
+from broker.background import Background
 from services.api_keys import KeyRing, configured_keys
 from services.job_events import EventFeed
 from services.lane_pressure import LanePressure
@@ -86,14 +87,14 @@ async def _open_broker(
     publisher = PromptPublisher(settings, name="api")
     pressure = LanePressure(settings, registry)
     feed = EventFeed(settings)
-    listening = asyncio.create_task(feed.run(), name="event feed")
+    background = Background(structlog.get_logger("api"))
+    background.start("event feed", feed.run)
     try:
         # Remote: whatever an endpoint publishes, it has not written the payload itself.
         jobs = JobPublisher(registry, ledger, publisher, remote=True)
         yield BrokerSide(publisher, jobs, pressure, feed)
     finally:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+        await background.close()
         await pressure.close()
         await publisher.close()
 

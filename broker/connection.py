@@ -10,17 +10,15 @@ from urllib.parse import urlsplit
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
+from aiormq.abc import AbstractChannel
 from aiormq.abc import AbstractConnection as AiormqConnection
 from aiormq.connection import Connection
-from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from structlog.typing import FilteringBoundLogger
 from yarl import URL
 
+from broker.away import library_calls, meaning_away
 from broker.errors import BrokerAway
 from broker.frame_tap import TappedTransport
-
-CHANNEL_ERRORS = (AMQPError, ChannelInvalidStateError, OSError)
-"""What aiormq raises when a channel or its connection fails or is gone already."""
 
 CONNECT_TIMEOUT = 2.0
 """Seconds for TCP, TLS and the AMQP handshake together."""
@@ -28,9 +26,6 @@ HEARTBEAT = 10
 """Seconds between heartbeats; a peer that says nothing for three of them is gone."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.1, 5.0
 """Seconds between attempts to connect again: doubled from the first to the last."""
-
-CANCEL_AGAIN = 0.2
-"""Seconds after which a task that is cancelled and goes on is cancelled once more."""
 
 
 def address_of(url: str) -> str:
@@ -47,20 +42,14 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
     """
     query = "&" if urlsplit(url).query else "?"
     url = url if "heartbeat=" in url else f"{url}{query}heartbeat={HEARTBEAT}"
+    connection = aio_pika.Connection(URL(url), client_properties={"connection_name": name})
+    connection.kwargs["transport_factory"] = TappedTransport()
     try:
-        connection = aio_pika.Connection(URL(url), client_properties={"connection_name": name})
-        connection.kwargs["transport_factory"] = TappedTransport()
-        await asyncio.wait_for(connection.connect(), timeout)
-    except TimeoutError as error:
-        raise BrokerAway(
-            f"no answer from the broker at {address_of(url)} within {timeout:g} s",
-            maybe_accepted=False,
-        ) from error
-    except (OSError, AMQPError) as error:
-        reason = str(error) or type(error).__name__
-        raise BrokerAway(
-            f"can't connect to the broker at {address_of(url)}: {reason}", maybe_accepted=False
-        ) from error
+        with meaning_away(f"can't connect to the broker at {address_of(url)}"), library_calls():
+            await asyncio.wait_for(connection.connect(), timeout)
+    except BrokerAway:
+        await closed(connection)
+        raise
     return connection
 
 
@@ -128,20 +117,16 @@ class Link:
     async def _drop(self) -> None:
         owner, self._owner, self._connection = self._owner, None, None
         if owner is not None:
-            await owner.close()
+            await closed(owner)
 
 
-async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until all have ended; what they raise stays in them.
-
-    To cancel once is not enough: before Python 3.12, `asyncio.wait_for` (in every call of
-    aiormq) forgets a cancellation that comes at the moment at which it has its result.
-    """
-    left = {task for task in tasks if not task.done()}
-    while left:
-        for task in left:
-            task.cancel()
-        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN)
+async def closed(open_one: AbstractConnection | AbstractChannel) -> None:
+    """Close a connection or channel, in whatever state it is; never fails."""
+    # A task of its own: aiormq may answer with a cancellation that is not ours.
+    closing = asyncio.ensure_future(open_one.close())
+    await asyncio.wait((closing,))
+    if not closing.cancelled():
+        closing.exception()  # it is gone either way
 
 
 @asynccontextmanager
@@ -151,4 +136,4 @@ async def connected(url: str, name: str, **options: Any) -> AsyncIterator[Abstra
     try:
         yield connection
     finally:
-        await connection.close()
+        await closed(connection)

@@ -27,7 +27,8 @@ from typing import Any, Literal, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
-from broker.connection import CHANNEL_ERRORS, FIRST_BACKOFF, LAST_BACKOFF, Link
+from broker.away import CHANNEL_ERRORS
+from broker.connection import FIRST_BACKOFF, LAST_BACKOFF, Link, closed
 from broker.delivery import Delivery
 from broker.incoming import Incoming
 from broker.wire import PipelinedChannel, open_channel
@@ -219,8 +220,7 @@ class LaneConsumer:
                     self._forget(channel)
                 self._let_lower_start(queue)
                 if channel is not None and not self._stopping.is_set():
-                    # A task of its own: aiormq may answer with a cancellation that is not ours.
-                    await asyncio.wait((asyncio.create_task(channel.close()),))
+                    await closed(channel)
             if not self._stopping.is_set():
                 await self._unless_stopped(asyncio.sleep(backoff))
                 backoff = min(backoff * 2, LAST_BACKOFF)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from aiormq import Connection
 
-from broker.connection import CHANNEL_ERRORS, connect, underlying
+from broker.away import meaning_away
+from broker.connection import connected, underlying
 from broker.dead import DeathCertificate, letter_id, read
 from broker.delivery import Delivery
 from broker.errors import BrokerAway, MalformedMessage
@@ -240,35 +241,27 @@ async def scanning(
 
     Raises BrokerAway; the queue must be there (`jobctl topology apply`).
     """
-    connection = await connect(url, f"scan of {queue}")
-    try:
-        channel = await open_channel(underlying(connection), confirms=False)
-        scan = Scan(underlying(connection), channel, queue, profile)
-        await scan.start()
-        try:
-            yield scan
-        finally:  # also when the caller has seen enough
-            await scan.settle()
-    except CHANNEL_ERRORS as error:
-        raise BrokerAway(f"can't scan {queue}: {error}", maybe_accepted=False) from error
-    finally:
-        await connection.close()
+    async with connected(url, f"scan of {queue}") as connection:
+        with meaning_away(f"can't scan {queue}"):
+            channel = await open_channel(underlying(connection), confirms=False)
+            scan = Scan(underlying(connection), channel, queue, profile)
+            await scan.start()
+            try:
+                yield scan
+            finally:  # also when the caller has seen enough
+                await scan.settle()
 
 
 @asynccontextmanager
 async def queue_depths(url: str) -> AsyncIterator[Callable[[str], Awaitable[int]]]:
     """A function that tells how many messages wait in a queue. Raises BrokerAway, also where there
     is no such queue."""
-    connection = await connect(url, "queue depths")
-    try:
-        channel = await open_channel(underlying(connection), confirms=False)
+    async with connected(url, "queue depths") as connection:
+        with meaning_away("can't ask for depths"):
+            channel = await open_channel(underlying(connection), confirms=False)
 
-        async def depth(queue: str) -> int:
-            declared = await channel.queue_declare(queue, passive=True)
-            return declared.message_count or 0
+            async def depth(queue: str) -> int:
+                declared = await channel.queue_declare(queue, passive=True)
+                return declared.message_count or 0
 
-        yield depth
-    except CHANNEL_ERRORS as error:
-        raise BrokerAway(f"can't ask for depths: {error}", maybe_accepted=False) from error
-    finally:
-        await connection.close()
+            yield depth

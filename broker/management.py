@@ -228,7 +228,7 @@ class ManagementClient:
                 f"the management API at {self._base} did not answer in time: is the broker "
                 "overloaded, or behind a firewall?"
             ) from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise ManagementError(
                 f"can't reach the management API at {self._base}: is the broker up, and the "
                 "management plugin enabled? rabbitmq-plugins enable rabbitmq_management"

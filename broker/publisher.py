@@ -16,7 +16,8 @@ from typing import Any, Self
 
 import structlog
 
-from broker.connection import CHANNEL_ERRORS, CONNECT_TIMEOUT, Link, is_blocked
+from broker.away import meaning_away
+from broker.connection import CONNECT_TIMEOUT, Link, is_blocked
 from broker.dead import DeathCertificate, Reason
 from broker.errors import Blocked, BrokerAway, LaneFull, PublishError, Refused
 from broker.lanes import DEAD_EXCHANGE, JOBS_EXCHANGE, LANES, lane_of
@@ -338,15 +339,8 @@ class Publisher:
         connection = await self._link.connection_now()
         if is_blocked(connection):
             raise blocked()
-        try:
+        with meaning_away("can't open a channel"):
             return await asyncio.wait_for(open_channel(connection, confirms=True), CONNECT_TIMEOUT)
-        except TimeoutError as error:
-            raise BrokerAway(
-                f"the broker did not open a channel within {CONNECT_TIMEOUT:g} s",
-                maybe_accepted=False,
-            ) from error
-        except CHANNEL_ERRORS as error:
-            raise BrokerAway(f"can't open a channel: {error}", maybe_accepted=False) from error
 
 
 async def _as_async(jobs: Iterable[Outgoing]) -> AsyncIterator[Outgoing]:

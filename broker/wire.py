@@ -24,10 +24,10 @@ from typing import Any, Generic, TypeVar
 from aiormq.abc import ChannelFrame
 from aiormq.channel import Channel
 from aiormq.connection import Connection
-from aiormq.exceptions import ChannelInvalidStateError
 from pamqp import commands as spec
 from pamqp.encode import field_table
 
+from broker.away import library_calls
 from broker.errors import BrokerAway, PublishError, Refused, Unroutable
 from broker.frame_tap import tap_of
 from broker.incoming import BASIC, DELIVER, METHOD, RETURN, Assembler, Incoming
@@ -364,16 +364,9 @@ class PipelinedChannel(Channel):
     # --- the end ----------------------------------------------------------------------------
 
     async def rpc(self, frame: Any, timeout: Any = None) -> Any:
-        """As aiormq's. Raises ChannelInvalidStateError where the connection fell silent."""
-        try:
+        """As aiormq's. Raises one of CHANNEL_ERRORS, whatever ends the connection meanwhile."""
+        with library_calls():
             return await super().rpc(frame, timeout)
-        except asyncio.CancelledError as error:
-            # aiormq cancels what waits on a connection whose heartbeats stopped. Nobody has
-            # cancelled the caller's task, so it must not end as if somebody had.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise ChannelInvalidStateError("the connection is closed: it was silent") from error
 
     def _on_closed(self, closing: asyncio.Future[Any]) -> None:
         if not self.closed.done():
@@ -400,13 +393,17 @@ def _reason(closing: asyncio.Future[Any]) -> str:
 
 
 async def open_channel(connection: Connection, *, confirms: bool) -> PipelinedChannel:
-    """Open such a channel on an aiormq connection, with publisher confirms or without."""
-    async with connection.last_channel_lock:
-        number = max(connection.channels, default=0) + 1
-        channel = PipelinedChannel(connection, number, publisher_confirms=confirms)
-        connection.channels[number] = channel
-        tap = tap_of(connection)
-        tap.attach(number, channel)
-        channel.closed.add_done_callback(lambda _: tap.detach(number, channel))
-    await channel.open()
+    """Open such a channel on an aiormq connection, with publisher confirms or without.
+
+    Raises one of CHANNEL_ERRORS.
+    """
+    with library_calls():
+        async with connection.last_channel_lock:
+            number = max(connection.channels, default=0) + 1
+            channel = PipelinedChannel(connection, number, publisher_confirms=confirms)
+            connection.channels[number] = channel
+            tap = tap_of(connection)
+            tap.attach(number, channel)
+            channel.closed.add_done_callback(lambda _: tap.detach(number, channel))
+        await channel.open()
     return channel

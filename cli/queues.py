@@ -33,21 +33,18 @@ async def ask_queues(url: str, names: Iterable[str]) -> dict[str, Waiting | None
 async def _ask(connection: Connection, name: str) -> Waiting | None:
     from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
 
-    from broker.connection import CHANNEL_ERRORS
-    from broker.errors import BrokerAway
+    from broker.away import meaning_away
+    from broker.connection import closed
+    from broker.wire import open_channel
 
     # A channel for each: the broker closes the channel on which one was not found.
-    try:
-        channel = await connection.channel(publisher_confirms=False)
+    with meaning_away(f"can't ask for the queue {name}"):
+        channel = await open_channel(connection, confirms=False)
         try:
             declared = await channel.queue_declare(name, passive=True)
         except (ChannelNotFoundEntity, ChannelLockedResource):
             return None
-        await channel.close()
-    except CHANNEL_ERRORS as error:
-        raise BrokerAway(
-            f"can't ask for the queue {name}: {error}", maybe_accepted=False
-        ) from error
+        await closed(channel)
     return Waiting(declared.message_count or 0, declared.consumer_count or 0)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from broker.connection import end_tasks
+from broker.background import Background, end_tasks
 from broker.errors import PublishError
 from services.bulk_control import BulkConflict, require_bulk
 from services.instance import new_instance_id
@@ -278,15 +278,16 @@ class BulkRunner:
     async def _hold(self, operation: BulkOperation) -> None:
         session = BulkSession(self._ledger, operation, self.holder)
         self._sessions[operation.id] = session
-        listening = asyncio.create_task(session.listen(), name=f"listen {operation.id}")
         log = self._log.bind(operation=operation.id)
+        listening = Background(log)
+        listening.start(f"listen {operation.id}", session.listen)
         log.info("running", title=operation.title)
         try:
             await self._carry_on(session, log)
         except _LetGo as gone:
             log.info("let go", why=str(gone))
         finally:
-            await end_tasks(listening)
+            await listening.close()
             del self._sessions[operation.id]
             try:
                 await self._ledger.release_bulk(operation.id, self.holder)

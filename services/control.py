@@ -11,7 +11,8 @@ from uuid import uuid4
 
 from structlog.typing import FilteringBoundLogger
 
-from broker.connection import CHANNEL_ERRORS, FIRST_BACKOFF, LAST_BACKOFF, Link
+from broker.away import CHANNEL_ERRORS
+from broker.connection import FIRST_BACKOFF, LAST_BACKOFF, Link
 from broker.errors import Unroutable
 from broker.incoming import Incoming
 from broker.lanes import CONTROL_EXCHANGE

@@ -8,7 +8,9 @@ from datetime import datetime
 
 import structlog
 
-from broker.connection import CHANNEL_ERRORS, FIRST_BACKOFF, LAST_BACKOFF, Link, end_tasks
+from broker.away import CHANNEL_ERRORS
+from broker.background import Background
+from broker.connection import FIRST_BACKOFF, LAST_BACKOFF, Link, closed
 from broker.dead_queue import Letter, scanning
 from broker.delivery import Delivery
 from broker.lanes import DEAD_LOG_QUEUE, DEAD_TTL_SECONDS, split_routing_key
@@ -132,7 +134,8 @@ class DeadLetterIndexer:
     async def run(self) -> None:
         """Index letters as they come, until cancelled; again after each loss of the broker."""
         backoff = FIRST_BACKOFF
-        tidying = asyncio.create_task(self._tidy(), name="tidy dead letters")
+        background = Background(_log)
+        background.start("tidy dead letters", self._tidy)
         try:
             while True:
                 try:
@@ -143,7 +146,7 @@ class DeadLetterIndexer:
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF)
         finally:
-            await end_tasks(tidying)
+            await background.close()
             await self._link.close()
 
     async def _tidy(self) -> None:
@@ -176,7 +179,7 @@ class DeadLetterIndexer:
                     batch.append(Letter.of(arrived.get_nowait()))
                 await _index(batch, self._ledger, self._registry)
         finally:
-            await channel.close()
+            await closed(channel)
 
 
 def _seconds(iso: str) -> float:

@@ -19,7 +19,9 @@ from typing import Any
 import structlog
 from pydantic_core import to_json
 
-from broker.connection import CHANNEL_ERRORS, FIRST_BACKOFF, LAST_BACKOFF, Link
+from broker.away import CHANNEL_ERRORS
+from broker.connection import FIRST_BACKOFF, LAST_BACKOFF, Link
+from broker.errors import BrokerAway
 from broker.incoming import Incoming
 from broker.lanes import EVENTS_EXCHANGE
 from broker.publisher import Publisher
@@ -127,6 +129,11 @@ class EventFeed:
     def subscribers(self) -> int:
         return len(self._subscriptions)
 
+    async def check(self) -> None:
+        """Raises BrokerAway while no events arrive."""
+        if not self.is_listening.is_set():
+            raise BrokerAway("events are not heard", maybe_accepted=False)
+
     async def run(self) -> None:
         """Listen until cancelled, again after each loss of the broker."""
         backoff = FIRST_BACKOFF
@@ -141,6 +148,7 @@ class EventFeed:
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF)
         finally:
+            self.is_listening.clear()
             self.close_subscriptions()
             await self._link.close()
 

@@ -17,10 +17,12 @@ import structlog
 from aiormq.connection import Connection
 from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
 
-from broker.connection import CHANNEL_ERRORS, Link
+from broker.away import meaning_away
+from broker.connection import Link, closed
 from broker.errors import BrokerAway, ManagementError
 from broker.lanes import DEAD_QUEUE, LANES, Lane, lane_named, lane_of, queue_name
 from broker.management import ManagementClient
+from broker.wire import open_channel
 from services.registry import Registry
 from services.settings import Settings
 
@@ -185,14 +187,8 @@ class LanePressure:
         return await self._within(self._link.connection_now())
 
     async def _within(self, work: Awaitable[T]) -> T:
-        try:
+        with meaning_away("can't ask the broker"):
             return await asyncio.wait_for(work, ASK_TIMEOUT)
-        except TimeoutError as error:
-            raise BrokerAway(
-                f"no answer from the broker within {ASK_TIMEOUT:g} s", maybe_accepted=False
-            ) from error
-        except CHANNEL_ERRORS as error:
-            raise BrokerAway(f"can't ask the broker: {error}", maybe_accepted=False) from error
 
     async def _depths(self, connection: Connection) -> dict[str, tuple[int, int] | None]:
         names = [name for names in self._names.values() for name in names]
@@ -200,12 +196,12 @@ class LanePressure:
 
     async def _depth(self, connection: Connection, name: str) -> tuple[int, int] | None:
         # A channel for each: the broker closes the channel on which one was not found.
-        channel = await connection.channel(publisher_confirms=False)
+        channel = await open_channel(connection, confirms=False)
         try:
             declared = await channel.queue_declare(name, passive=True)
         except (ChannelNotFoundEntity, ChannelLockedResource):
             return None
-        await channel.close()
+        await closed(channel)
         return declared.message_count or 0, declared.consumer_count or 0
 
     async def _limits_in_force(self) -> Mapping[str, int]:

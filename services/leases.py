@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
-from broker.connection import end_tasks
+import structlog
+
+from broker.background import Background
 from services.instance import new_instance_id
 from services.ledger import Ledger, LedgerError
 
@@ -28,11 +31,12 @@ async def holding_lease(
     holder = new_instance_id()
     while not await ledger.acquire_lease(name, holder, LEASE):
         await wait(LOOK)
-    keeping = asyncio.create_task(_keep(ledger, name, holder), name=name)
+    keeping = Background(structlog.get_logger("leases"))
+    keeping.start(name, partial(_keep, ledger, name, holder))
     try:
         yield
     finally:
-        await end_tasks(keeping)
+        await keeping.close()
         await ledger.release_lease(name, holder)
 
 

@@ -1,18 +1,51 @@
-"""Structured logs: one event a line, with the job's id and attempt where there is a job."""
+"""Structured logs: one event a line, with the job's id and attempt where there is a job.
+
+To log never fails: a full disk or a reader that has gone costs lines, not work.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
+
+
+class LogStream:
+    """A text stream whose writes never fail. What was lost is told once it can be written again."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost = 0
+        """Writes that failed since the last one that did not."""
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except (OSError, ValueError):  # ValueError: somebody has closed it
+            self.lost += 1
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+            if self.lost:  # it can be written again
+                self._stream.write(
+                    json.dumps({"event": "log lines were lost", "level": "error"}) + "\n"
+                )
+                self._stream.flush()
+                self.lost = 0
+        except (OSError, ValueError):
+            self.lost += 1
 
 
 def configure(level: str = "info", form: str = "auto") -> None:
     """Send this process's logs to stderr. `level` and `form` as in the settings' `log_…`."""
     threshold = getattr(logging, level.upper())
     as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
+    stream: Any = LogStream(sys.stderr)
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -34,10 +67,10 @@ def configure(level: str = "info", form: str = "auto") -> None:
     structlog.configure(
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
     # Libraries beneath report what this system reports itself, with less context.
-    logging.basicConfig(level=max(threshold, logging.WARNING), stream=sys.stderr)
+    logging.basicConfig(level=max(threshold, logging.WARNING), stream=stream)
     for noisy in ("aiormq", "aio_pika", "pika"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)

@@ -13,7 +13,7 @@ from functools import partial
 
 import structlog
 
-from broker.connection import end_tasks
+from broker.background import Background
 from broker.errors import LaneFull
 from broker.message import now
 from broker.publisher import Accepted, Outgoing, Publisher
@@ -73,26 +73,24 @@ class Scheduler:
 
     async def run(self) -> None:
         """Stand by for the lease, then do the work, until `stop`."""
-        indexing: asyncio.Task[None] | None = None
+        background: Background | None = None
         try:
             while not self._stopping.is_set():
                 if await self._hold_lease():
-                    if indexing is not None and indexing.done():
-                        self._log.error("index of dead letters ended", error=repr(indexing))
-                        indexing = None
-                    if indexing is None:
-                        indexing = asyncio.create_task(self._indexer.run())
+                    if background is None:
+                        background = Background(self._log)
+                        background.start("index of dead letters", self._indexer.run)
                     try:
                         await self.turn()
                     except LedgerError as error:
                         self._log.warning("ledger away", error=str(error))
-                elif indexing is not None:
-                    await end_tasks(indexing)
-                    indexing = None
+                elif background is not None:
+                    await background.close()
+                    background = None
                 await self._pause()
         finally:
-            if indexing is not None:
-                await end_tasks(indexing)
+            if background is not None:
+                await background.close()
             await self.close()
             if self.is_active.is_set():
                 await self._release()

@@ -8,10 +8,12 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
-from broker.connection import Link, end_tasks
+from broker.background import Background, end_tasks
+from broker.connection import Link
 from broker.consumer import LaneConsumer
 from broker.lanes import LANES, Lane, queue_name
 from broker.publisher import Publisher
@@ -152,31 +154,32 @@ class Worker:
     async def run(self) -> None:
         """Work until `stop`; then finish what runs, within the grace, and return the rest.
 
-        Raises LedgerError when the ledger can't be used at the start.
+        Raises LedgerError when the ledger can't be used at the start, BackgroundFailed when the
+        worker can't give signs of life any more.
         """
         await self._register()
         self._publisher.connect_soon()  # the first events, too, are to be heard
-        background = [
-            asyncio.create_task(self._beat(), name="beat"),
-            asyncio.create_task(self._watch_ledger(), name="watch ledger"),
-            asyncio.create_task(
-                ControlListener(self._link, self._on_cancel, self._log).run(), name="control"
-            ),
-        ]
+        background = Background(self._log)
+        # Without these two, a worker looks alive and is not.
+        background.start("beat", self._beat, vital=True)
+        background.start("watch ledger", self._watch_ledger, vital=True)
+        background.start("control", ControlListener(self._link, self._on_cancel, self._log).run)
         consuming = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait((stopping, *consuming), return_when=asyncio.FIRST_COMPLETED)
+            ends: tuple[asyncio.Future[Any], ...] = (stopping, background.failed, *consuming)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for consumer in self._consumers:
                 consumer.stop()
             await self._drain()
             await asyncio.wait(consuming, timeout=LAST_WORDS)
-            await end_tasks(stopping, *consuming, *background)
+            await background.close()
+            await end_tasks(stopping, *consuming)
             await self._close()
-        for task in (*consuming, *background):
-            if not task.cancelled():
-                task.result()
+        for ended in (*consuming, background.failed):
+            if not ended.cancelled():
+                ended.result()
 
     def stop(self) -> None:
         """Take no more jobs; `run` returns when those that run have ended or their grace is

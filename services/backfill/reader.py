@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from broker.connection import end_tasks
+from broker.background import end_tasks
 
 T = TypeVar("T")
 

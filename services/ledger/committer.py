@@ -18,6 +18,8 @@ MAX_BATCH = 500
 Commit = Callable[[Sequence[Operation[Any]]], Awaitable[Sequence[Any]]]
 """Runs operations in one transaction; answers each with its result or its LedgerError."""
 
+_Waiting = tuple[Operation[Any], asyncio.Future[Any]]
+
 
 class GroupCommitter:
     """Collects operations of many coroutines. No timers: an idle ledger commits at once."""
@@ -25,7 +27,7 @@ class GroupCommitter:
     def __init__(self, commit: Commit, max_batch: int = MAX_BATCH) -> None:
         self._commit = commit
         self._max_batch = max_batch
-        self._waiting: deque[tuple[Operation[Any], asyncio.Future[Any]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -64,16 +66,23 @@ class GroupCommitter:
             while self._waiting:
                 size = min(len(self._waiting), self._max_batch)
                 batch = [self._waiting.popleft() for _ in range(size)]
-                answers = await self._answers([operation for operation, _ in batch])
-                for (_, future), answer in zip(batch, answers, strict=True):
-                    if future.done():  # its caller was cancelled
-                        continue
-                    if isinstance(answer, Exception):
-                        future.set_exception(answer)
-                    else:
-                        future.set_result(answer)
+                try:
+                    await self._commit_batch(batch)
+                except BaseException as error:  # else their callers would wait for ever
+                    _fail(batch, error)
+                    raise
         finally:
             self._task = None
+
+    async def _commit_batch(self, batch: Sequence[_Waiting]) -> None:
+        answers = await self._answers([operation for operation, _ in batch])
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.done():  # its caller was cancelled
+                continue
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
 
     async def _answers(self, operations: Sequence[Operation[Any]]) -> Sequence[Any]:
         """Never raises: the fault of one operation must not become the others'."""
@@ -88,6 +97,12 @@ class GroupCommitter:
         for operation in operations:
             answers += await self._answers([operation])
         return answers
+
+
+def _fail(batch: Sequence[_Waiting], error: BaseException) -> None:
+    for _, future in batch:
+        if not future.done():
+            future.set_exception(LedgerUnavailable(f"not known whether it was done: {error!r}"))
 
 
 def _copy(error: LedgerError) -> LedgerError:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from broker.connection import end_tasks
+from broker.background import end_tasks
 from broker.dead import DeathCertificate, Reason
 from broker.errors import LaneFull
 from broker.lanes import DEAD_EXCHANGE, DEAD_LOG_QUEUE

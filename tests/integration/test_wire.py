@@ -11,7 +11,8 @@ import pytest
 from aiormq.exceptions import ChannelInvalidStateError, ChannelNotFoundEntity
 from pamqp import commands as spec
 
-from broker.connection import CHANNEL_ERRORS, connect, is_blocked, underlying
+from broker.away import CHANNEL_ERRORS
+from broker.connection import connect, is_blocked, underlying
 from broker.errors import BrokerAway, PublishError, Unroutable
 from broker.incoming import Incoming
 from broker.wire import Envelope, PipelinedChannel, Unconfirmed, open_channel

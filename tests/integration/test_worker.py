@@ -4,11 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pydantic import SecretStr
 
+from broker.background import BackgroundFailed
 from broker.dead import Reason
 from broker.lanes import JOBS_EXCHANGE
 from broker.message import JobMessage, Metadata
@@ -28,8 +30,10 @@ from services.worker import LANE_WORKER_PRIORITY, LAST_WORDS, Share, UnknownWork
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
+from tests.support.peers import closes, listening
 from tests.support.system import JOB_MODULES, System, open_system, workers_publish_by
 from tests.support.tcp_proxy import TcpProxy
+from tests.support.worker_process import Processes
 
 LEVELS = (0.1, 0.2)
 PATIENT = 0.4
@@ -481,3 +485,57 @@ async def test_a_worker_goes_on_giving_signs_of_life_after_the_ledger_was_away(
         return await system.ledger.worker_beat(running.worker_id) != beat
 
     await eventually(beats)
+
+
+# --- what runs beside the jobs ------------------------------------------------------------------
+
+
+async def test_a_worker_whose_disk_is_full_gives_signs_of_life_and_works(
+    system: System, tmp_path: Path
+) -> None:
+    """Its log can't be written: that must not end what nobody waits for."""
+    async with Processes(system.settings, tmp_path) as processes:
+        worker = await processes.start("worker", log=Path("/dev/full"))
+        await another_beat(system, worker.worker_id)
+        job_id = await system.publish("hot.noop")
+        await system.wait_for_state(job_id, State.SUCCEEDED)
+        await another_beat(system, worker.worker_id)
+        worker.terminate()
+        await worker.ended()
+
+
+async def test_a_worker_that_can_not_give_signs_of_life_ends(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: Any, **__: Any) -> None:
+        raise ValueError("a bug")
+
+    faulty = FaultyLedger(system.ledger)
+    faulty.beat = fails  # type: ignore[attr-defined]
+    worker = await system.start_worker("llm", ledger=cast("Ledger", faulty))
+    with pytest.raises(BackgroundFailed, match=r"beat.*a bug"):
+        await asyncio.wait_for(asyncio.shield(worker.task), 15)
+    system.workers.remove(worker)
+
+
+async def test_a_worker_starts_behind_a_port_that_hangs_up_and_works_when_it_is_a_broker(
+    system: System, proxy: TcpProxy
+) -> None:
+    proxy.refuse()
+    with listening(closes, proxy.port):
+        worker = await system.start_worker("llm", wait=False, **by(proxy, system))
+        await asyncio.sleep(0.5)
+        assert not worker.task.done()
+    await proxy.accept()
+    await worker.consuming()
+    job_id = await system.publish("hot.noop")
+    await system.wait_for_state(job_id, State.SUCCEEDED)
+
+
+async def another_beat(system: System, worker_id: str) -> None:
+    before = await system.ledger.worker_beat(worker_id)
+
+    async def seen() -> bool:
+        return await system.ledger.worker_beat(worker_id) != before
+
+    await eventually(seen, what="a sign of life")

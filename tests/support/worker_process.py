@@ -113,14 +113,19 @@ class Processes:
         await asyncio.gather(*(process.ended() for process in self.all))
 
     async def start(
-        self, role: str, *, settings: Mapping[str, Any] | None = None, **options: Any
+        self,
+        role: str,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        log: Path | None = None,
+        **options: Any,
     ) -> Process:
         """Start one and wait until it says that it is ready.
 
         `role` is a function of this module, `options` are what it takes; `settings` change those
-        of the system for this process alone.
+        of the system for this process alone. `log` is where it writes its log to.
         """
-        log = self._directory / f"{role}-{len(self.all)}.log"
+        log = log or self._directory / f"{role}-{len(self.all)}.log"
         with log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", __name__, role, json.dumps(options)),

@@ -3,21 +3,19 @@
 import asyncio
 import inspect
 import ssl
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
-from socket import SHUT_WR, create_server, socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from socket import socket
+from typing import Any
 
 import aiormq.exceptions
 import pika.exceptions
 import pytest
-from pamqp import commands as spec
-from pamqp import frame as pamqp_frame
-from pamqp.base import Frame
+import uvloop
 from pydantic import SecretStr
 
+from broker.away import CHANNEL_ERRORS
 from broker.blocking import BlockingPublisher
-from broker.connection import CHANNEL_ERRORS, CONNECT_TIMEOUT, connect
+from broker.connection import CONNECT_TIMEOUT, connect, connected, underlying
 from broker.errors import (
     Blocked,
     BrokerAway,
@@ -31,101 +29,22 @@ from broker.errors import (
 from broker.message import JobMessage
 from broker.publisher import Outage, Outgoing, Publisher, lane_full, letter_to_park
 from broker.settings import BrokerSettings
-from broker.wire import Unconfirmed
+from broker.wire import Unconfirmed, open_channel
+from tests.support.peers import PEERS, SILENT, Peer, listening, says_nothing
 
 KEY = ("job-1", "jobs.topic", "hot.crawl")
 
 
 # --- peers that are no broker, or not the one that is wanted ------------------------------------
 
-Peer = Callable[[socket], None]
-
-
-def closes(peer: socket) -> None:
-    peer.close()
-
-
-def ends_its_side(peer: socket) -> None:
-    peer.shutdown(SHUT_WR)
-    peer.recv(1_000)
-
-
-def speaks_http(peer: socket) -> None:
-    peer.recv(8)
-    peer.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-
-
-def speaks_amqp_1(peer: socket) -> None:
-    peer.recv(8)
-    peer.sendall(b"AMQP\x00\x01\x00\x00")
-
-
-def says_nothing(peer: socket) -> None:
-    peer.recv(8)
-    peer.recv(1)  # until the other side gives up
-
-
-def closes_after_the_credentials(peer: socket) -> None:
-    greet(peer)
-
-
-def refuses_the_credentials(peer: socket) -> None:
-    greet(peer)
-    send(peer, spec.Connection.Close(403, "ACCESS_REFUSED - Login was refused", 0, 0))
-    peer.recv(1_000)
-
-
-def refuses_the_vhost(peer: socket) -> None:
-    greet(peer)
-    send(peer, spec.Connection.Tune(channel_max=2047, frame_max=131_072, heartbeat=60))
-    peer.recv(1_000)  # tune-ok and open
-    send(peer, spec.Connection.Close(530, "NOT_ALLOWED - vhost nope not found", 0, 0))
-    peer.recv(1_000)
-
-
-def greet(peer: socket) -> None:
-    peer.recv(8)
-    send(peer, spec.Connection.Start(0, 9, {"capabilities": {}}, "PLAIN", "en_US"))
-    peer.recv(4_000)
-
-
-def send(peer: socket, method: Frame) -> None:
-    peer.sendall(pamqp_frame.marshal(method, 0))
-
-
-@contextmanager
-def listening(behave: Peer) -> Iterator[str]:
-    """The address of a server that treats every connection so."""
-    server = create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                peer, _ = server.accept()
-            except OSError:
-                return  # the test is over
-            with suppress(OSError), peer:
-                behave(peer)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    yield f"amqp://user:secret@127.0.0.1:{server.getsockname()[1]}/"
-    server.shutdown(2)
-    server.close()
-    thread.join()
-
-
-PEERS = [
-    closes,
-    ends_its_side,
-    speaks_http,
-    speaks_amqp_1,
-    says_nothing,
-    closes_after_the_credentials,
-    refuses_the_credentials,
-    refuses_the_vhost,
-]
 peers = pytest.mark.parametrize("peer", PEERS, ids=[peer.__name__ for peer in PEERS])
+LOOPS: dict[str, Callable[[Coroutine[Any, Any, None]], None]] = {
+    "asyncio": asyncio.run,
+    "uvloop": uvloop.run,
+}
+loops = pytest.mark.parametrize("run", LOOPS.values(), ids=LOOPS.keys())
+TRIES = 10
+"""Some endings are a race: what comes first, the end of the stream or the first read."""
 ADDRESSES = {
     "nobody listens": "amqp://user:secret@127.0.0.1:1/",
     "no such host": "amqp://user:secret@no-such-host.invalid/",
@@ -150,16 +69,54 @@ def assert_away(error: BrokerAway) -> None:
     assert len(str(error)) > len("can't connect to the broker at : ")
 
 
+@loops
 @peers
-async def test_whatever_the_peer_does_the_publisher_says_that_the_broker_is_away(
-    peer: Peer,
+def test_whatever_the_peer_does_the_publisher_says_that_the_broker_is_away(
+    peer: Peer, run: Callable[[Coroutine[Any, Any, None]], None]
 ) -> None:
-    with listening(peer) as url:
+    async def publish(url: str) -> BrokerAway:
         async with Publisher(settings_of(url)) as publisher:
             with pytest.raises(BrokerAway) as away:
-                async with asyncio.timeout(CONNECT_TIMEOUT + 0.5):
+                async with asyncio.timeout(2 * CONNECT_TIMEOUT + 0.5):
                     await publisher.publish(job(), "hot.crawl")
-    assert_away(away.value)
+        return away.value
+
+    async def publish_often() -> None:
+        for _ in range(1 if peer in SILENT else TRIES):
+            assert_away(await publish(url))
+
+    with listening(peer) as url:
+        run(publish_often())
+
+
+@loops
+@peers
+def test_whatever_the_peer_does_a_channel_fails_with_an_error_that_is_known(
+    peer: Peer, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    """For consumers, the event feed, commands: those who stay connected, and try again."""
+
+    async def open_and_call(url: str) -> None:
+        async with connected(url, "test") as connection:
+            channel = await open_channel(underlying(connection), confirms=False)
+            await channel.queue_declare("any", passive=True)
+
+    async def open_often() -> None:
+        for _ in range(1 if peer in SILENT else TRIES):
+            with pytest.raises((BrokerAway, *CHANNEL_ERRORS)):
+                await asyncio.wait_for(open_and_call(url), CONNECT_TIMEOUT + 1)
+
+    with listening(peer) as url:
+        run(open_often())
+
+
+async def test_a_cancellation_of_our_own_is_no_broker_that_is_away() -> None:
+    with listening(says_nothing) as url:
+        connecting = asyncio.create_task(connect(url, "test"))
+        await asyncio.sleep(0.1)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
 
 
 @peers

@@ -102,3 +102,12 @@ async def test_a_fault_that_nobody_foresaw_reaches_its_caller() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await GroupCommitter(broken).submit(Write("a"))
+
+
+async def test_nobody_waits_for_ever_when_the_answers_are_too_few() -> None:
+    async def commit(operations: Sequence[Any]) -> list[str]:
+        return []
+
+    committer = GroupCommitter(commit)
+    with pytest.raises(LedgerUnavailable, match="not known"):
+        await asyncio.wait_for(committer.submit(Write("a")), 5)

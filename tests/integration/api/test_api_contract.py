@@ -129,12 +129,13 @@ async def test_the_asyncapi_document_has_a_channel_for_each_routing_key(
 
 
 async def test_health_tells_each_part_with_its_latency(api: RunningApi) -> None:
+    await eventually(api.state.broker.feed.is_listening.is_set)
     assert (await api.client.get("/health/live")).json() == {"status": "ok"}
     for path in ("/health", "/health/ready"):
         answer = await api.client.get(path)
         assert (answer.status_code, answer.json()["status"]) == (200, "ok")
         components = answer.json()["components"]
-        assert components.keys() == {"broker", "ledger", "storage"}
+        assert components.keys() == {"broker", "events", "ledger", "storage"}
         assert all(part["state"] == "ok" for part in components.values())
         assert all(0 <= part["latency_ms"] < 2000 for part in components.values())
 
@@ -143,10 +144,11 @@ async def test_a_storage_that_takes_nothing_is_away(system: System, tmp_path: Pa
     (tmp_path / "file").write_text("in the way of a directory")
     url = (tmp_path / "file").as_uri()
     async with serving(system.settings, storage_url=url) as api:
+        await eventually(api.state.broker.feed.is_listening.is_set)
         answer = await api.client.get("/health/ready")
         assert answer.status_code == 503
         states = {name: each["state"] for name, each in answer.json()["components"].items()}
-        assert states == {"broker": "ok", "ledger": "ok", "storage": "away"}
+        assert states == {"broker": "ok", "events": "ok", "ledger": "ok", "storage": "away"}
 
 
 async def test_operators_see_lanes_workers_and_dead_letters(
