@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,12 +17,14 @@ from pydantic import SecretStr
 
 from broker.node import LocalNode
 from services.documents import run_id
+from services.job_events import EventFeed
 from services.ledger import JobFilter, State
 from services.publishing import JobRequest, Published, prepare
 from services.registry import BUILT_IN_MODULES
 from services.scheduler import Pace, Scheduler
 from services.stages import document_id_of
 from tests.integration.api.document_server import send
+from tests.support import peers
 from tests.support.api_server import RunningApi, api_process, environment_of, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -145,6 +148,107 @@ async def test_a_broker_that_hangs_is_told_within_two_seconds(
         await system.wait_for_state(maybe_sent.json()["job_id"], State.SUCCEEDED)
         scheduler.stop()
         await scheduling
+
+
+PORTS = [
+    peers.closes,
+    peers.resets,
+    peers.sends_garbage,
+    peers.sends_half_a_greeting,
+    peers.closes_after_the_tune,
+    peers.closes_once_open,
+    peers.knows_no_confirms,
+    peers.says_nothing,
+]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("peer", PORTS, ids=[peer.__name__ for peer in PORTS])
+async def test_a_port_behind_which_is_no_broker_is_told_and_all_goes_on_when_it_is_back(
+    peer: peers.Peer, broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    """As a proxy or load balancer does: it takes every connection, whatever is behind it."""
+    async with (
+        TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy,
+        open_system(broker310, sqlite_url, data_dir=tmp_path) as system,
+    ):
+        away: dict[str, Any] = {"amqp_url": SecretStr(proxy.url(broker310.amqp_url))}
+        async with serving(system.settings, **away) as api:
+            feed = api.state.broker.feed
+            worker = await system.start_worker("llm", **away)
+            scheduler = Scheduler(
+                system.settings.model_copy(update=away),
+                system.registry,
+                system.ledger,
+                pace=Pace(turn=0.1, pending=0.5),
+            )
+            scheduling = asyncio.create_task(scheduler.run())
+            await eventually(feed.is_listening.is_set)
+            maybe_sent: list[str] = []
+            proxy.refuse()
+            with peers.listening(peer, proxy.port):
+                proxy.cut()
+                await eventually(lambda: not feed.is_listening.is_set())
+                for _ in range(6):
+                    answer, took = await timed_publish(api)
+                    assert took < WITHIN
+                    if answer.status_code == 202:
+                        maybe_sent.append(answer.json()["job_id"])
+                        continue
+                    problem(answer, 503, "broker-away")
+                    assert int(answer.headers["retry-after"]) >= 1
+                problem(await api.client.get("/backpressure"), 503, "broker-away")
+                ready = await api.client.get("/health/ready")
+                states = {name: part["state"] for name, part in ready.json()["components"].items()}
+                assert ready.status_code == 503
+                assert states == {
+                    "broker": "away", "events": "away", "ledger": "ok", "storage": "ok",
+                }  # fmt: skip
+            await proxy.accept()
+            await eventually(feed.is_listening.is_set, 15, "the event feed")
+            await worker.consuming()
+            accepted: list[str] = []
+            heard = asyncio.Event()
+
+            async def listen() -> None:
+                async with api.client.stream("GET", "/events") as events:
+                    async for line in events.aiter_lines():
+                        if any(job_id in line for job_id in accepted):
+                            heard.set()
+
+            async def publish_and_hear() -> bool:
+                answer, _ = await timed_publish(api)
+                if answer.status_code == 202:
+                    accepted.append(answer.json()["job_id"])
+                return heard.is_set()
+
+            listening = asyncio.create_task(listen())
+            # Several: a worker's first events find it without a connection, and are left out.
+            await eventually(publish_and_hear, 15, "an event")
+            listening.cancel()
+            await system.wait_until_all([*accepted, *maybe_sent], State.SUCCEEDED, timeout=30)
+            assert not scheduling.done()
+            scheduler.stop()
+            await scheduling
+
+
+async def test_an_event_feed_that_has_failed_is_started_again(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = EventFeed._listen
+    failures = 0
+
+    async def fails_first(feed: EventFeed) -> None:
+        nonlocal failures
+        if failures < 2:
+            failures += 1
+            raise StopAsyncIteration  # whatever a library may come up with
+        await listen(feed)
+
+    monkeypatch.setattr(EventFeed, "_listen", fails_first)
+    async with serving(system.settings) as api:
+        await eventually(api.state.broker.feed.is_listening.is_set, 10)
+    assert failures == 2
 
 
 @pytest.mark.chaos
