@@ -124,7 +124,7 @@ async def test_a_waiting_job_is_cancelled_and_one_that_goes_on_is_not_waited_for
 async def test_the_service_and_what_stands_behind_it(system: System, client: Either) -> None:
     worker = await system.start_worker()
     assert (await client("live")).status == "ok"
-    assert (await client("ready")).components.keys() == {"broker", "ledger", "storage"}
+    assert (await client("ready")).components.keys() == {"broker", "events", "ledger", "storage"}
     assert (await client("health")).status == "ok"
     assert "hot" in [lane.lane for lane in (await client("backpressure")).lanes]
     assert "hot" in [lane.lane for lane in (await client("lanes")).lanes]
