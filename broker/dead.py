@@ -7,18 +7,29 @@ reason from that.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from broker.errors import MalformedMessage
 from broker.lanes import lane_of
-from broker.message import now
+from broker.message import JobMessage, now
+
+if TYPE_CHECKING:  # with it comes aiormq, which commands would wait for
+    from broker.delivery import Delivery
 
 MESSAGE_LIMIT, TRACEBACK_LIMIT = 2_000, 12_000
 """Characters kept of an error's message and traceback: all headers must fit into one frame."""
+PROPERTIES_LIMIT = 64 * 1024
+"""Bytes kept of properties that can't be read, for the same reason."""
+UNREADABLE = "UnreadableProperties"
+"""The error type of a message whose properties could not be read."""
+MOST_NAME = 255
+"""Bytes of a routing key, as AMQP has it."""
 _PREFIX = "x-dead-"
 
 
@@ -36,7 +47,8 @@ class Reason(StrEnum):
     UNROUTABLE = "unroutable"
     """No queue is bound for its routing key."""
     MALFORMED = "malformed"
-    """Not JSON, not the message's schema, an unknown type, a payload that does not validate."""
+    """Not JSON, not the message's schema, an unknown type, a payload that does not validate;
+    properties that can't be read."""
     CRASHED = "crashed"
     """It killed its worker or its process twice."""
 
@@ -57,6 +69,9 @@ class DeathCertificate:
     worker: str = ""
     dead_at: str = field(default_factory=lambda: now().isoformat())
     """ISO 8601, UTC."""
+    properties: str = ""
+    """The AMQP properties of a message whose properties could not be read: as they came, flags
+    first, the first 64 KiB, as base64."""
 
     def headers(self) -> dict[str, Any]:
         """As AMQP headers `x-dead-reason`, `x-dead-error-type`, …"""
@@ -64,7 +79,37 @@ class DeathCertificate:
         values["reason"] = str(self.reason)
         values["message"] = self.message[:MESSAGE_LIMIT]
         values["traceback"] = self.traceback[-TRACEBACK_LIMIT:]
+        if not self.properties:
+            del values["properties"]
         return {_PREFIX + name.replace("_", "-"): value for name, value in values.items()}
+
+
+def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeathCertificate:
+    """The certificate of a message whose properties can't be read, wherever it was found."""
+    kept = delivery.properties[:PROPERTIES_LIMIT]
+    return DeathCertificate(
+        Reason.MALFORMED,
+        delivery.routing_key,
+        queue=delivery.queue,
+        error_type=UNREADABLE,
+        message=f"the AMQP properties can't be read: {delivery.unreadable}",
+        worker=worker,
+        properties=base64.b64encode(kept).decode(),
+    )
+
+
+def job_in(certificate: DeathCertificate, body: bytes) -> JobMessage | None:
+    """The job of a dead letter; None when it is none.
+
+    A message whose properties could not be read is none, whatever its body says: this system has
+    not written it, and it must not stand for the job whose id it carries.
+    """
+    if certificate.properties:
+        return None
+    try:
+        return JobMessage.decode(body)
+    except MalformedMessage:
+        return None
 
 
 def read(
@@ -82,6 +127,7 @@ def read(
             # Anybody may publish here: what is of another type does not count.
             if isinstance(value, int if name == "attempts" else str):
                 values[name] = value
+        values["routing_key"] = _key(values["routing_key"], routing_key)
         return DeathCertificate(**{**values, "reason": _reason(values.get("reason"))})
     deaths = headers.get("x-death")
     if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], Mapping):
@@ -89,7 +135,9 @@ def read(
     last = deaths[0]
     queue = _text(last.get("queue", ""))
     keys = last.get("routing-keys")
-    original = _text(keys[0]) if isinstance(keys, list) and keys else routing_key
+    original = routing_key
+    if isinstance(keys, list) and keys:
+        original = _key(_text(keys[0]), routing_key)
     if job_type is not None and original == queue:
         original = f"{lane_of(queue)}.{job_type}"
     died_at = last.get("time")
@@ -109,6 +157,11 @@ def read(
 def letter_id(job_id: str | None, body: bytes) -> str:
     """Identifies a dead letter: the job's id, or `raw-…` of the body where there is none."""
     return job_id or f"raw-{sha256(body).hexdigest()[:24]}"
+
+
+def _key(text: str, otherwise: str) -> str:
+    """A routing key from a header, where it can be one."""
+    return text if len(text.encode()) <= MOST_NAME else otherwise
 
 
 def _text(value: object) -> str:

@@ -11,9 +11,9 @@ from aiormq import Connection
 
 from broker.away import meaning_away
 from broker.connection import connected, underlying
-from broker.dead import DeathCertificate, letter_id, read
+from broker.dead import DeathCertificate, job_in, letter_id, read, unreadable_properties
 from broker.delivery import Delivery
-from broker.errors import BrokerAway, MalformedMessage
+from broker.errors import BrokerAway
 from broker.incoming import Incoming
 from broker.lanes import DEAD_QUEUE
 from broker.message import JobMessage
@@ -47,15 +47,15 @@ class Letter:
     delivery: Delivery
     certificate: DeathCertificate
     message: JobMessage | None
-    """None when the body is no job message."""
+    """None when it is no job message: see `broker.dead.job_in`."""
 
     @classmethod
     def of(cls, delivery: Delivery) -> Letter:
-        try:
-            message = JobMessage.decode(delivery.body)
-        except MalformedMessage:
-            message = None
-        return cls(delivery, read(delivery.headers, delivery.routing_key), message)
+        if delivery.unreadable:
+            certificate = unreadable_properties(delivery)
+        else:
+            certificate = read(delivery.headers, delivery.routing_key)
+        return cls(delivery, certificate, job_in(certificate, delivery.body))
 
     @property
     def id(self) -> str:

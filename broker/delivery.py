@@ -25,6 +25,11 @@ class Delivery:
     headers: dict[str, Any]
     received_at: float
     """Seconds, on the monotonic clock."""
+    unreadable: str
+    """Why its properties could not be read; empty where they could. It is no job then, whatever
+    its body says: see `broker.dead.unreadable_properties`."""
+    properties: bytes = field(repr=False)
+    """The properties as they came, where they could not be read."""
     _tag: int = field(repr=False)
     _channel: PipelinedChannel = field(repr=False)
     _settled: bool = field(default=False, repr=False)
@@ -42,6 +47,8 @@ class Delivery:
             message_id=message.message_id,
             headers=message.headers,
             received_at=time.monotonic(),
+            unreadable=message.unreadable,
+            properties=message.properties,
             _tag=message.delivery_tag,
             _channel=channel,
         )

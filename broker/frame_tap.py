@@ -72,7 +72,12 @@ class FrameTap(asyncio.StreamReader):
             if end > size:
                 break
             sink = self._sinks.get(channel)
-            if sink is not None and sink.take(kind, view[at + 7 : end - 1]):
+            try:
+                is_theirs = sink is not None and sink.take(kind, view[at + 7 : end - 1])
+            except (struct.error, IndexError) as error:
+                # Whoever uses the connection is told that it is lost, and connects again.
+                raise AMQPConnectionError("the broker sent a frame that can't be read") from error
+            if is_theirs:
                 taken = True
             else:
                 passed.append(view[at:end])

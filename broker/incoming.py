@@ -1,4 +1,8 @@
-"""Messages as they come in: the frames of one channel, put together again."""
+"""Messages as they come in: the frames of one channel, put together again.
+
+Whatever a publisher has written, a message comes out that can be settled. Where its properties
+can't be read it says so, and has their bytes: that is for whoever gets it to judge.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,13 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from pamqp.decode import field_table
+from broker.field_table import Unreadable, read_table
 
 METHOD, HEADER, BODY = 1, 2, 3
 BASIC, RETURN, DELIVER = 60, 50, 60
 
 _size_and_flags = struct.Struct(">QH").unpack_from
 _tag_and_bit = struct.Struct(">QB").unpack_from
-_length = struct.Struct(">I").unpack_from
 # Property flags, in the order in which the values are encoded.
 _CONTENT_TYPE, _ENCODING, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 1 << 12
 _PRIORITY, _CORRELATION, _REPLY_TO, _EXPIRATION = 1 << 11, 1 << 10, 1 << 9, 1 << 8
@@ -34,6 +37,10 @@ class Incoming:
     message_id: str = ""
     headers: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
+    unreadable: str = ""
+    """Why its properties could not be read; empty where they could."""
+    properties: bytes = b""
+    """The properties as they came, flags first, where they could not be read."""
 
 
 class Assembler:
@@ -75,7 +82,11 @@ class Assembler:
         if kind == HEADER:
             raw = bytes(frame)
             self._missing, flags = _size_and_flags(raw, 4)
-            _read_properties(message, flags, raw, 14)
+            try:
+                _read_properties(message, flags, raw, 14)
+            except (Unreadable, IndexError, struct.error) as error:
+                message.unreadable = str(error) or "the properties are cut off"
+                message.properties = raw[12:]
         else:
             self._pieces.append(bytes(frame))
             self._missing -= len(frame)
@@ -94,10 +105,7 @@ def _read_properties(message: Incoming, flags: int, raw: bytes, at: int) -> None
     if flags & _ENCODING:
         at += 1 + raw[at]
     if flags & _HEADERS:
-        (length,) = _length(raw, at)
-        if length:
-            message.headers = field_table(raw[at : at + 4 + length])[1]
-        at += 4 + length
+        message.headers, at = read_table(raw, at)
     if flags & _DELIVERY_MODE:
         at += 1
     if flags & _PRIORITY:
@@ -111,6 +119,14 @@ def _read_properties(message: Incoming, flags: int, raw: bytes, at: int) -> None
 
 
 def _short(raw: bytes, at: int) -> tuple[str, int]:
-    """A short string, and where the next value begins."""
+    """A short string, and where the next value begins.
+
+    With question marks for what is no UTF-8. It must not become longer than it was: what came in
+    as a name or id has to fit where it goes out again, into 255 bytes.
+    """
     end = at + 1 + raw[at]
-    return str(raw[at + 1 : end], "utf-8", "replace"), end
+    data = raw[at + 1 : end]
+    try:
+        return str(data, "utf-8"), end
+    except UnicodeDecodeError:
+        return str(data, "utf-8", "replace").replace("\ufffd", "?"), end

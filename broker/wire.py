@@ -21,11 +21,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import structlog
 from aiormq.abc import ChannelFrame
 from aiormq.channel import Channel
 from aiormq.connection import Connection
 from pamqp import commands as spec
 from pamqp.encode import field_table
+from structlog.typing import FilteringBoundLogger
 
 from broker.away import library_calls
 from broker.errors import BrokerAway, PublishError, Refused, Unroutable
@@ -317,8 +319,14 @@ class PipelinedChannel(Channel):
     def _arrived(self, message: Incoming) -> None:
         if message.consumer_tag:
             callback = self._callbacks.get(message.consumer_tag)
-            if callback is not None:
+            if callback is None:
+                return
+            try:
                 callback(message)
+            except Exception:
+                # A defect of that consumer. Further up it would end the connection, and with it
+                # the process, which would get the same message again at its next start.
+                _log().exception("a delivery could not be taken", consumer=message.consumer_tag)
         else:
             self._unconfirmed.returned(message.message_id, message.exchange, message.routing_key)
 
@@ -375,6 +383,11 @@ class PipelinedChannel(Channel):
             _settle(confirm, error)
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
+
+
+def _log() -> FilteringBoundLogger:
+    logger: FilteringBoundLogger = structlog.get_logger("wire")
+    return logger
 
 
 def _settle(confirm: asyncio.Future[None], error: PublishError | None) -> None:

@@ -18,7 +18,7 @@ from typing import TypeVar
 import structlog
 from pydantic_core import to_json
 
-from broker.dead import DeathCertificate, Reason, letter_id
+from broker.dead import DeathCertificate, Reason, letter_id, unreadable_properties
 from broker.delivery import Delivery
 from broker.errors import LaneFull, PublishError, Refused
 from broker.lanes import DEAD_EXCHANGE, EVENTS_EXCHANGE, retry_name
@@ -155,14 +155,24 @@ class Conclusion:
 
     async def bury_malformed(self, delivery: Delivery, error: Exception) -> None:
         """Put what is not a valid job into the dead letters, its bytes as they came."""
-        certificate = DeathCertificate(
-            reason=Reason.MALFORMED,
-            routing_key=delivery.routing_key,
-            queue=delivery.queue,
-            error_type=type(error).__name__,
-            message=str(error),
-            worker=self.worker_id,
+        await self._bury(
+            delivery,
+            DeathCertificate(
+                reason=Reason.MALFORMED,
+                routing_key=delivery.routing_key,
+                queue=delivery.queue,
+                error_type=type(error).__name__,
+                message=str(error),
+                worker=self.worker_id,
+            ),
         )
+
+    async def bury_unreadable(self, delivery: Delivery) -> None:
+        """Put a message whose properties can't be read into the dead letters: its body as it
+        came, its properties in a header."""
+        await self._bury(delivery, unreadable_properties(delivery, worker=self.worker_id))
+
+    async def _bury(self, delivery: Delivery, certificate: DeathCertificate) -> None:
         envelope = Envelope(
             body=delivery.body,
             message_id=delivery.message_id or letter_id(None, delivery.body),
@@ -177,8 +187,8 @@ class Conclusion:
             "malformed",
             queue=delivery.queue,
             message_id=envelope.message_id,
-            error_type=type(error).__name__,
-            error=str(error),
+            error_type=certificate.error_type,
+            error=certificate.message,
         )
 
     def emit(self, event: str, message: JobMessage, lane: str) -> None:

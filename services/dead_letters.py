@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
+from math import isfinite
+from typing import Any
 
 import structlog
 
@@ -29,6 +31,9 @@ TIDY_SECONDS = 600.0
 GRACE_SECONDS = 3600.0
 """How much longer than its time a letter counts as there: the index runs a little behind."""
 
+END_OF_TIME = 253_370_764_800.0
+"""The year 9999, the last that can be written: seconds since the epoch."""
+
 _log = structlog.get_logger("dead letter index")
 
 
@@ -51,7 +56,7 @@ def record_of(letter: Letter, registry: Registry) -> DeadLetterRecord:
         reason=str(certificate.reason),
         dead_at=_seconds(certificate.dead_at),
         body=letter.delivery.body,
-        headers={key: _plain(value) for key, value in letter.delivery.headers.items()},
+        headers=_headers(letter),
         job_type=job_type or None,
         lane=lane or None,
         routing_key=certificate.routing_key,
@@ -182,11 +187,21 @@ class DeadLetterIndexer:
             await closed(channel)
 
 
+def _headers(letter: Letter) -> dict[str, Any]:
+    """Those that it came with; of properties that can't be read, what its certificate has."""
+    headers = (
+        letter.certificate.headers() if letter.delivery.unreadable else letter.delivery.headers
+    )
+    return {key: _plain(value) for key, value in headers.items()}
+
+
 def _seconds(iso: str) -> float:
     try:
-        return datetime.fromisoformat(iso).timestamp()
+        moment = datetime.fromisoformat(iso).timestamp()
     except (ValueError, OverflowError):
         return now().timestamp()
+    # At the ends of the calendar there are times that can be written in one zone and not in UTC.
+    return moment if 0 <= moment < END_OF_TIME else now().timestamp()
 
 
 def _plain(value: object) -> object:
@@ -197,6 +212,8 @@ def _plain(value: object) -> object:
         return [_plain(each) for each in value]
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)  # JSON has no such number, and the API would fail with the letter
     if isinstance(value, str | int | float | bool) or value is None:
         return value
     return str(value)

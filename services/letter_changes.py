@@ -92,6 +92,10 @@ def changed(
     With `remote` somebody outside has asked for the change: local-only fields must be as they
     were, in a job of the same type. Raises InvalidRedrive when it would not be a valid job.
     """
+    if letter.certificate.properties:
+        raise InvalidRedrive(
+            f"{letter.certificate.message}: export it, mend its publisher and publish its body anew"
+        )
     if letter.message is None:
         raise InvalidRedrive("the body is no job message: export it, mend it and publish it anew")
     routing_key = change.to or letter.certificate.routing_key

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from broker.dead import DeathCertificate, Reason, letter_id
-from broker.errors import MalformedMessage
+from broker.dead import DeathCertificate, Reason, job_in, letter_id
 from broker.lanes import DEAD_EXCHANGE
-from broker.message import MAX_BODY_BYTES, JobMessage
+from broker.message import MAX_BODY_BYTES
 from broker.publisher import Publisher, envelope_of
 from broker.wire import Envelope
 from services.ledger import DeadLetter, DeadLetterFilter, Ledger
@@ -57,6 +56,8 @@ def line_of(letter: DeadLetter) -> str:
         "dead_at": certificate.dead_at,
         "state": letter.state,
     }
+    if certificate.properties:
+        line["properties"] = certificate.properties
     try:
         line["body"] = letter.body.decode()
     except UnicodeDecodeError:
@@ -76,7 +77,7 @@ def parse_line(text: str | bytes) -> StoredLetter:
     values: dict[str, Any] = {}
     for name, default in (
         ("routing_key", None), ("queue", ""), ("error_type", ""), ("message", ""),
-        ("traceback", ""), ("attempts", 0), ("worker", ""),
+        ("traceback", ""), ("attempts", 0), ("worker", ""), ("properties", ""),
         ("dead_at", datetime.now(UTC).isoformat()),
     ):  # fmt: skip
         value = line.get(name, default)
@@ -87,11 +88,8 @@ def parse_line(text: str | bytes) -> StoredLetter:
         certificate = DeathCertificate(Reason(str(line.get("reason"))), **values)
     except ValueError as error:
         raise InvalidLine(f"reason: {error}") from error
-    try:
-        job_id = JobMessage.decode(body).job_id
-    except MalformedMessage:
-        job_id = None
-    return StoredLetter(letter_id(job_id, body), body, certificate)
+    message = job_in(certificate, body)
+    return StoredLetter(letter_id(message.job_id if message else None, body), body, certificate)
 
 
 def _body(line: dict[str, Any]) -> bytes:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 
-from broker.dead import DeathCertificate, Reason
-from broker.errors import MalformedMessage
+from broker.dead import DeathCertificate, Reason, job_in
 from broker.message import JobMessage, now
 from services.ledger import DeadLetter, JobRecord, Ledger, to_message
 from services.letters import LetterFilter
@@ -24,10 +23,7 @@ class StoredLetter:
 
     @cached_property
     def message(self) -> JobMessage | None:
-        try:
-            return JobMessage.decode(self.body)
-        except MalformedMessage:
-            return None
+        return job_in(self.certificate, self.body)
 
     @property
     def redrives(self) -> int:
@@ -45,18 +41,22 @@ def stored_letter(letter: DeadLetter) -> StoredLetter:
 
 def certificate_of(letter: DeadLetter) -> DeathCertificate:
     """What is known of a letter's death, as `jobs.dead` has it."""
-    queue = letter.headers.get("x-dead-queue")
-    worker = letter.headers.get("x-dead-worker")
+
+    def header(name: str) -> str:
+        value = letter.headers.get(f"x-dead-{name}")
+        return value if isinstance(value, str) else ""
+
     return DeathCertificate(
         _reason(letter.reason),
         letter.routing_key or "",
-        queue=queue if isinstance(queue, str) else "",
+        queue=header("queue"),
         error_type=letter.error_type or "",
         message=letter.error_message or "",
         traceback=letter.traceback or "",
         attempts=letter.attempts,
-        worker=worker if isinstance(worker, str) else "",
+        worker=header("worker"),
         dead_at=datetime.fromtimestamp(letter.dead_at, UTC).isoformat(),
+        properties=header("properties"),
     )
 
 

@@ -97,6 +97,9 @@ class Runner:
 
         Cancelling this call (the worker gives up) sends the job back, no attempt used up.
         """
+        if delivery.unreadable:
+            await self.conclusion.bury_unreadable(delivery)
+            return
         try:
             message = JobMessage.decode(delivery.body)
             job_type = self.registry.get(message.job_type)

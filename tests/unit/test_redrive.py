@@ -51,6 +51,8 @@ def letter(
         message_id="job-1",
         headers=certificate.headers(),
         received_at=0,
+        unreadable="",
+        properties=b"",
         _tag=1,
         _channel=cast("PipelinedChannel", None),
     )

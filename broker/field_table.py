@@ -1,0 +1,154 @@
+"""Header tables of messages as they come in, whoever has written them.
+
+A broker passes on whatever a publisher has put there: keys that are no text, times beyond the
+calendar, tables in tables by the thousand. pamqp's decoder fails on these in several ways, and
+copies the rest of the table for each value: a frame of 128 KiB costs it seconds. This one goes
+through the bytes once, to a limited depth, and has one error.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+MAX_DEPTH = 32
+"""Tables and lists in one another. The broker's own headers need three."""
+MILLISECONDS_FROM = 0xFFFFFFFF
+"""A time above this (the year 2106) was written in milliseconds, as some clients do."""
+
+
+class Unreadable(ValueError):
+    """The bytes are no table that can be read; the text says why."""
+
+
+_Read = Callable[[bytes, int, int], tuple[Any, int]]
+_length = struct.Struct(">I").unpack_from
+
+
+def read_table(raw: bytes, at: int, depth: int = 0) -> tuple[dict[str, Any], int]:
+    """The table that begins at `at` with its length, and where it ends. Raises Unreadable.
+
+    Long strings come as str, those that are no UTF-8 as bytes.
+    """
+    try:
+        return _table(raw, at, depth)
+    except Unreadable:
+        raise
+    except (struct.error, IndexError) as error:
+        raise Unreadable("the headers are cut off") from error
+
+
+def _table(raw: bytes, at: int, depth: int) -> tuple[dict[str, Any], int]:
+    at, end = _bounds(raw, at, depth)
+    table: dict[str, Any] = {}
+    while at < end:
+        start = at + 1
+        at = start + raw[at]
+        try:
+            key = str(raw[start:at], "utf-8")
+        except UnicodeDecodeError as error:
+            raise Unreadable(f"a header's name is not UTF-8: {raw[start:at]!r}") from error
+        table[key], at = _value(raw, at, depth)
+    return table, _ended(at, end)
+
+
+def _list(raw: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    at, end = _bounds(raw, at, depth)
+    items: list[Any] = []
+    while at < end:
+        item, at = _value(raw, at, depth)
+        items.append(item)
+    return items, _ended(at, end)
+
+
+def _value(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
+    read = _READERS.get(raw[at])
+    if read is None:
+        raise Unreadable(f"a header has a value of the unknown type {raw[at : at + 1]!r}")
+    return read(raw, at + 1, depth + 1)
+
+
+def _bounds(raw: bytes, at: int, depth: int) -> tuple[int, int]:
+    if depth > MAX_DEPTH:
+        raise Unreadable(f"the headers are nested more than {MAX_DEPTH} deep")
+    return at + 4, at + 4 + _length(raw, at)[0]
+
+
+def _ended(at: int, end: int) -> int:
+    if at != end:
+        raise Unreadable("a header is longer than the table that it is in")
+    return end
+
+
+def _bytes(raw: bytes, at: int, _: int) -> tuple[bytes, int]:
+    end = at + 4 + _length(raw, at)[0]
+    if end > len(raw):
+        raise Unreadable("the headers are cut off")
+    return raw[at + 4 : end], end
+
+
+def _text(raw: bytes, at: int, depth: int) -> tuple[str | bytes, int]:
+    data, end = _bytes(raw, at, depth)
+    try:
+        return str(data, "utf-8"), end
+    except UnicodeDecodeError:
+        return data, end
+
+
+def _time(raw: bytes, at: int, _: int) -> tuple[datetime, int]:
+    (moment,) = _unsigned(raw, at)
+    seconds = moment / 1000 if moment > MILLISECONDS_FROM else moment
+    try:
+        return datetime.fromtimestamp(seconds, UTC), at + 8
+    except (ValueError, OverflowError, OSError) as error:
+        raise Unreadable(f"a header has a time that no calendar has: {moment}") from error
+
+
+def _decimal(raw: bytes, at: int, _: int) -> tuple[Decimal, int]:
+    places, number = _places_and_number(raw, at)
+    return Decimal(number).scaleb(-places), at + 5
+
+
+def _nothing(raw: bytes, at: int, _: int) -> tuple[None, int]:
+    return None, at
+
+
+def _fixed(form: str) -> _Read:
+    unpack, size = struct.Struct(form).unpack_from, struct.calcsize(form)
+
+    def read(raw: bytes, at: int, _: int) -> tuple[Any, int]:
+        return unpack(raw, at)[0], at + size
+
+    return read
+
+
+_unsigned = struct.Struct(">Q").unpack_from
+_places_and_number = struct.Struct(">Bi").unpack_from
+_READERS: dict[int, _Read] = {
+    ord(name): read
+    for name, read in {
+        "t": _fixed(">?"),
+        "b": _fixed(">b"),
+        "B": _fixed(">B"),
+        "s": _fixed(">h"),
+        "u": _fixed(">H"),
+        "I": _fixed(">i"),
+        "i": _fixed(">I"),
+        "l": _fixed(">q"),
+        "L": _fixed(">q"),
+        "f": _fixed(">f"),
+        "d": _fixed(">d"),
+        "D": _decimal,
+        "S": _text,
+        "x": _bytes,
+        "T": _time,
+        "A": _list,
+        "F": _table,
+        "V": _nothing,
+        "\0": _nothing,
+    }.items()
+}
+"""By the types of https://www.rabbitmq.com/amqp-0-9-1-errata.html, and what pamqp has besides."""

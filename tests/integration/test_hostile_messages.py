@@ -1,0 +1,228 @@
+"""Messages whose properties can't be read end as dead letters, and everything goes on."""
+
+import asyncio
+import base64
+import json
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from broker.connection import end_tasks
+from broker.dead_queue import scanning
+from broker.lanes import (
+    CONTROL_EXCHANGE,
+    DEAD_EXCHANGE,
+    DEAD_LOG_QUEUE,
+    DEAD_QUEUE,
+    EVENTS_EXCHANGE,
+)
+from broker.message import JobMessage, now
+from services.bulk import BulkRunner
+from services.dead_letters import DeadLetterIndexer, index_waiting
+from services.job_events import EventFeed
+from services.ledger import DeadLetterFilter, Ledger, State
+from services.letter_files import exported, import_letters, parse_line
+from services.letters import LetterFilter
+from services.purge import PurgeHandler, count_letters, start_purge
+from services.redrive import Change, Redriver
+from services.redrive_sending import Tally
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.raw_amqp import BAD_ID, HOSTILE, RawPublisher, short, with_headers
+from tests.support.system import System, open_system
+
+JOB = JobMessage(job_id="carried", job_type="noop", payload={})
+FINE_TO_READ = {
+    "255 bytes of id": BAD_ID,
+    "key as list": with_headers((b"x-death", b"A" + struct.pack(">I", 2) + b"VV")),
+    "reason as table": with_headers((b"x-dead-reason", b"F\0\0\0\0")),
+    "death at the end of time": with_headers(
+        (b"x-dead-reason", b"S\0\0\0\7expired"),
+        (b"x-dead-dead-at", b"S\0\0\0\x199999-12-31T23:59:59-12:00"),
+    ),
+    "numbers without end": with_headers((b"n", b"D\xff\x7f\xff\xff\xff")),
+    "other properties": struct.pack(">H", 0b0000_1111_1111_1000)
+    + b"\xff"  # priority
+    + short(b"\xff" * 255)  # correlation id
+    + short(b"\xff\0" * 100)  # reply to
+    + short(b"99999999")  # expiration, which the broker checks
+    + short(b"\0\x1b[2J")  # message id
+    + struct.pack(">Q", 2**64 - 1)
+    + short(b"\xff")  # type
+    + short(b"USER")  # which the broker checks
+    + short(b"\xff"),  # app id
+}
+"""Properties that are odd and can be read."""
+
+
+@pytest.fixture
+def raw(broker: TestBroker) -> Iterator[RawPublisher]:
+    with RawPublisher(broker.amqp_url) as publisher:
+        yield publisher
+
+
+def fine_to_read(broker: TestBroker, name: str) -> bytes:
+    return FINE_TO_READ[name].replace(short(b"USER"), short(broker.node.user.encode()))
+
+
+async def dry_run(system: System) -> Tally:
+    """What `jobctl dead redrive --all --dry-run` counts."""
+    redriver = Redriver(system.settings, system.registry, system.ledger, lanes=system.lanes)
+    return await redriver.redrive(LetterFilter(), Change(), dry_run=True)
+
+
+async def ids(system: System, ledger: Ledger) -> set[str]:
+    return {letter.id for letter in (await ledger.list_dead()).items}
+
+
+@pytest.mark.parametrize("body", [b"{", JOB.encode()], ids=["no job", "a job"])
+async def test_a_worker_buries_what_it_cannot_read_and_goes_on(
+    broker: TestBroker, raw: RawPublisher, sqlite_url: str, body: bytes
+) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        for properties in HOSTILE.values():
+            raw.publish("jobs.topic", "hot.noop", body, properties)
+        raw.publish("", "hot.llm", b"{", BAD_ID)
+        raw.publish("jobs.dlx", b"\xff" * 255, b"{", BAD_ID)
+        await system.start_worker()
+        await system.wait_for_state(await system.publish("hot.noop"), State.SUCCEEDED)
+
+        await system.wait_until_ready("hot.llm", 0)
+        await system.wait_until_ready(DEAD_QUEUE, 5)
+        letters = await system.letters()
+        unreadable = [each for each in letters if each.certificate.properties]
+        assert {each.body for each in unreadable} == {body}
+        assert all(each.id.startswith("raw-") for each in letters)
+        assert {str(each.certificate.reason) for each in unreadable} == {"malformed"}
+        assert {each.certificate.routing_key for each in unreadable} == {"hot.noop"}
+        kept = {base64.b64decode(each.certificate.properties) for each in unreadable}
+        assert kept == set(HOSTILE.values())
+        whys = " ".join(each.certificate.message for each in unreadable)
+        assert "name is not UTF-8" in whys
+        assert "no calendar" in whys
+        assert "nested more than" in whys
+
+        assert await index_waiting(system.settings, system.ledger, system.registry) == 5
+        assert await system.ledger.get("carried") is None
+        tally = await dry_run(system)
+        assert (tally.scanned, tally.done, tally.invalid) == (5, 0, 5)
+
+
+async def test_letters_that_cannot_be_read_are_indexed_shown_skipped_exported_and_purged(
+    broker: TestBroker, raw: RawPublisher, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        task = asyncio.create_task(
+            DeadLetterIndexer(system.settings, system.ledger, system.registry).run()
+        )
+        for name, properties in HOSTILE.items():
+            raw.publish(DEAD_EXCHANGE, "hot.noop", name.encode(), properties)
+        raw.publish(DEAD_EXCHANGE, "hot.noop", JOB.encode())
+
+        await eventually(lambda: system.ledger.get_dead("carried"), what="the last letter")
+        assert not task.done()
+        await end_tasks(task)
+        found = (await system.ledger.list_dead(DeadLetterFilter(reason="malformed"))).items
+        assert {letter.body.decode() for letter in found} == set(HOSTILE)
+        for letter in found:
+            assert letter.error_type == "UnreadableProperties"
+            assert "the AMQP properties can't be read: " in (letter.error_message or "")
+            shown = base64.b64decode(str(letter.headers["x-dead-properties"]))
+            assert shown == HOSTILE[letter.body.decode()]
+
+        tally = await dry_run(system)
+        assert (tally.scanned, tally.done, tally.invalid) == (4, 1, 3)
+        assert len([note for note in tally.notes if "AMQP properties can't be read" in note]) == 3
+
+        lines = [
+            line async for line in exported(system.ledger, DeadLetterFilter(reason="malformed"))
+        ]
+        again = [parse_line(line) for line in lines]
+        assert {each.certificate.properties for each in again} == {
+            base64.b64encode(properties).decode() for properties in HOSTILE.values()
+        }
+        assert {each.id for each in again} == {letter.id for letter in found}
+        assert (await import_letters(system.ledger, system.wire, again)).skipped == 3
+
+        which = LetterFilter(reason="malformed")
+        assert (
+            await count_letters(system.settings, system.ledger, which, asyncio.sleep)
+        ).purged == 3
+        purge = await start_purge(system.ledger, which, created_by="test")
+        handler = PurgeHandler(system.settings, system.ledger)
+        await BulkRunner(system.ledger, [handler]).run_one(purge.id)
+        assert [letter.id for letter in await system.letters()] == ["carried"]
+
+
+async def test_the_index_goes_on_behind_what_it_cannot_read(
+    broker: TestBroker, raw: RawPublisher, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        for properties in (
+            *HOSTILE.values(),
+            *(fine_to_read(broker, each) for each in FINE_TO_READ),
+        ):
+            raw.publish("", DEAD_LOG_QUEUE, b"?", properties)
+        raw.publish("", DEAD_LOG_QUEUE, JOB.encode())
+        async with scanning(system.settings.require_amqp_url(), DEAD_LOG_QUEUE) as scan:
+            assert len([each async for each in scan.letters()]) == scan.total
+        assert await index_waiting(system.settings, system.ledger, system.registry) == scan.total
+        assert await system.ready(DEAD_LOG_QUEUE) == 0
+        assert await ids(system, system.ledger) >= {"carried"}
+
+
+@pytest.mark.parametrize("name", FINE_TO_READ)
+async def test_odd_properties_keep_nothing_going_round(
+    broker: TestBroker, raw: RawPublisher, postgres_url: str, name: str
+) -> None:
+    properties = fine_to_read(broker, name)
+    async with open_system(broker, postgres_url) as system:
+        await system.start_worker()
+        raw.publish("jobs.topic", "hot.noop", b"{", properties)
+        letter = await eventually(system.letters, what="a dead letter")
+        assert letter[0].certificate.reason == "malformed"
+        raw.publish(DEAD_EXCHANGE, "hot.noop", b"!", properties)
+        raw.publish("jobs.topic", "hot.noop", JOB.encode(), properties)
+        await system.wait_for_state(JOB.job_id, State.SUCCEEDED)
+        assert await index_waiting(system.settings, system.ledger, system.registry) == 2
+        for each in (await system.ledger.list_dead()).items:
+            json.dumps(each.headers, allow_nan=False)
+            assert each.dead_at <= now().timestamp()
+        assert len([line async for line in exported(system.ledger, DeadLetterFilter())]) == 2
+        assert (await dry_run(system)).invalid == 2
+
+
+async def test_hostile_events_and_commands_end_neither_feed_nor_worker(
+    broker: TestBroker, raw: RawPublisher, sqlite_url: str
+) -> None:
+    bodies = [
+        b"[" * 100_000,
+        b'{"event": "x", "job_id": "x", "at": 1e999}',
+        b'{"event": "x", "job_id": "x", "at": NaN}',
+        b'{"event": "a\\nid: b", "job_id": "x", "at": 1}',
+        b'{"event": "x", "job_id": "x", "at": 1' + b"0" * 400 + b"}",
+        b'{"command": "cancel", "job_id": ' + b"[" * 100_000,
+        b'{"command": "cancel", "job_id": {}}',
+        b"\xff",
+        b"",
+    ]
+    async with open_system(broker, sqlite_url) as system:
+        feed = EventFeed(system.settings)
+        task = asyncio.create_task(feed.run())
+        await feed.is_listening.wait()
+        await system.start_worker()
+        with feed.subscribed(lambda event: event.name == "succeeded") as subscription:
+            for exchange in (EVENTS_EXCHANGE, CONTROL_EXCHANGE):
+                for body in bodies:
+                    raw.publish(exchange, b"\xff" * 255, body)
+                for properties in (*HOSTILE.values(), BAD_ID):
+                    raw.publish(exchange, "x", b"{}", properties)
+            job_id = await system.publish("hot.noop")
+            await system.wait_for_state(job_id, State.SUCCEEDED)
+            event = await subscription.next(5)
+            assert event is not None
+            assert event.job_id == job_id
+        assert len(feed.since("0-x")[0]) <= 3
+        assert not task.done()
+        await end_tasks(task)
