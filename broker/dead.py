@@ -30,6 +30,8 @@ UNREADABLE = "UnreadableProperties"
 """The error type of a message whose properties could not be read."""
 MOST_NAME = 255
 """Bytes of a routing key, as AMQP has it."""
+PROPERTIES_HEADER = "x-dead-properties"
+"""Where they are kept."""
 _PREFIX = "x-dead-"
 
 

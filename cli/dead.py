@@ -159,8 +159,11 @@ def _public(letter: DeadLetter, *, in_full: bool) -> dict[str, Any]:
 
 
 def _json_or_none(body: bytes) -> Any:
+    # `json.loads` has no limit to nesting but Python's own, and lets through what can't be printed.
+    from pydantic_core import from_json
+
     try:
-        return json.loads(body)
+        return from_json(body, allow_inf_nan=False)
     except ValueError:
         return None
 
@@ -213,8 +216,14 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[Let
         typer.echo(letter.body.decode("utf-8", "backslashreplace"))
     else:
         typer.echo(json.dumps(message, indent=2, ensure_ascii=False))
-    certificate = "x-dead-"  # these stand above, in words
-    others = {key: each for key, each in letter.headers.items() if not key.startswith(certificate)}
+    from broker.dead import PROPERTIES_HEADER
+
+    # Those of the certificate stand above, in words.
+    others = {
+        key: each
+        for key, each in letter.headers.items()
+        if not key.startswith("x-dead-") or key == PROPERTIES_HEADER
+    }
     if others:
         _section("Headers")
         typer.echo(json.dumps(others, indent=2, ensure_ascii=False))
@@ -238,11 +247,19 @@ def _when(moment: float) -> str:
 
 def hints(letter: DeadLetter, message: object) -> list[str]:
     """The exact commands with which one can go on."""
+    from broker.dead import PROPERTIES_HEADER
+
     again = f"jobctl dead redrive {letter.id}"
     if letter.state != WAITING:
         return [f"{again} --from-ledger      # the broker has it no longer"]
     lines = []
-    if message is None:
+    if PROPERTIES_HEADER in letter.headers:
+        message = None
+        lines.append(
+            f"Its AMQP properties can't be read (as they came, in base64: {PROPERTIES_HEADER}): "
+            "mend the publisher, and publish the job anew."
+        )
+    elif message is None:
         lines.append("It is no job message: mend the publisher, and publish the job anew.")
     elif letter.reason == "unroutable":
         lines += [

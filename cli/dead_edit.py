@@ -88,12 +88,12 @@ async def _edit(
 
 def _edited(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, Any] | None:
     """The new payload; None when it is as before. Raises CommandFailed, InvalidRedrive."""
-    from services.letter_changes import Change, InvalidRedrive, changed, difference
+    from services.letter_changes import Change, InvalidRedrive, changed, difference, why_no_job
     from services.redrive_stored import stored_letter
 
     stored = stored_letter(letter)
     if stored.message is None:
-        raise CommandFailed("the body is no job message: mend the publisher, and publish it anew")
+        raise CommandFailed(why_no_job(stored))
     before = stored.message.payload
     text = json.dumps(before, indent=2, ensure_ascii=False)
     while True:

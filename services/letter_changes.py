@@ -92,12 +92,8 @@ def changed(
     With `remote` somebody outside has asked for the change: local-only fields must be as they
     were, in a job of the same type. Raises InvalidRedrive when it would not be a valid job.
     """
-    if letter.certificate.properties:
-        raise InvalidRedrive(
-            f"{letter.certificate.message}: export it, mend its publisher and publish its body anew"
-        )
     if letter.message is None:
-        raise InvalidRedrive("the body is no job message: export it, mend it and publish it anew")
+        raise InvalidRedrive(why_no_job(letter))
     routing_key = change.to or letter.certificate.routing_key
     try:
         lane, job_type_name = split_routing_key(routing_key)
@@ -131,6 +127,13 @@ def changed(
         ),
         routing_key,
     )
+
+
+def why_no_job(letter: DeadJob) -> str:
+    """Why there is no job in a letter that has none, and what to do."""
+    if letter.certificate.properties:
+        return f"{letter.certificate.message}: export it, mend its publisher, publish its body anew"
+    return "the body is no job message: export it, mend it and publish it anew"
 
 
 def edit_name(letter_id: str, redrives: int) -> str:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from broker.dead import DeathCertificate, Reason, job_in, letter_id
+from broker.dead import (
+    MOST_NAME,
+    PROPERTIES_LIMIT,
+    DeathCertificate,
+    Reason,
+    job_in,
+    letter_id,
+)
 from broker.lanes import DEAD_EXCHANGE
 from broker.message import MAX_BODY_BYTES
 from broker.publisher import Publisher, envelope_of
@@ -22,6 +29,14 @@ from services.redrive_stored import StoredLetter, certificate_of
 
 FORMAT = 1
 PAGE = 500
+MOST_ATTEMPTS = 1_000_000
+LONGEST = {
+    "message": None,
+    "traceback": None,
+    "error_type": 8_000,
+    "properties": (PROPERTIES_LIMIT + 2) // 3 * 4,
+}
+"""Bytes of a field of a line, where it is not 255. None: a certificate cuts it itself."""
 TOGETHER = 200
 """Letters published together."""
 
@@ -69,7 +84,7 @@ def parse_line(text: str | bytes) -> StoredLetter:
     """The letter of a line. Raises InvalidLine."""
     try:
         line = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidLine(f"not JSON: {error}") from error
     if not isinstance(line, dict) or line.get("format") != FORMAT:
         raise InvalidLine(f'not a line of `jobctl dead export` ("format": {FORMAT})')
@@ -83,6 +98,7 @@ def parse_line(text: str | bytes) -> StoredLetter:
         value = line.get(name, default)
         if not isinstance(value, int if name == "attempts" else str):
             raise InvalidLine(f"{name} is missing or of another type")
+        _check_fits(name, value)
         values[name] = value
     try:
         certificate = DeathCertificate(Reason(str(line.get("reason"))), **values)
@@ -90,6 +106,21 @@ def parse_line(text: str | bytes) -> StoredLetter:
         raise InvalidLine(f"reason: {error}") from error
     message = job_in(certificate, body)
     return StoredLetter(letter_id(message.job_id if message else None, body), body, certificate)
+
+
+def _check_fits(name: str, value: int | str) -> None:
+    """What is published as a routing key or header must be text, and fit into a frame."""
+    if isinstance(value, int):
+        if not 0 <= value <= MOST_ATTEMPTS:
+            raise InvalidLine(f"{name} must be 0 to {MOST_ATTEMPTS:,}")
+        return
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidLine(f"{name} can't be written as UTF-8") from error
+    most = LONGEST.get(name, MOST_NAME)
+    if most is not None and size > most:
+        raise InvalidLine(f"{name} has {size:,} bytes, more than {most:,}")
 
 
 def _body(line: dict[str, Any]) -> bytes:

@@ -140,6 +140,14 @@ def test_a_certificate_of_another_program_counts_as_far_as_it_can_be_read() -> N
     )
 
 
+def test_a_routing_key_that_could_not_be_one_does_not_count() -> None:
+    assert (
+        read({"x-dead-reason": "expired", "x-dead-routing-key": "ä" * 128}, "k").routing_key == "k"
+    )
+    headers = x_death(("hot.llm", "expired", "k" * 256))
+    assert read(headers, "hot.crawl").routing_key == "hot.crawl"
+
+
 @pytest.mark.parametrize("reason", [b"expired", 7, None])
 def test_a_reason_that_is_no_text_is_none_of_ours(reason: object) -> None:
     assert read({"x-dead-reason": reason}, "hot.crawl").reason is Reason.EXHAUSTED

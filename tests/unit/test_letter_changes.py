@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker.dead import DeathCertificate, Reason
+from broker.dead import PROPERTIES_HEADER, DeathCertificate, Reason
 from broker.message import JobMessage, Metadata, now
 from services.ledger import DeadLetter
 from services.letter_changes import Change, InvalidRedrive, changed, difference, merged
@@ -161,7 +161,7 @@ def test_what_is_written_down_is_what_is_read(spec: RedriveSpec) -> None:
 # --- files ------------------------------------------------------------------------------------
 
 
-def indexed(body: bytes) -> DeadLetter:
+def indexed(body: bytes, **headers: Any) -> DeadLetter:
     return DeadLetter(
         id="job-1",
         job_id="job-1",
@@ -178,7 +178,7 @@ def indexed(body: bytes) -> DeadLetter:
         first_at=1.0,
         dead_at=1_800_000_000.25,
         body=body,
-        headers={"x-dead-worker": "w-1", "x-dead-queue": "hot.llm"},
+        headers={"x-dead-worker": "w-1", "x-dead-queue": "hot.llm"} | headers,
         copies=1,
         state="waiting",
         updated_at=1.0,
@@ -225,3 +225,31 @@ def test_line_that_is_no_letter_says_why(changes: dict[str, Any], complaint: str
         parse_line(json.dumps(line))
     with pytest.raises(InvalidLine, match="not JSON"):
         parse_line("{")
+    with pytest.raises(InvalidLine, match="not JSON"):
+        parse_line("[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"routing_key": "k" * 256}, "routing_key has 256 bytes, more than 255"),
+        ({"worker": "\ud800"}, "worker can't be written as UTF-8"),
+        ({"error_type": "x" * 9_000}, "error_type has 9,000 bytes"),
+        ({"properties": "x" * 100_000}, "properties has 100,000 bytes"),
+        ({"attempts": 2**64}, "attempts must be 0 to"),
+    ],
+)
+def test_line_that_no_message_could_carry_says_why(changes: dict[str, Any], complaint: str) -> None:
+    line = json.loads(line_of(indexed(stored().body))) | changes
+    with pytest.raises(InvalidLine, match=complaint):
+        parse_line(json.dumps(line))
+
+
+def test_a_letter_whose_properties_could_not_be_read_is_no_job_wherever_it_is() -> None:
+    letter = stored(properties="AAA=", message="they can't be read")
+    assert letter.message is None
+    with pytest.raises(InvalidRedrive, match="they can't be read: export it"):
+        changed(letter, Change(), REGISTRY)
+    again = parse_line(line_of(indexed(letter.body, **{PROPERTIES_HEADER: "AAA="})))
+    assert (again.message, again.certificate.properties) == (None, "AAA=")
+    assert again.id.startswith("raw-")
