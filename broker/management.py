@@ -193,7 +193,7 @@ class ManagementClient:
         self._check(response)
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ManagementError(
                 f"{self._base} does not answer like the RabbitMQ management API: set "
                 "JOBS_MANAGEMENT_URL to its address, for example http://localhost:15672"
@@ -280,7 +280,7 @@ def _reason(response: httpx.Response) -> tuple[str, str]:
     """The broker's code for a refusal, and what it says about it in one line."""
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):  # not from the broker: a proxy before it
         return "", f"HTTP {response.status_code}"

@@ -133,6 +133,25 @@ async def test_every_property_of_a_foreign_publisher_can_be_read_over(
     assert bare.priority == 0
 
 
+async def test_a_consumer_that_fails_with_a_delivery_keeps_its_channel(
+    channel: PipelinedChannel,
+) -> None:
+    arrived: asyncio.Queue[Incoming] = asyncio.Queue()
+
+    def take(message: Incoming) -> None:
+        if message.body == b"bad":
+            raise RecursionError("a defect")
+        arrived.put_nowait(message)
+
+    await channel.consume(QUEUE, "test", take)
+    for body in (b"bad", b"good"):
+        await channel.publish("", QUEUE, Envelope(body, "id"))
+    message = await asyncio.wait_for(arrived.get(), 10)
+    assert message.body == b"good"
+    assert channel.ack(message.delivery_tag)
+    assert not channel.closed.done()
+
+
 async def test_an_acknowledged_delivery_is_gone_and_a_requeued_one_comes_again(
     broker: TestBroker, channel: PipelinedChannel
 ) -> None:

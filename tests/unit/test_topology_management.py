@@ -49,6 +49,10 @@ def failing(error: type[httpx.TransportError]) -> httpx.MockTransport:
             httpx.MockTransport(lambda request: httpx.Response(200, text="<html>")),
             "set JOBS_MANAGEMENT_URL",
         ),
+        (
+            httpx.MockTransport(lambda request: httpx.Response(200, text="[" * 100_000)),
+            "set JOBS_MANAGEMENT_URL",
+        ),
     ],
 )
 async def test_errors_say_what_to_do_in_one_line_without_the_password(
