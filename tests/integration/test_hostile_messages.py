@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.connection import end_tasks
+from broker.background import end_tasks
 from broker.dead_queue import scanning
 from broker.lanes import (
     CONTROL_EXCHANGE,
