@@ -17,10 +17,10 @@ import httpx
 from benchmarks.common import end_group, environment, module_command, run_json
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from broker.node import free_port
-from services.api_keys import Scope, create_key
-from services.ledger import Ledger
-from services.registry import BUILT_IN_MODULES
+from switchyard.broker.node import free_port
+from switchyard.services.api_keys import Scope, create_key
+from switchyard.services.ledger import Ledger
+from switchyard.services.registry import BUILT_IN_MODULES
 
 RATE = 200
 """Requests a second."""
@@ -72,7 +72,7 @@ def _server(stage: Stage, **settings: str) -> Iterator[Server]:
     log = stage.directory / "api.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "api", "--port", str(port)],
+            [sys.executable, "-m", "switchyard.cli.main", "api", "--port", str(port)],
             env=env,
             stdout=output,
             stderr=output,

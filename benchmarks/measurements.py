@@ -189,7 +189,7 @@ def footprint(stage: Stage, rounds: int, count: int) -> list[Row]:
         for _ in range(5):
             started = time.perf_counter()
             subprocess.run(
-                [sys.executable, "-c", "from cli.main import main; main()", "--help"],
+                [sys.executable, "-c", "from switchyard.cli.main import main; main()", "--help"],
                 check=True,
                 stdout=subprocess.DEVNULL,
             )

@@ -12,13 +12,13 @@ from urllib.parse import quote
 
 import httpx
 
-from broker.management import ManagementClient
-from broker.node import LocalNode
-from broker.reconcile import apply
-from broker.settings import with_vhost
-from broker.topology import Policy, build
-from services.ledger import upgrade
-from services.registry import Registry
+from switchyard.broker.management import ManagementClient
+from switchyard.broker.node import LocalNode
+from switchyard.broker.reconcile import apply
+from switchyard.broker.settings import with_vhost
+from switchyard.broker.topology import Policy, build
+from switchyard.services.ledger import upgrade
+from switchyard.services.registry import Registry
 from tests.support.postgres import PostgresServer
 
 

@@ -17,19 +17,19 @@ from pathlib import Path
 
 from benchmarks.common import payload
 from benchmarks.contenders.with_switchyard import MODULE
-from broker.message import JobMessage
-from broker.publisher import Publisher
-from cli.long_running import settle_memory
-from services.backfill.counts import Counts
-from services.backfill.files import FileFormat, store_input
-from services.backfill.handler import BackfillHandler
-from services.backfill.spec import MOST_WAITING, Backfills, parse_spec
-from services.bulk import BulkRunner
-from services.bulk_control import require_bulk
-from services.ledger import Ledger
-from services.logs import configure
-from services.registry import Registry
-from services.settings import Settings
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publisher import Publisher
+from switchyard.cli.long_running import settle_memory
+from switchyard.services.backfill.counts import Counts
+from switchyard.services.backfill.files import FileFormat, store_input
+from switchyard.services.backfill.handler import BackfillHandler
+from switchyard.services.backfill.spec import MOST_WAITING, Backfills, parse_spec
+from switchyard.services.bulk import BulkRunner
+from switchyard.services.bulk_control import require_bulk
+from switchyard.services.ledger import Ledger
+from switchyard.services.logs import configure
+from switchyard.services.registry import Registry
+from switchyard.services.settings import Settings
 
 LOOK = 0.05
 HOT_PACE = 0.01

@@ -16,23 +16,23 @@ from dataclasses import replace
 
 from benchmarks.common import payload
 from benchmarks.contenders.with_switchyard import MODULE
-from broker.dead import DeathCertificate, Reason
-from broker.dead_queue import scanning
-from broker.lanes import DEAD_EXCHANGE, LANES
-from broker.message import JobMessage, Metadata
-from broker.publisher import Publisher, envelope_of
-from broker.wire import Envelope
-from cli.bulk_run import give_way
-from cli.long_running import settle_memory
-from services.bulk import BulkRunner
-from services.dead_letters import index_waiting
-from services.ledger import BulkState, Ledger, NewJob
-from services.letters import LetterFilter
-from services.logs import configure
-from services.redrive_operations import RedriveHandler
-from services.redrive_spec import Progress, RedriveSpec, start_redrive
-from services.registry import Registry
-from services.settings import Settings
+from switchyard.broker.dead import DeathCertificate, Reason
+from switchyard.broker.dead_queue import scanning
+from switchyard.broker.lanes import DEAD_EXCHANGE, LANES
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.broker.publisher import Publisher, envelope_of
+from switchyard.broker.wire import Envelope
+from switchyard.cli.bulk_run import give_way
+from switchyard.cli.long_running import settle_memory
+from switchyard.services.bulk import BulkRunner
+from switchyard.services.dead_letters import index_waiting
+from switchyard.services.ledger import BulkState, Ledger, NewJob
+from switchyard.services.letters import LetterFilter
+from switchyard.services.logs import configure
+from switchyard.services.redrive_operations import RedriveHandler
+from switchyard.services.redrive_spec import Progress, RedriveSpec, start_redrive
+from switchyard.services.registry import Registry
+from switchyard.services.settings import Settings
 
 CAUSES = "ABCDEFGHIJKLMNOPQRST"
 TOGETHER = 1_000

@@ -17,9 +17,9 @@ def hot_count(busy: int) -> int:
 
 
 async def switchyard(busy: int) -> int:
-    from broker.message import JobMessage
-    from broker.publisher import Outgoing, Publisher
-    from services.settings import Settings
+    from switchyard.broker.message import JobMessage
+    from switchyard.broker.publisher import Outgoing, Publisher
+    from switchyard.services.settings import Settings
 
     async with Publisher(Settings()) as publisher:
         await publisher.publish_many(

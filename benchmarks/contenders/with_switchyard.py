@@ -12,17 +12,17 @@ import time
 from pydantic import BaseModel
 
 from benchmarks.common import SAMPLE_EVERY, payload, sample
-from broker.errors import PublishError
-from broker.message import JobMessage
-from broker.publisher import Outgoing, Publisher
-from cli.long_running import settle_memory
-from services.context import JobContext
-from services.ledger import Ledger
-from services.logs import configure
-from services.outcomes import Done, Outcome
-from services.registry import Registry, job
-from services.settings import Settings
-from services.worker import Worker, share_of
+from switchyard.broker.errors import PublishError
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publisher import Outgoing, Publisher
+from switchyard.cli.long_running import settle_memory
+from switchyard.services.context import JobContext
+from switchyard.services.ledger import Ledger
+from switchyard.services.logs import configure
+from switchyard.services.outcomes import Done, Outcome
+from switchyard.services.registry import Registry, job
+from switchyard.services.settings import Settings
+from switchyard.services.worker import Worker, share_of
 
 MODULE = "benchmarks.contenders.with_switchyard"
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from broker.topology import build
-from cli.common import load_registry
-from services.ledger import upgrade
-from services.settings import Settings
+from switchyard.broker.topology import build
+from switchyard.cli.common import load_registry
+from switchyard.services.ledger import upgrade
+from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker
 from tests.support.commands import commands
 from tests.support.topology import declare_topology

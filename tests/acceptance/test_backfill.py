@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from cli import backfill_start
-from cli.backfill_start import FormatName
-from services.backfill.files import FileFormat
-from services.ledger import Ledger, LedgerUnavailable
-from services.settings import Settings
+from switchyard.cli import backfill_start
+from switchyard.cli.backfill_start import FormatName
+from switchyard.services.backfill.files import FileFormat
+from switchyard.services.ledger import Ledger, LedgerUnavailable
+from switchyard.services.settings import Settings
 from tests.acceptance.conftest import CommandLine
 
 

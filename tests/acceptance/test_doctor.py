@@ -45,9 +45,9 @@ def test_jobs_that_nobody_works_no_scheduler_and_a_profile_for_another_version(
 
 
 async def test_a_policy_of_somebody_else_that_rules_a_lane(jobctl: CommandLine) -> None:
-    from broker.management import ManagementClient
-    from broker.topology import Policy
-    from services.settings import Settings
+    from switchyard.broker.management import ManagementClient
+    from switchyard.broker.topology import Policy
+    from switchyard.services.settings import Settings
 
     settings = Settings()
     async with ManagementClient(settings.require_management_url(), settings.vhost) as client:

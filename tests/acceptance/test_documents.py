@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from cli.search import ModeName
-from services.ledger import upgrade
-from services.samples import sample
-from services.search import Mode
-from services.settings import Settings
+from switchyard.cli.search import ModeName
+from switchyard.services.ledger import upgrade
+from switchyard.services.samples import sample
+from switchyard.services.search import Mode
+from switchyard.services.settings import Settings
 from tests.acceptance.conftest import CommandLine, clean_environment
 from tests.support.api_server import serving
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import Blocked, BrokerAway
-from broker.node import LocalNode
-from services.ledger import State
-from services.publishing import JobRequest, job_id_of
+from switchyard.broker.errors import Blocked, BrokerAway
+from switchyard.broker.node import LocalNode
+from switchyard.services.ledger import State
+from switchyard.services.publishing import JobRequest, job_id_of
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     Effects,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from broker.node import LOOPBACK
-from services.ledger import State
-from services.redrive import Change, LetterFilter, Redriver
+from switchyard.broker.node import LOOPBACK
+from switchyard.services.ledger import State
+from switchyard.services.redrive import Change, LetterFilter, Redriver
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     BOTH_QUEUE_TYPES,

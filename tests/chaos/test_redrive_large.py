@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from broker.dead import DeathCertificate, Reason
-from broker.dead_queue import scanning
-from broker.lanes import DEAD_EXCHANGE
-from broker.message import JobMessage, Metadata
-from broker.publisher import envelope_of
-from services import bulk_control
-from services.bulk import BulkRunner
-from services.dead_letters import index_waiting
-from services.ledger import BulkState, State
-from services.letters import LetterFilter
-from services.redrive_operations import RedriveHandler
-from services.redrive_spec import Progress, RedriveSpec, start_redrive
+from switchyard.broker.dead import DeathCertificate, Reason
+from switchyard.broker.dead_queue import scanning
+from switchyard.broker.lanes import DEAD_EXCHANGE
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.broker.publisher import envelope_of
+from switchyard.services import bulk_control
+from switchyard.services.bulk import BulkRunner
+from switchyard.services.dead_letters import index_waiting
+from switchyard.services.ledger import BulkState, State
+from switchyard.services.letters import LetterFilter
+from switchyard.services.redrive_operations import RedriveHandler
+from switchyard.services.redrive_spec import Progress, RedriveSpec, start_redrive
 from tests.support.brokers import TestBroker
 from tests.support.chaos import BOTH_QUEUE_TYPES
 from tests.support.eventually import eventually

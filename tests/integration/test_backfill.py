@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from services import bulk, bulk_control
-from services.backfill import arxiv, gate, handler
-from services.backfill import progress as progress_module
-from services.backfill.files import FileFormat
-from services.backfill.sources import InvalidBackfill
-from services.backfill.spec import parse_spec
-from services.bulk import BulkSession
-from services.hot_traffic import HotTraffic
-from services.ledger import BulkState, JobFilter, Ledger, State
+from switchyard.services import bulk, bulk_control
+from switchyard.services.backfill import arxiv, gate, handler
+from switchyard.services.backfill import progress as progress_module
+from switchyard.services.backfill.files import FileFormat
+from switchyard.services.backfill.sources import InvalidBackfill
+from switchyard.services.backfill.spec import parse_spec
+from switchyard.services.bulk import BulkSession
+from switchyard.services.hot_traffic import HotTraffic
+from switchyard.services.ledger import BulkState, JobFilter, Ledger, State
 from tests.support.arxiv_server import ArxivServer, Paper, answer_well, fails
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
@@ -172,7 +172,7 @@ async def test_papers_of_arxiv_are_published_page_by_page(
         Paper(f"2403.{number:05}", published=first + timedelta(hours=number), categories=("cs.DB",))
         for number in range(60)
     ]
-    modules = (*JOB_MODULES, "services.ingest.arxiv_jobs")
+    modules = (*JOB_MODULES, "switchyard.services.ingest.arxiv_jobs")
     with ArxivServer([*papers, Paper("2403.99999", categories=("math.CO",))]) as server:
         source = {"arxiv_base_url": server.url, "arxiv_interval": 0.001}
         async with opened(broker310, sqlite_url, tmp_path, modules=modules, **source) as (

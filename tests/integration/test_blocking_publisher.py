@@ -13,14 +13,14 @@ from typing import Any
 import aio_pika
 import pytest
 
-from broker.blocking import BlockingPublisher, _Session
-from broker.dead import Reason, read
-from broker.errors import Blocked, BrokerAway, LaneFull, Unroutable
-from broker.lanes import DEAD_QUEUE, JOBS_EXCHANGE
-from broker.message import JobMessage
-from broker.node import LocalNode
-from broker.publisher import PATIENCE, Accepted, Outgoing
-from broker.settings import BrokerSettings
+from switchyard.broker.blocking import BlockingPublisher, _Session
+from switchyard.broker.dead import Reason, read
+from switchyard.broker.errors import Blocked, BrokerAway, LaneFull, Unroutable
+from switchyard.broker.lanes import DEAD_QUEUE, JOBS_EXCHANGE
+from switchyard.broker.message import JobMessage
+from switchyard.broker.node import LocalNode
+from switchyard.broker.publisher import PATIENCE, Accepted, Outgoing
+from switchyard.broker.settings import BrokerSettings
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.publishing import (

@@ -11,15 +11,21 @@ from typing import Any
 import pytest
 import structlog
 
-from broker.connection import Link
-from broker.consumer import LaneConsumer
-from broker.delivery import Delivery
-from broker.errors import Refused
-from broker.lanes import JOBS_EXCHANGE, LANES, Lane, Route, retry_name
-from broker.publisher import Publisher
-from broker.settings import BrokerSettings
-from broker.topology import build
-from broker.wire import Envelope
+from switchyard.broker.connection import Link
+from switchyard.broker.consumer import LaneConsumer
+from switchyard.broker.delivery import Delivery
+from switchyard.broker.errors import Refused
+from switchyard.broker.lanes import (
+    JOBS_EXCHANGE,
+    LANES,
+    Lane,
+    Route,
+    retry_name,
+)
+from switchyard.broker.publisher import Publisher
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.topology import build
+from switchyard.broker.wire import Envelope
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import Signals

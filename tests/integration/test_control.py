@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.lanes import CONTROL_EXCHANGE
-from broker.wire import Envelope
-from services.control import send_cancel
-from services.ledger import AttemptOutcome, Cancelled, Running, State
+from switchyard.broker.lanes import CONTROL_EXCHANGE
+from switchyard.broker.wire import Envelope
+from switchyard.services.control import send_cancel
+from switchyard.services.ledger import AttemptOutcome, Cancelled, Running, State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -9,17 +9,23 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from broker.background import end_tasks
-from broker.dead import DeathCertificate, Reason
-from broker.errors import LaneFull
-from broker.lanes import DEAD_EXCHANGE, DEAD_LOG_QUEUE
-from broker.message import JobMessage, now
-from broker.node import LOOPBACK
-from broker.publisher import envelope_of
-from broker.wire import Envelope
-from services.dead_letters import DeadLetterIndexer, index_waiting
-from services.ledger import DeadLetter, Ledger, LedgerUnavailable, NewJob, State
-from services.publishing import JobRequest
+from switchyard.broker.background import end_tasks
+from switchyard.broker.dead import DeathCertificate, Reason
+from switchyard.broker.errors import LaneFull
+from switchyard.broker.lanes import DEAD_EXCHANGE, DEAD_LOG_QUEUE
+from switchyard.broker.message import JobMessage, now
+from switchyard.broker.node import LOOPBACK
+from switchyard.broker.publisher import envelope_of
+from switchyard.broker.wire import Envelope
+from switchyard.services.dead_letters import DeadLetterIndexer, index_waiting
+from switchyard.services.ledger import (
+    DeadLetter,
+    Ledger,
+    LedgerUnavailable,
+    NewJob,
+    State,
+)
+from switchyard.services.publishing import JobRequest
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.system import System, lanes_with, open_system

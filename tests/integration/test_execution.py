@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 
-from broker.dead import MESSAGE_LIMIT, TRACEBACK_LIMIT, Reason, letter_id
-from broker.lanes import EVENTS_EXCHANGE, JOBS_EXCHANGE
-from broker.message import MAX_BODY_BYTES
-from broker.wire import Envelope
-from services.execution import Executor
-from services.ledger import AttemptOutcome, State
+from switchyard.broker.dead import (
+    MESSAGE_LIMIT,
+    TRACEBACK_LIMIT,
+    Reason,
+    letter_id,
+)
+from switchyard.broker.lanes import EVENTS_EXCHANGE, JOBS_EXCHANGE
+from switchyard.broker.message import MAX_BODY_BYTES
+from switchyard.broker.wire import Envelope
+from switchyard.services.execution import Executor
+from switchyard.services.ledger import AttemptOutcome, State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import MEMORY_LIMIT_MB, journal

@@ -8,25 +8,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.background import end_tasks
-from broker.dead_queue import scanning
-from broker.lanes import (
+from switchyard.broker.background import end_tasks
+from switchyard.broker.dead_queue import scanning
+from switchyard.broker.lanes import (
     CONTROL_EXCHANGE,
     DEAD_EXCHANGE,
     DEAD_LOG_QUEUE,
     DEAD_QUEUE,
     EVENTS_EXCHANGE,
 )
-from broker.message import JobMessage, now
-from services.bulk import BulkRunner
-from services.dead_letters import DeadLetterIndexer, index_waiting
-from services.job_events import EventFeed
-from services.ledger import DeadLetterFilter, Ledger, State
-from services.letter_files import exported, import_letters, parse_line
-from services.letters import LetterFilter
-from services.purge import PurgeHandler, count_letters, start_purge
-from services.redrive import Change, Redriver
-from services.redrive_sending import Tally
+from switchyard.broker.message import JobMessage, now
+from switchyard.services.bulk import BulkRunner
+from switchyard.services.dead_letters import DeadLetterIndexer, index_waiting
+from switchyard.services.job_events import EventFeed
+from switchyard.services.ledger import DeadLetterFilter, Ledger, State
+from switchyard.services.letter_files import exported, import_letters, parse_line
+from switchyard.services.letters import LetterFilter
+from switchyard.services.purge import PurgeHandler, count_letters, start_purge
+from switchyard.services.redrive import Change, Redriver
+from switchyard.services.redrive_sending import Tally
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.raw_amqp import BAD_ID, HOSTILE, RawPublisher, short, with_headers

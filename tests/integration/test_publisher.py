@@ -10,15 +10,21 @@ from typing import Any
 import aio_pika
 import pytest
 
-from broker.connection import is_blocked
-from broker.dead import Reason, read
-from broker.errors import Blocked, BrokerAway, LaneFull, Unroutable
-from broker.lanes import DEAD_QUEUE, EVENTS_EXCHANGE, JOBS_EXCHANGE
-from broker.message import JobMessage
-from broker.node import LocalNode
-from broker.publisher import PATIENCE, Accepted, Outgoing, Publisher, envelope_of
-from broker.settings import BrokerSettings
-from broker.wire import Envelope, PipelinedChannel
+from switchyard.broker.connection import is_blocked
+from switchyard.broker.dead import Reason, read
+from switchyard.broker.errors import Blocked, BrokerAway, LaneFull, Unroutable
+from switchyard.broker.lanes import DEAD_QUEUE, EVENTS_EXCHANGE, JOBS_EXCHANGE
+from switchyard.broker.message import JobMessage
+from switchyard.broker.node import LocalNode
+from switchyard.broker.publisher import (
+    PATIENCE,
+    Accepted,
+    Outgoing,
+    Publisher,
+    envelope_of,
+)
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire import Envelope, PipelinedChannel
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.publishing import (

@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from broker.dead import Reason
-from broker.errors import BrokerAway, LaneFull
-from broker.message import JobMessage
-from broker.publisher import Publisher
-from services.ledger import AttemptOutcome, IdempotencyConflict, LedgerUnavailable, State
-from services.ledger.tables import jobs as jobs_table
-from services.publishing import (
+from switchyard.broker.dead import Reason
+from switchyard.broker.errors import BrokerAway, LaneFull
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publisher import Publisher
+from switchyard.services.ledger import (
+    AttemptOutcome,
+    IdempotencyConflict,
+    LedgerUnavailable,
+    State,
+)
+from switchyard.services.ledger.tables import jobs as jobs_table
+from switchyard.services.publishing import (
     InvalidJob,
     JobPublisher,
     JobRequest,
@@ -21,7 +26,7 @@ from services.publishing import (
     job_id_of,
     prepare,
 )
-from services.registry import InvalidPayload
+from switchyard.services.registry import InvalidPayload
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

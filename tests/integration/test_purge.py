@@ -4,15 +4,20 @@ import asyncio
 import time
 from datetime import timedelta
 
-from broker.message import now
-from services import bulk_control
-from services.bulk import BulkRunner
-from services.bulk_handlers import bulk_handlers
-from services.dead_scan import LEASE
-from services.leases import holding_lease
-from services.ledger import BulkOperation, BulkState, DeadLetterState
-from services.letters import LetterFilter
-from services.purge import Progress, PurgeHandler, count_letters, start_purge
+from switchyard.broker.message import now
+from switchyard.services import bulk_control
+from switchyard.services.bulk import BulkRunner
+from switchyard.services.bulk_handlers import bulk_handlers
+from switchyard.services.dead_scan import LEASE
+from switchyard.services.leases import holding_lease
+from switchyard.services.ledger import BulkOperation, BulkState, DeadLetterState
+from switchyard.services.letters import LetterFilter
+from switchyard.services.purge import (
+    Progress,
+    PurgeHandler,
+    count_letters,
+    start_purge,
+)
 from tests.integration.test_redrive import bury, bury_many, ids, indexed
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

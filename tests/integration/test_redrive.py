@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from broker.dead import DeathCertificate, Reason
-from broker.dead_queue import scanning
-from broker.lanes import DEAD_EXCHANGE
-from broker.message import JobMessage, Metadata, now
-from broker.publisher import Outgoing, envelope_of
-from services.bulk import BulkRunner
-from services.dead_letters import index_waiting
-from services.ledger import Ledger, NewJob, RedrivenCopy, State
-from services.purge import PurgeHandler, start_purge
-from services.redrive import Change, LetterFilter, Redriver, Tally
-from services.scheduler import Pace, Scheduler
+from switchyard.broker.dead import DeathCertificate, Reason
+from switchyard.broker.dead_queue import scanning
+from switchyard.broker.lanes import DEAD_EXCHANGE
+from switchyard.broker.message import JobMessage, Metadata, now
+from switchyard.broker.publisher import Outgoing, envelope_of
+from switchyard.services.bulk import BulkRunner
+from switchyard.services.dead_letters import index_waiting
+from switchyard.services.ledger import Ledger, NewJob, RedrivenCopy, State
+from switchyard.services.purge import PurgeHandler, start_purge
+from switchyard.services.redrive import Change, LetterFilter, Redriver, Tally
+from switchyard.services.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -384,8 +384,8 @@ async def test_order_of_what_stays_is_kept(broker: TestBroker, sqlite_url: str) 
 async def test_order_is_kept_over_several_pieces_while_new_ones_come(
     broker: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.dead_queue.PIECE", 150)
-    monkeypatch.setattr("broker.dead_queue.QUORUM_PIECE", 150)
+    monkeypatch.setattr("switchyard.broker.dead_queue.PIECE", 150)
+    monkeypatch.setattr("switchyard.broker.dead_queue.QUORUM_PIECE", 150)
     async with open_system(broker, sqlite_url) as system:
         everything = [f"job-{number:04}" for number in range(1_000)]
         await bury_many(system, everything)

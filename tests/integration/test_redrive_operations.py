@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from broker.dead import DeathCertificate, Reason
-from broker.lanes import DEAD_EXCHANGE
-from broker.message import JobMessage, Metadata
-from broker.publisher import envelope_of
-from services import bulk_control
-from services.bulk import BulkRunner
-from services.bulk_control import BulkConflict
-from services.dead_letters import index_waiting
-from services.dead_scan import wait_at_most
-from services.ledger import BulkOperation, BulkState, NewJob, State
-from services.letter_changes import Change, InvalidRedrive
-from services.letters import LetterFilter, cause_of_letter
-from services.redrive_operations import RedriveHandler
-from services.redrive_plan import plan_redrive
-from services.redrive_spec import (
+from switchyard.broker.dead import DeathCertificate, Reason
+from switchyard.broker.lanes import DEAD_EXCHANGE
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.broker.publisher import envelope_of
+from switchyard.services import bulk_control
+from switchyard.services.bulk import BulkRunner
+from switchyard.services.bulk_control import BulkConflict
+from switchyard.services.dead_letters import index_waiting
+from switchyard.services.dead_scan import wait_at_most
+from switchyard.services.ledger import BulkOperation, BulkState, NewJob, State
+from switchyard.services.letter_changes import Change, InvalidRedrive
+from switchyard.services.letters import LetterFilter, cause_of_letter
+from switchyard.services.redrive_operations import RedriveHandler
+from switchyard.services.redrive_plan import plan_redrive
+from switchyard.services.redrive_spec import (
     Progress,
     RedriveConflict,
     RedriveSpec,

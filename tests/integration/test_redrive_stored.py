@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from broker.dead_queue import scanning
-from broker.lanes import DEAD_TTL_SECONDS
-from broker.message import JobMessage, Metadata, now
-from services.dead_letters import GRACE_SECONDS, index_waiting, tidy
-from services.ledger import (
+from switchyard.broker.dead_queue import scanning
+from switchyard.broker.lanes import DEAD_TTL_SECONDS
+from switchyard.broker.message import JobMessage, Metadata, now
+from switchyard.services.dead_letters import GRACE_SECONDS, index_waiting, tidy
+from switchyard.services.ledger import (
     BulkState,
     DeadLetterState,
     FinishRequest,
@@ -18,12 +18,12 @@ from services.ledger import (
     State,
     to_message,
 )
-from services.ledger.requests import ClaimRequest
-from services.letter_changes import Change
-from services.letter_edits import NothingToUndo, latest_edits, undo
-from services.letters import LetterFilter
-from services.redrive_plan import plan_redrive
-from services.redrive_spec import Progress, RedriveSpec
+from switchyard.services.ledger.requests import ClaimRequest
+from switchyard.services.letter_changes import Change
+from switchyard.services.letter_edits import NothingToUndo, latest_edits, undo
+from switchyard.services.letters import LetterFilter
+from switchyard.services.redrive_plan import plan_redrive
+from switchyard.services.redrive_spec import Progress, RedriveSpec
 from tests.integration.test_redrive_operations import bury, ids, names, run, start
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

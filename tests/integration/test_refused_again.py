@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from broker.errors import LaneFull, PublishError, Unroutable
-from broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE
-from broker.publisher import Outgoing, Publisher, Result
-from services.ledger import Created, Ledger, State
-from services.publishing import JobPublisher, JobRequest, Published, prepare
-from services.scheduler import Pace, Scheduler
+from switchyard.broker.errors import LaneFull, PublishError, Unroutable
+from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE
+from switchyard.broker.publisher import Outgoing, Publisher, Result
+from switchyard.services.ledger import Created, Ledger, State
+from switchyard.services.publishing import (
+    JobPublisher,
+    JobRequest,
+    Published,
+    prepare,
+)
+from switchyard.services.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 from tests.support.system import System, declare, lanes_with, open_system

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import LaneFull
-from services.documents import DocumentDesk
-from services.inbox import About, Inbox
-from services.ledger import State
-from services.publishing import JobPublisher
-from services.registry import BUILT_IN_MODULES
+from switchyard.broker.errors import LaneFull
+from switchyard.services.documents import DocumentDesk
+from switchyard.services.inbox import About, Inbox
+from switchyard.services.ledger import State
+from switchyard.services.publishing import JobPublisher
+from switchyard.services.registry import BUILT_IN_MODULES
 from tests.integration.test_refused_again import SlowPublisher
 from tests.support.brokers import TestBroker
 from tests.support.system import System, lanes_with, open_system

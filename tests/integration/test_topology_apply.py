@@ -10,14 +10,14 @@ from urllib.parse import quote, urlsplit
 import aio_pika
 import pytest
 
-from broker.errors import ManagementError
-from broker.lanes import Route
-from broker.management import ManagementClient
-from broker.node import LocalNode
-from broker.reconcile import Report, apply, diff
-from broker.settings import with_vhost
-from broker.topology import Binding, Topology, build, render
-from services.registry import Registry
+from switchyard.broker.errors import ManagementError
+from switchyard.broker.lanes import Route
+from switchyard.broker.management import ManagementClient
+from switchyard.broker.node import LocalNode
+from switchyard.broker.reconcile import Report, apply, diff
+from switchyard.broker.settings import with_vhost
+from switchyard.broker.topology import Binding, Topology, build, render
+from switchyard.services.registry import Registry
 from tests.support.brokers import TestBroker
 from tests.support.management import Management
 

@@ -10,10 +10,10 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aio_pika.exceptions import DeliveryError, QueueEmpty
 
-from broker.lanes import LANES, Route
-from broker.management import ManagementClient
-from broker.reconcile import diff
-from broker.topology import build
+from switchyard.broker.lanes import LANES, Route
+from switchyard.broker.management import ManagementClient
+from switchyard.broker.reconcile import diff
+from switchyard.broker.topology import build
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.topology import declare_topology

@@ -11,11 +11,16 @@ import pytest
 from aiormq.exceptions import ChannelInvalidStateError, ChannelNotFoundEntity
 from pamqp import commands as spec
 
-from broker.away import CHANNEL_ERRORS
-from broker.connection import connect, is_blocked, underlying
-from broker.errors import BrokerAway, PublishError, Unroutable
-from broker.incoming import Incoming
-from broker.wire import Envelope, PipelinedChannel, Unconfirmed, open_channel
+from switchyard.broker.away import CHANNEL_ERRORS
+from switchyard.broker.connection import connect, is_blocked, underlying
+from switchyard.broker.errors import BrokerAway, PublishError, Unroutable
+from switchyard.broker.incoming import Incoming
+from switchyard.broker.wire import (
+    Envelope,
+    PipelinedChannel,
+    Unconfirmed,
+    open_channel,
+)
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.publishing import depth

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 from pydantic import SecretStr
 
-from broker.background import BackgroundFailed
-from broker.dead import Reason
-from broker.lanes import JOBS_EXCHANGE
-from broker.message import JobMessage, Metadata
-from broker.publisher import Publisher
-from broker.wire import Envelope
-from services.ledger import (
+from switchyard.broker.background import BackgroundFailed
+from switchyard.broker.dead import Reason
+from switchyard.broker.lanes import JOBS_EXCHANGE
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.broker.publisher import Publisher
+from switchyard.broker.wire import Envelope
+from switchyard.services.ledger import (
     AttemptOutcome,
     Claimed,
     ClaimRequest,
@@ -25,8 +25,14 @@ from services.ledger import (
     LedgerUnavailable,
     State,
 )
-from services.registry import Registry
-from services.worker import LANE_WORKER_PRIORITY, LAST_WORDS, Share, UnknownWorker, share_of
+from switchyard.services.registry import Registry
+from switchyard.services.worker import (
+    LANE_WORKER_PRIORITY,
+    LAST_WORDS,
+    Share,
+    UnknownWorker,
+    share_of,
+)
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -1,7 +1,7 @@
 """The HTTP API as its clients meet it: uvicorn on loopback, in a thread or in a process.
 
 async with serving(system.settings) as api:
-    answer = await api.client.post("/jobs", json={"routing_key": "hot.noop"})
+    answer = await switchyard.api.client.post("/jobs", json={"routing_key": "hot.noop"})
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from typing import Any
 
 import httpx
 
-from api.server import ApiServer
-from services.settings import Settings
+from switchyard.api.server import ApiServer
+from switchyard.services.settings import Settings
 from tests.support.eventually import eventually
 
 START_TIMEOUT = 20.0
@@ -117,7 +117,7 @@ async def api_process(
 ) -> AsyncIterator[ApiProcess]:
     """Run `jobctl api`, or a program of the test's own that does so with a change."""
     port = _free_port()
-    command = [sys.executable, *(("-c", code) if code else ("-m", "cli.main"))]
+    command = [sys.executable, *(("-c", code) if code else ("-m", "switchyard.cli.main"))]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "api", "--port", str(port)],

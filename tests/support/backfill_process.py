@@ -14,14 +14,14 @@ import sys
 import time
 from typing import Any
 
-from services import bulk
-from services.backfill.handler import BackfillHandler
-from services.backfill.sources import Sources
-from services.bulk import BulkRunner, BulkSession
-from services.bulk_control import BulkConflict
-from services.ledger import BulkState, Ledger
-from services.registry import Registry
-from services.settings import Settings
+from switchyard.services import bulk
+from switchyard.services.backfill.handler import BackfillHandler
+from switchyard.services.backfill.sources import Sources
+from switchyard.services.bulk import BulkRunner, BulkSession
+from switchyard.services.bulk_control import BulkConflict
+from switchyard.services.ledger import BulkState, Ledger
+from switchyard.services.registry import Registry
+from switchyard.services.settings import Settings
 from tests.support.system import lanes_with
 
 LEASE = 0.3

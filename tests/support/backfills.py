@@ -8,15 +8,22 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from services.backfill.files import FileFormat, store_input
-from services.backfill.handler import BackfillHandler
-from services.backfill.progress import Progress, progress_of
-from services.backfill.sources import Cursor, Item, Source, SourceAway, Sources, Unusable
-from services.backfill.spec import Backfills, parse_spec
-from services.bulk import BulkRunner
-from services.bulk_control import require_bulk
-from services.ledger import BulkOperation
-from services.storage import Storage
+from switchyard.services.backfill.files import FileFormat, store_input
+from switchyard.services.backfill.handler import BackfillHandler
+from switchyard.services.backfill.progress import Progress, progress_of
+from switchyard.services.backfill.sources import (
+    Cursor,
+    Item,
+    Source,
+    SourceAway,
+    Sources,
+    Unusable,
+)
+from switchyard.services.backfill.spec import Backfills, parse_spec
+from switchyard.services.bulk import BulkRunner
+from switchyard.services.bulk_control import require_bulk
+from switchyard.services.ledger import BulkOperation
+from switchyard.services.storage import Storage
 from tests.support.system import System
 
 

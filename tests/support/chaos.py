@@ -17,13 +17,19 @@ from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.errors import PublishError
-from services.context import JobContext
-from services.ledger import LedgerUnavailable, State
-from services.outcomes import Done, Job, Next, Outcome, PermanentError
-from services.publishing import InvalidJob, JobRequest, Published
-from services.registry import job
-from services.scheduler import Pace, Scheduler
+from switchyard.broker.errors import PublishError
+from switchyard.services.context import JobContext
+from switchyard.services.ledger import LedgerUnavailable, State
+from switchyard.services.outcomes import (
+    Done,
+    Job,
+    Next,
+    Outcome,
+    PermanentError,
+)
+from switchyard.services.publishing import InvalidJob, JobRequest, Published
+from switchyard.services.registry import job
+from switchyard.services.scheduler import Pace, Scheduler
 from tests.support.eventually import eventually
 from tests.support.system import Broker, System, open_system
 from tests.support.worker_process import Process, Processes

@@ -26,12 +26,28 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 NEEDED = (
-    "aio_pika", "alembic.command", "alembic.config", "broker.management", "broker.publisher",
-    "broker.reconcile", "httpx", "pydantic_settings", "services.dead_letters",
-    "services.embed.jobs", "services.ingest.jobs", "services.ledger", "services.link.jobs",
-    "services.llm.jobs", "services.logs", "services.publishing", "services.redrive_operations",
-    "services.registry", "services.settings", "sqlalchemy.ext.asyncio", "structlog",
-)  # fmt: skip
+    "aio_pika",
+    "alembic.command",
+    "alembic.config",
+    "switchyard.broker.management",
+    "switchyard.broker.publisher",
+    "switchyard.broker.reconcile",
+    "httpx",
+    "pydantic_settings",
+    "switchyard.services.dead_letters",
+    "switchyard.services.embed.jobs",
+    "switchyard.services.ingest.jobs",
+    "switchyard.services.ledger",
+    "switchyard.services.link.jobs",
+    "switchyard.services.llm.jobs",
+    "switchyard.services.logs",
+    "switchyard.services.publishing",
+    "switchyard.services.redrive_operations",
+    "switchyard.services.registry",
+    "switchyard.services.settings",
+    "sqlalchemy.ext.asyncio",
+    "structlog",
+)
 """What the commands import when they run. More would do no harm, less takes longer."""
 _FDS = 4
 
@@ -132,10 +148,10 @@ def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer
 
 
 if __name__ == "__main__":
-    import cli
-    from cli.main import main
+    from switchyard import cli
+    from switchyard.cli.main import main
 
-    for module in pkgutil.iter_modules(cli.__path__, "cli."):
+    for module in pkgutil.walk_packages(cli.__path__, f"{cli.__name__}."):
         importlib.import_module(module.name)
     for name in NEEDED:
         importlib.import_module(name)

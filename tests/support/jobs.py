@@ -23,9 +23,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from broker.message import JobMessage
-from services.context import JobContext
-from services.outcomes import (
+from switchyard.broker.message import JobMessage
+from switchyard.services.context import JobContext
+from switchyard.services.outcomes import (
     Discard,
     Done,
     Job,
@@ -36,7 +36,7 @@ from services.outcomes import (
     RetryableError,
     Snooze,
 )
-from services.registry import job
+from switchyard.services.registry import job
 
 SIGNAL_TIMEOUT = 20.0
 CPU_LIMIT = 2.0

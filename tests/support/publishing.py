@@ -10,11 +10,11 @@ from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import QueueEmpty
 from pydantic import SecretStr
 
-from broker.lanes import LANES, Lane, Route
-from broker.message import JobMessage
-from broker.publisher import Outgoing
-from broker.settings import BrokerSettings, Profile
-from broker.topology import build
+from switchyard.broker.lanes import LANES, Lane, Route
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publisher import Outgoing
+from switchyard.broker.settings import BrokerSettings, Profile
+from switchyard.broker.topology import build
 from tests.support.eventually import eventually
 from tests.support.management import Management
 from tests.support.topology import declare_topology

@@ -17,16 +17,16 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pydantic import SecretStr
 
-from broker.dead_queue import Letter, scanning
-from broker.lanes import LANES, Lane
-from broker.message import JobMessage, Metadata
-from broker.publisher import Publisher
-from broker.topology import build
-from services.ledger import JobRecord, Ledger, State, upgrade
-from services.publishing import JobPublisher, JobRequest
-from services.registry import Registry
-from services.settings import Settings
-from services.worker import Worker, share_of
+from switchyard.broker.dead_queue import Letter, scanning
+from switchyard.broker.lanes import LANES, Lane
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.broker.publisher import Publisher
+from switchyard.broker.topology import build
+from switchyard.services.ledger import JobRecord, Ledger, State, upgrade
+from switchyard.services.publishing import JobPublisher, JobRequest
+from switchyard.services.registry import Registry
+from switchyard.services.settings import Settings
+from switchyard.services.worker import Worker, share_of
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -288,7 +288,7 @@ def workers_publish_by(proxy: TcpProxy, broker: Broker, monkeypatch: pytest.Monk
     def by_proxy(settings: Settings, **options: Any) -> Publisher:
         return Publisher(settings.model_copy(update={"amqp_url": url}), **options)
 
-    monkeypatch.setattr("services.worker.Publisher", by_proxy)
+    monkeypatch.setattr("switchyard.services.worker.Publisher", by_proxy)
 
 
 async def declare(

@@ -4,7 +4,7 @@
 tests/integration/test_topology_apply.py holds that both make the same.
 """
 
-from broker.topology import Topology, render
+from switchyard.broker.topology import Topology, render
 from tests.support.management import Management
 
 

@@ -24,16 +24,16 @@ from typing import Any, Self
 
 from pydantic import SecretStr
 
-from services.bulk import BulkRunner
-from services.ledger import Ledger, database
-from services.logs import configure
-from services.publishing import JobRequest, prepare
-from services.redrive import Change, LetterFilter, Redriver
-from services.redrive_operations import RedriveHandler
-from services.registry import Registry
-from services.scheduler import Pace, Scheduler
-from services.settings import Settings
-from services.worker import Worker, share_of
+from switchyard.services.bulk import BulkRunner
+from switchyard.services.ledger import Ledger, database
+from switchyard.services.logs import configure
+from switchyard.services.publishing import JobRequest, prepare
+from switchyard.services.redrive import Change, LetterFilter, Redriver
+from switchyard.services.redrive_operations import RedriveHandler
+from switchyard.services.registry import Registry
+from switchyard.services.scheduler import Pace, Scheduler
+from switchyard.services.settings import Settings
+from switchyard.services.worker import Worker, share_of
 from tests.support.eventually import eventually
 
 READY_TIMEOUT = 20.0

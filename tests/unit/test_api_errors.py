@@ -2,8 +2,8 @@
 
 import pytest
 
-from api.errors import problem_of
-from broker.errors import BrokerAway, LaneFull
+from switchyard.api.errors import problem_of
+from switchyard.broker.errors import BrokerAway, LaneFull
 
 
 @pytest.mark.parametrize(

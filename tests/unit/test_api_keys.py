@@ -1,7 +1,7 @@
 import pytest
 
-from api.access import is_loopback
-from services.api_keys import (
+from switchyard.api.access import is_loopback
+from switchyard.services.api_keys import (
     InvalidKeySetting,
     NewKey,
     Principal,

@@ -2,9 +2,14 @@
 
 import time
 
-from services.backfill.gate import Gate
-from services.hot_traffic import STEP, HotTraffic
-from services.lane_pressure import LaneDepth, Pressure, QueueDepth, Snapshot
+from switchyard.services.backfill.gate import Gate
+from switchyard.services.hot_traffic import STEP, HotTraffic
+from switchyard.services.lane_pressure import (
+    LaneDepth,
+    Pressure,
+    QueueDepth,
+    Snapshot,
+)
 
 QUEUE = "backfill.llm"
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from services.backfill.template import MissingField, render
+from switchyard.services.backfill.template import MissingField, render
 
 ITEM = {"id": 7, "a b": "x", "$id": "y", "author": {"name": "Ada"}, "none": None}
 

@@ -5,12 +5,12 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from broker.background import VITAL_TRIES, Background, BackgroundFailed
+from switchyard.broker.background import VITAL_TRIES, Background, BackgroundFailed
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.background.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("switchyard.broker.background.FIRST_PAUSE", 0.0)
 
 
 def new() -> Background:
@@ -66,7 +66,7 @@ async def test_a_vital_task_that_can_not_be_kept_running_ends_its_owner(at_once:
 async def test_failures_long_ago_do_not_count(
     at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.background.STEADY", 0.0)
+    monkeypatch.setattr("switchyard.broker.background.STEADY", 0.0)
     lives = 0
     enough = asyncio.Event()
 

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.causes import FINGERPRINT_LENGTH, Cause, cause_of, location_of, normalised
+from switchyard.services.causes import (
+    FINGERPRINT_LENGTH,
+    Cause,
+    cause_of,
+    location_of,
+    normalised,
+)
 
 TRACEBACK = """Traceback (most recent call last):
   File "/srv/app/services/execution.py", line 53, in run

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from broker import node
-from cli import brokers
-from cli.errors import CommandFailed
-from services.settings import Settings
+from switchyard.broker import node
+from switchyard.cli import brokers
+from switchyard.cli.errors import CommandFailed
+from switchyard.services.settings import Settings
 
 
 async def _nobody() -> bool:

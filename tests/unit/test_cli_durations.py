@@ -2,8 +2,8 @@
 
 import pytest
 
-from cli.durations import age, duration, parse_duration
-from cli.errors import WrongUsage
+from switchyard.cli.durations import age, duration, parse_duration
+from switchyard.cli.errors import WrongUsage
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,13 @@ import threading
 
 import pytest
 
-from cli.errors import WrongUsage
-from cli.payloads import StandardInput, parse_lines, parse_payload, whole_document
+from switchyard.cli.errors import WrongUsage
+from switchyard.cli.payloads import (
+    StandardInput,
+    parse_lines,
+    parse_payload,
+    whole_document,
+)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "1", "null", '"x"', "true"])

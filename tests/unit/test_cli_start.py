@@ -7,9 +7,9 @@ import sys
 import pytest
 import typer
 
-from cli.jobs import StateName
-from cli.main import app
-from services.ledger import State
+from switchyard.cli.jobs import StateName
+from switchyard.cli.main import app
+from switchyard.services.ledger import State
 
 HEAVY = (
     "aio_pika", "aiormq", "alembic", "asyncio", "httpx", "lancedb", "multiprocessing", "pebble",
@@ -17,7 +17,7 @@ HEAVY = (
 )  # fmt: skip
 PROBE = """
 import json, sys
-from cli.main import run
+from switchyard.cli.main import run
 code = run(sys.argv[1:])
 sys.stderr.write(json.dumps([code, sorted(sys.modules)]))
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.client import (
+from switchyard.api.client import (
     ApiAway,
     AsyncClient,
     Client,
@@ -18,10 +18,10 @@ from api.client import (
     Unavailable,
     calls,
 )
-from api.client.errors import error_of
-from api.client.following import EventReader, Patience
+from switchyard.api.client.errors import error_of
+from switchyard.api.client.following import EventReader, Patience
 
-PROBE = "import json, sys; import api.client; print(json.dumps(sorted(sys.modules)))"
+PROBE = "import json, sys; import switchyard.api.client; print(json.dumps(sorted(sys.modules)))"
 
 
 def test_the_client_imports_nothing_heavy() -> None:
@@ -163,7 +163,7 @@ async def test_what_is_no_stream_of_events_is_not_followed_for_ever(kind: str, b
 TYPED = """
 import asyncio
 from contextlib import aclosing, closing
-from api.client import AsyncClient, Client
+from switchyard.api.client import AsyncClient, Client
 
 with Client() as client, closing(client.events()) as events, closing(client.jobs()) as jobs:
     print(next(events).name, next(jobs).job_id)

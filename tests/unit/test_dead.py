@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.dead import (
+from switchyard.broker.dead import (
     MESSAGE_LIMIT,
     TRACEBACK_LIMIT,
     DeathCertificate,

@@ -14,12 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import decode, encode
 
-from broker.dead import letter_id, unreadable_properties
-from broker.delivery import Delivery
-from broker.field_table import MAX_DEPTH, Unreadable, read_table
-from broker.frame_tap import FrameTap
-from broker.incoming import BASIC, DELIVER, HEADER, METHOD, RETURN, Assembler, Incoming
-from broker.wire import Envelope, encode_publish
+from switchyard.broker.dead import letter_id, unreadable_properties
+from switchyard.broker.delivery import Delivery
+from switchyard.broker.field_table import MAX_DEPTH, Unreadable, read_table
+from switchyard.broker.frame_tap import FrameTap
+from switchyard.broker.incoming import (
+    BASIC,
+    DELIVER,
+    HEADER,
+    METHOD,
+    RETURN,
+    Assembler,
+    Incoming,
+)
+from switchyard.broker.wire import Envelope, encode_publish
 from tests.support.raw_amqp import BAD_ID, HOSTILE, nested, short, table, with_headers
 
 FRAME_MAX = 131_072

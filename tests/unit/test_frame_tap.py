@@ -12,8 +12,15 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-from broker.frame_tap import FrameTap
-from broker.incoming import BASIC, DELIVER, METHOD, RETURN, Assembler, Incoming
+from switchyard.broker.frame_tap import FrameTap
+from switchyard.broker.incoming import (
+    BASIC,
+    DELIVER,
+    METHOD,
+    RETURN,
+    Assembler,
+    Incoming,
+)
 
 OURS, OTHER = 3, 4
 Expected = tuple[bytes, str, str, int, dict[str, Any]]

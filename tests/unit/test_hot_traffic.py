@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.hot_traffic import LONGEST_STEP, REST, STEP, HotTraffic
+from switchyard.services.hot_traffic import LONGEST_STEP, REST, STEP, HotTraffic
 
 
 class Ledger:

@@ -10,13 +10,26 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from services.context import JobContext
-from services.inline import InlineRunner
-from services.ledger import ClaimRequest, Ledger, State, upgrade
-from services.outcomes import Done, Job, Next, Outcome, PermanentError, Retry, Snooze
-from services.publishing import InvalidJob, JobRequest, job_id_of, prepare
-from services.registry import InvalidPayload, Registry, job
-from services.settings import Settings
+from switchyard.services.context import JobContext
+from switchyard.services.inline import InlineRunner
+from switchyard.services.ledger import ClaimRequest, Ledger, State, upgrade
+from switchyard.services.outcomes import (
+    Done,
+    Job,
+    Next,
+    Outcome,
+    PermanentError,
+    Retry,
+    Snooze,
+)
+from switchyard.services.publishing import (
+    InvalidJob,
+    JobRequest,
+    job_id_of,
+    prepare,
+)
+from switchyard.services.registry import InvalidPayload, Registry, job
+from switchyard.services.settings import Settings
 from tests.support.eventually import eventually
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.lanes import (
+from switchyard.broker.lanes import (
     LANES,
     RETRY_DELAYS,
     Route,

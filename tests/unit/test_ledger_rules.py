@@ -2,10 +2,18 @@
 
 import pytest
 
-from broker.message import JobMessage, Metadata
-from services.ledger import Claimed, ClaimRequest, ClaimResult, Finished, HeldBy, State, Superseded
-from services.ledger.rows import JobRow
-from services.ledger.rules import (
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.services.ledger import (
+    Claimed,
+    ClaimRequest,
+    ClaimResult,
+    Finished,
+    HeldBy,
+    State,
+    Superseded,
+)
+from switchyard.services.ledger.rows import JobRow
+from switchyard.services.ledger.rules import (
     decide_claim,
     is_held,
     is_held_by,
@@ -13,7 +21,7 @@ from services.ledger.rules import (
     may_queue,
     may_redrive,
 )
-from services.ledger.states import TRANSITIONS
+from switchyard.services.ledger.states import TRANSITIONS
 
 HELD = HeldBy("worker-1", "claim-1")
 

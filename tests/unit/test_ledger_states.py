@@ -1,4 +1,10 @@
-from services.ledger.states import ENDINGS, FINISHED, TRANSITIONS, WAITING, State
+from switchyard.services.ledger.states import (
+    ENDINGS,
+    FINISHED,
+    TRANSITIONS,
+    WAITING,
+    State,
+)
 
 
 def test_every_state_says_what_may_follow() -> None:

@@ -5,15 +5,21 @@ from typing import Any
 
 import pytest
 
-from broker.dead import PROPERTIES_HEADER, DeathCertificate, Reason
-from broker.message import JobMessage, Metadata, now
-from services.ledger import DeadLetter
-from services.letter_changes import Change, InvalidRedrive, changed, difference, merged
-from services.letter_files import InvalidLine, line_of, parse_line
-from services.letters import LetterFilter, cause_of_letter
-from services.redrive_spec import RedriveSpec, title_of
-from services.redrive_stored import StoredLetter
-from services.registry import Registry
+from switchyard.broker.dead import PROPERTIES_HEADER, DeathCertificate, Reason
+from switchyard.broker.message import JobMessage, Metadata, now
+from switchyard.services.ledger import DeadLetter
+from switchyard.services.letter_changes import (
+    Change,
+    InvalidRedrive,
+    changed,
+    difference,
+    merged,
+)
+from switchyard.services.letter_files import InvalidLine, line_of, parse_line
+from switchyard.services.letters import LetterFilter, cause_of_letter
+from switchyard.services.redrive_spec import RedriveSpec, title_of
+from switchyard.services.redrive_stored import StoredLetter
+from switchyard.services.registry import Registry
 
 REGISTRY = Registry.load(["tests.support.jobs"])
 

@@ -5,22 +5,28 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from broker.dead import DeathCertificate, Reason
-from broker.message import JobMessage
-from services.backfill.arxiv import ArxivSource
-from services.backfill.files import FileSource
-from services.backfill.sources import Item, Source
-from services.backfill.spec import BackfillSpec, Plan
-from services.context import JobContext
-from services.job_requests import InvalidRequest
-from services.letter_changes import Change, InvalidRedrive, changed
-from services.letters import LetterFilter
-from services.local_fields import LocalOnly, local_fields
-from services.outcomes import Done, Outcome
-from services.publishing import JobRequest, prepare
-from services.redrive_spec import RedriveSpec
-from services.redrive_stored import StoredLetter
-from services.registry import InvalidPayload, NotFromOutside, Registry, RegistryError, job
+from switchyard.broker.dead import DeathCertificate, Reason
+from switchyard.broker.message import JobMessage
+from switchyard.services.backfill.arxiv import ArxivSource
+from switchyard.services.backfill.files import FileSource
+from switchyard.services.backfill.sources import Item, Source
+from switchyard.services.backfill.spec import BackfillSpec, Plan
+from switchyard.services.context import JobContext
+from switchyard.services.job_requests import InvalidRequest
+from switchyard.services.letter_changes import Change, InvalidRedrive, changed
+from switchyard.services.letters import LetterFilter
+from switchyard.services.local_fields import LocalOnly, local_fields
+from switchyard.services.outcomes import Done, Outcome
+from switchyard.services.publishing import JobRequest, prepare
+from switchyard.services.redrive_spec import RedriveSpec
+from switchyard.services.redrive_stored import StoredLetter
+from switchyard.services.registry import (
+    InvalidPayload,
+    NotFromOutside,
+    Registry,
+    RegistryError,
+    job,
+)
 
 HostPath = Annotated[str, LocalOnly("send the file")]
 
@@ -61,7 +67,12 @@ async def other(payload: Part, ctx: JobContext) -> Outcome:
 
 
 REGISTRY = Registry.load(
-    [__name__, "services.ingest.jobs", "services.ingest.arxiv_jobs", "tests.support.jobs"]
+    [
+        __name__,
+        "switchyard.services.ingest.jobs",
+        "switchyard.services.ingest.arxiv_jobs",
+        "tests.support.jobs",
+    ]
 )
 EVERYTHING = REGISTRY.get("everything")
 UPLOAD = "uploads/incoming/0b0f6c1e"

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.logs import LogStream
+from switchyard.services.logs import LogStream
 
 LOGS = """
 import logging, os, sys
 import structlog
-from services.logs import configure
+from switchyard.services.logs import configure
 if len(sys.argv) > 1:  # a reader that has gone
     reading, writing = os.pipe()
     os.close(reading)

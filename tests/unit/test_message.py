@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.errors import MalformedMessage
-from broker.message import MAX_BODY_BYTES, JobMessage, Metadata
+from switchyard.broker.errors import MalformedMessage
+from switchyard.broker.message import MAX_BODY_BYTES, JobMessage, Metadata
 
 SECRET = "hunter2-is-private"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker.message import JobMessage, Metadata
-from services.outcomes import Job
-from services.publishing import (
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.services.outcomes import Job
+from switchyard.services.publishing import (
     MAX_DELAY,
     InvalidJob,
     JobRequest,
@@ -16,7 +16,7 @@ from services.publishing import (
     job_id_of,
     prepare,
 )
-from services.registry import InvalidPayload, Registry, UnknownJobType
+from switchyard.services.registry import InvalidPayload, Registry, UnknownJobType
 from tests.support.system import JOB_MODULES
 
 REGISTRY = Registry.load(JOB_MODULES)

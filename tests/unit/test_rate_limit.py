@@ -1,7 +1,7 @@
 import pytest
 
-from services import rate_limit
-from services.rate_limit import RateLimiter
+from switchyard.services import rate_limit
+from switchyard.services.rate_limit import RateLimiter
 
 
 class Clock:

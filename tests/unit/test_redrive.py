@@ -8,14 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dead import DeathCertificate, Reason
-from broker.dead_queue import Letter
-from broker.delivery import Delivery
-from broker.message import JobMessage, Metadata
-from broker.wire import PipelinedChannel
-from services.letter_changes import Change, InvalidRedrive, changed, parse_assignment
-from services.letters import LetterFilter
-from services.registry import Registry
+from switchyard.broker.dead import DeathCertificate, Reason
+from switchyard.broker.dead_queue import Letter
+from switchyard.broker.delivery import Delivery
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.broker.wire import PipelinedChannel
+from switchyard.services.letter_changes import (
+    Change,
+    InvalidRedrive,
+    changed,
+    parse_assignment,
+)
+from switchyard.services.letters import LetterFilter
+from switchyard.services.registry import Registry
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 REGISTRY = Registry.load(["tests.support.jobs"])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_validator
 
-from services.context import JobContext
-from services.outcomes import Done, Outcome
-from services.registry import (
+from switchyard.services.context import JobContext
+from switchyard.services.outcomes import Done, Outcome
+from switchyard.services.registry import (
     BUILT_IN_MODULES,
     InvalidPayload,
     JobType,

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from broker.dead import Reason
-from services.outcomes import (
+from switchyard.broker.dead import Reason
+from switchyard.services.outcomes import (
     Discard,
     Done,
     Job,
@@ -16,7 +16,15 @@ from services.outcomes import (
     RetryableError,
     Snooze,
 )
-from services.retry import MAX_DELAY, Delayed, Died, Failure, Policy, Succeeded, decide
+from switchyard.services.retry import (
+    MAX_DELAY,
+    Delayed,
+    Died,
+    Failure,
+    Policy,
+    Succeeded,
+    decide,
+)
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 POLICY = Policy.over()

@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.outcomes import Discard, Done, Job, Next, Retry, Snooze
-from services.retry import (
+from switchyard.services.outcomes import (
+    Discard,
+    Done,
+    Job,
+    Next,
+    Retry,
+    Snooze,
+)
+from switchyard.services.retry import (
     MAX_DELAY,
     Delayed,
     Died,

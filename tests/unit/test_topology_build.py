@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.lanes import HOT, LANES, Lane, Route
-from broker.settings import Profile
-from broker.topology import Binding, Exchange, Policy, Queue, Topology, build
+from switchyard.broker.lanes import HOT, LANES, Lane, Route
+from switchyard.broker.settings import Profile
+from switchyard.broker.topology import (
+    Binding,
+    Exchange,
+    Policy,
+    Queue,
+    Topology,
+    build,
+)
 
 HOUR_MS = 3_600_000
 WEEK_MS = 7 * 24 * HOUR_MS

@@ -7,12 +7,12 @@ import sys
 import pytest
 from typer.testing import CliRunner, Result
 
-from broker.errors import BrokerError
-from broker.lanes import retry_name
-from broker.topology import build, render_text
-from cli.errors import CommandFailed
-from cli.topology import app
-from services.registry import Registry, RegistryError
+from switchyard.broker.errors import BrokerError
+from switchyard.broker.lanes import retry_name
+from switchyard.broker.topology import build, render_text
+from switchyard.cli.errors import CommandFailed
+from switchyard.cli.topology import app
+from switchyard.services.registry import Registry, RegistryError
 
 NO_BROKER = "amqp://someone:s3cret@127.0.0.1:1/"
 
@@ -88,8 +88,15 @@ def test_wrong_usage_has_the_exit_code_2() -> None:
 
 
 def test_importing_the_commands_imports_nothing_heavy() -> None:
-    heavy = {"pydantic", "httpx", "rich.table", "aio_pika", "services.registry", "broker.topology"}
-    code = f"import sys, cli.topology; print({heavy!r} & set(sys.modules))"
+    heavy = {
+        "pydantic",
+        "httpx",
+        "rich.table",
+        "aio_pika",
+        "switchyard.services.registry",
+        "switchyard.broker.topology",
+    }
+    code = f"import sys, switchyard.cli.topology; print({heavy!r} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
     )

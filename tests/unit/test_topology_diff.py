@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import TopologyMismatch
-from broker.lanes import Route
-from broker.management import LiveQueue, LiveTopology
-from broker.reconcile import Problem, Report, diff
-from broker.topology import Binding, Exchange, Policy, Queue, Topology, build
+from switchyard.broker.errors import TopologyMismatch
+from switchyard.broker.lanes import Route
+from switchyard.broker.management import LiveQueue, LiveTopology
+from switchyard.broker.reconcile import Problem, Report, diff
+from switchyard.broker.topology import (
+    Binding,
+    Exchange,
+    Policy,
+    Queue,
+    Topology,
+    build,
+)
 
 ROUTES = (
     Route("hot", "summarize_content", "llm"),

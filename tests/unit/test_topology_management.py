@@ -6,8 +6,8 @@ import traceback
 import httpx
 import pytest
 
-from broker.errors import ManagementError
-from broker.management import ManagementClient
+from switchyard.broker.errors import ManagementError
+from switchyard.broker.management import ManagementClient
 
 SECRET = "s3cret-pass"
 URL = f"http://someone:{SECRET}@broker.example:15672"

@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 from pamqp import body as pamqp_body
 from pamqp import commands, frame, header
 
-from broker.dead import MESSAGE_LIMIT, TRACEBACK_LIMIT, DeathCertificate, Reason
-from broker.message import JobMessage, Metadata
-from broker.publisher import envelope_of
-from broker.wire import Envelope, encode_publish
+from switchyard.broker.dead import (
+    MESSAGE_LIMIT,
+    TRACEBACK_LIMIT,
+    DeathCertificate,
+    Reason,
+)
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.broker.publisher import envelope_of
+from switchyard.broker.wire import Envelope, encode_publish
 
 FRAME_MAX = 131_072
 SMALLEST_FRAME_MAX = 4_096

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import uvicorn
 
-from api.app import create_app
-from services.ledger import upgrade
-from services.settings import Settings
+from switchyard.api.app import create_app
+from switchyard.services.ledger import upgrade
+from switchyard.services.settings import Settings
 from tests.support.eventually import eventually
 
 WORKERS = ("ingest", "llm", "embed", "link")

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.ledger import upgrade
+from switchyard.services.ledger import upgrade
 from tests.support.api_server import api_process, environment_of
 from tests.support.system import System
 
@@ -20,7 +20,7 @@ from tests.support.system import System
 async def jobctl(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "cli.main", *arguments],
+        [sys.executable, "-m", "switchyard.cli.main", *arguments],
         env=environment,
         capture_output=True,
         text=True,

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from api.app import ROUTERS
-from api.problems import KINDS
-from services.api_keys import Scope, create_key
-from services.settings import Settings
+from switchyard.api.app import ROUTERS
+from switchyard.api.problems import KINDS
+from switchyard.services.api_keys import Scope, create_key
+from switchyard.services.settings import Settings
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.arxiv_server import ArxivServer, Paper
 from tests.support.eventually import eventually
@@ -184,7 +184,7 @@ async def test_operators_see_lanes_workers_and_dead_letters(
 
 
 async def index(system: System) -> int:
-    from services.dead_letters import index_waiting
+    from switchyard.services.dead_letters import index_waiting
 
     return await index_waiting(system.settings, system.ledger, system.registry)
 

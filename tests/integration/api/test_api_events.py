@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from services.job_events import BACKLOG, EventFeed, JobEvent
-from services.ledger import State
+from switchyard.services.job_events import BACKLOG, EventFeed, JobEvent
+from switchyard.services.ledger import State
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

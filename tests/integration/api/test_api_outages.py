@@ -15,14 +15,14 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from broker.node import LocalNode
-from services.documents import run_id
-from services.job_events import EventFeed
-from services.ledger import JobFilter, State
-from services.publishing import JobRequest, Published, prepare
-from services.registry import BUILT_IN_MODULES
-from services.scheduler import Pace, Scheduler
-from services.stages import document_id_of
+from switchyard.broker.node import LocalNode
+from switchyard.services.documents import run_id
+from switchyard.services.job_events import EventFeed
+from switchyard.services.ledger import JobFilter, State
+from switchyard.services.publishing import JobRequest, Published, prepare
+from switchyard.services.registry import BUILT_IN_MODULES
+from switchyard.services.scheduler import Pace, Scheduler
+from switchyard.services.stages import document_id_of
 from tests.integration.api.document_server import send
 from tests.support import peers
 from tests.support.api_server import RunningApi, api_process, environment_of, problem, serving
@@ -311,7 +311,7 @@ async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_
                 assert (told["job_id"], told["state"]) == (job_id, "pending")
                 assert told["duplicate"]
             by_command = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "cli.main", "publish", "hot.noop", "--json"),
+                *(sys.executable, "-m", "switchyard.cli.main", "publish", "hot.noop", "--json"),
                 *("--payload", '{"n": 7}', "--key", "k"),
                 env=environment_of(system.settings),
                 stdout=asyncio.subprocess.PIPE,
@@ -394,13 +394,13 @@ async def test_a_ledger_that_is_away_is_told(
 
 DIES_AFTER_RECORD = """
 import os
-from services.ledger import Ledger
+from switchyard.services.ledger import Ledger
 record_many = Ledger.record_many
 async def and_die(self, jobs):
     await record_many(self, jobs)
     os.kill(os.getpid(), 9)
 Ledger.record_many = and_die
-from cli.main import main
+from switchyard.cli.main import main
 main()
 """
 

@@ -9,9 +9,14 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from api.access import KeysMissing
-from api.app import create_app
-from services.api_keys import REMEMBERED_FOR, Scope, create_key, hash_of
+from switchyard.api.access import KeysMissing
+from switchyard.api.app import create_app
+from switchyard.services.api_keys import (
+    REMEMBERED_FOR,
+    Scope,
+    create_key,
+    hash_of,
+)
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually
 from tests.support.system import System

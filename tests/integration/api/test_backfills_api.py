@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from api.client import AsyncClient, Conflict, Invalid, NotFound
-from services.ledger import State
+from switchyard.api.client import AsyncClient, Conflict, Invalid, NotFound
+from switchyard.services.ledger import State
 from tests.support.api_server import RunningApi
 from tests.support.backfills import BackfillUser
 from tests.support.eventually import eventually

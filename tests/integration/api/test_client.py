@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
-from api.client import (
+from switchyard.api.client import (
     ApiAway,
     AsyncClient,
     Client,
@@ -28,12 +28,12 @@ from api.client import (
     Unavailable,
     UnsupportedMedia,
 )
-from api.client.call import Call
-from api.client.operations import operations_of
-from services.api_keys import Scope, create_key
-from services.ledger import State
-from services.registry import BUILT_IN_MODULES
-from services.samples import sample
+from switchyard.api.client.call import Call
+from switchyard.api.client.operations import operations_of
+from switchyard.services.api_keys import Scope, create_key
+from switchyard.services.ledger import State
+from switchyard.services.registry import BUILT_IN_MODULES
+from switchyard.services.samples import sample
 from tests.support.api_server import RunningApi, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.fetching import Address, FetchFailed, FetchRefused, Guard, fetching, is_public
+from switchyard.services.fetching import (
+    Address,
+    FetchFailed,
+    FetchRefused,
+    Guard,
+    fetching,
+    is_public,
+)
 
 
 @pytest.mark.parametrize(

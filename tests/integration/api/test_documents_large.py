@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.ledger import upgrade
-from services.settings import Settings
+from switchyard.services.ledger import upgrade
+from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send
 from tests.support.eventually import eventually
 
@@ -44,7 +44,7 @@ async def server_process(
         more["JOBS_AMQP_URL"] = amqp_url
     program = f"""
 import uvicorn
-from api.app import create_app
+from switchyard.api.app import create_app
 if __name__ == "__main__":
     uvicorn.run(create_app(), host="127.0.0.1", port={port}, log_level="warning")
 """

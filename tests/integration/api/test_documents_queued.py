@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.ledger import State
-from services.redrive import Change, LetterFilter, Redriver
-from services.registry import BUILT_IN_MODULES
-from services.samples import sample
-from services.settings import Settings
+from switchyard.services.ledger import State
+from switchyard.services.redrive import Change, LetterFilter, Redriver
+from switchyard.services.registry import BUILT_IN_MODULES
+from switchyard.services.samples import sample
+from switchyard.services.settings import Settings
 from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving
 from tests.integration.pipeline.pdfs import pdf, scanned
 from tests.support.brokers import TestBroker

@@ -10,17 +10,23 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from services.backfill.handler import BackfillHandler
-from services.backfill.sources import Cursor, Item, Source, Sources, Unusable
-from services.bulk import BulkRunner
-from services.bulk_control import require_bulk
-from services.context import JobContext
-from services.ledger import State
-from services.local_fields import LocalOnly
-from services.outcomes import Done, Outcome
-from services.publishing import JobRequest
-from services.redrive_operations import RedriveHandler
-from services.registry import BUILT_IN_MODULES, job
+from switchyard.services.backfill.handler import BackfillHandler
+from switchyard.services.backfill.sources import (
+    Cursor,
+    Item,
+    Source,
+    Sources,
+    Unusable,
+)
+from switchyard.services.bulk import BulkRunner
+from switchyard.services.bulk_control import require_bulk
+from switchyard.services.context import JobContext
+from switchyard.services.ledger import State
+from switchyard.services.local_fields import LocalOnly
+from switchyard.services.outcomes import Done, Outcome
+from switchyard.services.publishing import JobRequest
+from switchyard.services.redrive_operations import RedriveHandler
+from switchyard.services.registry import BUILT_IN_MODULES, job
 from tests.support.api_server import problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system
@@ -298,7 +304,7 @@ async def test_on_the_host_all_of_it_works(
     system: System, client: httpx.AsyncClient, secret: str
 ) -> None:
     """What `jobctl` does: the same spec, begun with the ledger's and the broker's credentials."""
-    from services.backfill.spec import Backfills, parse_spec
+    from switchyard.services.backfill.spec import Backfills, parse_spec
 
     options = await store(client, [{"where": secret}])
     spec = parse_spec(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from api.client import AsyncClient, Conflict, Invalid, NotFound
-from services.bulk import BulkRunner
-from services.ledger import State
-from services.redrive_operations import RedriveHandler
+from switchyard.api.client import AsyncClient, Conflict, Invalid, NotFound
+from switchyard.services.bulk import BulkRunner
+from switchyard.services.ledger import State
+from switchyard.services.redrive_operations import RedriveHandler
 from tests.integration.test_redrive_operations import bury, names
 from tests.support.api_server import RunningApi
 from tests.support.eventually import eventually

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.settings import Settings
+from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send, serving
 
 TEXTS = {
@@ -159,7 +159,7 @@ async def test_an_index_from_before_there_were_keywords_gets_them(
     settings = Settings(data_dir=tmp_path, amqp_url=None)
     async with serving(settings) as client:
         with monkeypatch.context() as before:
-            before.setattr("services.index.add_word_index", nothing)
+            before.setattr("switchyard.services.index.add_word_index", nothing)
             await send(client, TEXTS["tides"].encode(), name="tides.md")
         assert titles(await find(client, "Moon", mode="keyword")) == ["Tides"]
         await send(client, TEXTS["bread"].encode(), name="bread.md")

@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger, upgrade
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from broker.message import JobMessage, Metadata
-from services.ledger import (
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.services.ledger import (
     AttemptOutcome,
     ClaimRequest,
     DeadLetterRecord,

@@ -3,10 +3,10 @@ import time
 
 import pytest
 
-from services import bulk, bulk_control
-from services.bulk import BulkRunner, BulkSession, TryLater
-from services.bulk_control import BulkConflict, UnknownBulkOperation
-from services.ledger import BulkOperation, BulkState, Ledger, State
+from switchyard.services import bulk, bulk_control
+from switchyard.services.bulk import BulkRunner, BulkSession, TryLater
+from switchyard.services.bulk_control import BulkConflict, UnknownBulkOperation
+from switchyard.services.ledger import BulkOperation, BulkState, Ledger, State
 from tests.integration.ledger.made import NOW, message, new_job
 from tests.support.eventually import eventually
 

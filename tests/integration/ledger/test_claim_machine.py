@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from services.ledger import (
+from switchyard.services.ledger import (
     AttemptOutcome,
     Claimed,
     HeldBy,
@@ -24,7 +24,7 @@ from services.ledger import (
     State,
     upgrade,
 )
-from services.ledger.states import TRANSITIONS
+from switchyard.services.ledger.states import TRANSITIONS
 from tests.integration.ledger.made import NOW, claim, finish, letter, message, new_job
 
 WORKERS = st.sampled_from(["worker-1", "worker-2", "worker-3"])

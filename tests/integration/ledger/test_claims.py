@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from services.ledger import (
+from switchyard.services.ledger import (
     AttemptOutcome,
     Cancelled,
     Claimed,

@@ -1,8 +1,13 @@
 import pytest
 
-from services.causes import cause_of
-from services.dead_letters import group_of
-from services.ledger import DeadLetter, DeadLetterFilter, DeadLetterState, Ledger
+from switchyard.services.causes import cause_of
+from switchyard.services.dead_letters import group_of
+from switchyard.services.ledger import (
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterState,
+    Ledger,
+)
 from tests.integration.ledger.made import NOW, letter
 
 HOUR = 3600.0

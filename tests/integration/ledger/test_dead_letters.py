@@ -1,6 +1,6 @@
 import pytest
 
-from services.ledger import (
+from switchyard.services.ledger import (
     DeadLetterFilter,
     DeadLetterState,
     Ledger,

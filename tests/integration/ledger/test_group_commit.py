@@ -4,8 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from broker.message import Metadata
-from services.ledger import Claimed, Created, Ledger, LedgerError, RowRejected, State, upgrade
+from switchyard.broker.message import Metadata
+from switchyard.services.ledger import (
+    Claimed,
+    Created,
+    Ledger,
+    LedgerError,
+    RowRejected,
+    State,
+    upgrade,
+)
 from tests.integration.ledger.made import NOW, claim, finish, message, new_job
 
 ROOT = Path(__file__).parents[3]
@@ -81,8 +89,8 @@ async def test_a_closed_ledger_has_written_what_waited_and_takes_no_more(
 
 CLAIM_IN_A_PROCESS = """
 import asyncio, sys
-from broker.message import Metadata
-from services.ledger import Claimed, Ledger
+from switchyard.broker.message import Metadata
+from switchyard.services.ledger import Claimed, Ledger
 from tests.integration.ledger.made import claim, finish
 
 async def main(url, worker_id):

@@ -9,10 +9,16 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-import services.ledger
-from services.ledger import Created, Ledger, LedgerError, SchemaOutdated, upgrade
-from services.ledger.database import connect
-from services.ledger.tables import SCHEMA_REVISION, metadata
+import switchyard.services.ledger
+from switchyard.services.ledger import (
+    Created,
+    Ledger,
+    LedgerError,
+    SchemaOutdated,
+    upgrade,
+)
+from switchyard.services.ledger.database import connect
+from switchyard.services.ledger.tables import SCHEMA_REVISION, metadata
 from tests.integration.ledger.made import new_job
 
 
@@ -83,6 +89,6 @@ async def test_an_address_that_is_not_to_be_used_is_refused(url: str) -> None:
 
 def test_the_program_knows_the_newest_migration() -> None:
     config = Config()
-    folder = Path(services.ledger.__file__).parent / "migrations"
+    folder = Path(switchyard.services.ledger.__file__).parent / "migrations"
     config.set_main_option("script_location", str(folder))
     assert ScriptDirectory.from_config(config).get_heads() == [SCHEMA_REVISION]

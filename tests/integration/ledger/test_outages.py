@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from services.ledger import Claimed, Created, Ledger, LedgerUnavailable, State, upgrade
-from services.ledger import database as database_module
+from switchyard.services.ledger import (
+    Claimed,
+    Created,
+    Ledger,
+    LedgerUnavailable,
+    State,
+    upgrade,
+)
+from switchyard.services.ledger import database as database_module
 from tests.integration.ledger.made import claim, finish, message, new_job
 from tests.support.postgres import PostgresServer
 

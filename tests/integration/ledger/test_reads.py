@@ -1,6 +1,6 @@
 import pytest
 
-from services.ledger import AttemptOutcome, JobFilter, Ledger, State
+from switchyard.services.ledger import AttemptOutcome, JobFilter, Ledger, State
 from tests.integration.ledger.made import NOW, claim, finish, message, new_job
 
 

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from broker.message import JobMessage
-from services.ledger import (
+from switchyard.broker.message import JobMessage
+from switchyard.services.ledger import (
     Created,
     Existing,
     IdempotencyConflict,
@@ -12,7 +12,7 @@ from services.ledger import (
     State,
     to_message,
 )
-from services.ledger.jobs import MANY
+from switchyard.services.ledger.jobs import MANY
 from tests.integration.ledger.made import NOW, claim, finish, message, new_job
 
 NOBODY = [f"nobody-{number}" for number in range(MANY)]

@@ -5,7 +5,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.ledger import Created, Existing, Ledger, LedgerUnavailable, State
+from switchyard.services.ledger import (
+    Created,
+    Existing,
+    Ledger,
+    LedgerUnavailable,
+    State,
+)
 from tests.integration.ledger.made import NOW, claim, message, new_job
 
 

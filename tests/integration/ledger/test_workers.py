@@ -1,6 +1,6 @@
 import asyncio
 
-from services.ledger import Ledger
+from switchyard.services.ledger import Ledger
 from tests.integration.ledger.made import claim
 
 

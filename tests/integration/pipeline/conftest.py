@@ -14,13 +14,13 @@ from uuid import uuid4
 import pebble
 import pytest
 
-from broker.message import JobMessage, Metadata
-from services.context import JobContext
-from services.ledger import Ledger, upgrade
-from services.outcomes import Job, Next, Outcome
-from services.registry import Registry
-from services.settings import Settings
-from services.storage import Storage
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.services.context import JobContext
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.outcomes import Job, Next, Outcome
+from switchyard.services.registry import Registry
+from switchyard.services.settings import Settings
+from switchyard.services.storage import Storage
 from tests.support.llm_server import LlmServer
 
 

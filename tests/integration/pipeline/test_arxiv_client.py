@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from services.ingest import arxiv
-from services.ingest.arxiv import ArxivClient, Cursor, Page, payload_of
-from services.ingest.arxiv_errors import (
+from switchyard.services.ingest import arxiv
+from switchyard.services.ingest.arxiv import ArxivClient, Cursor, Page, payload_of
+from switchyard.services.ingest.arxiv_errors import (
     ArxivBusy,
     ArxivNonsense,
     ArxivRefused,
     ArxivUnavailable,
 )
-from services.ledger import Ledger
-from services.settings import Settings
+from switchyard.services.ledger import Ledger
+from switchyard.services.settings import Settings
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, Paper, many
 

@@ -14,18 +14,22 @@ from uuid import uuid4
 
 import pytest
 
-from services.embed.embedder import embedder_for
-from services.fetching import FetchFailed, FetchRefused
-from services.index import ChunkIndex
-from services.ingest.arxiv_documents import Taken, takes_over
-from services.ingest.arxiv_errors import ArxivNonsense, ArxivNotFound, ArxivRefused
-from services.ingest.arxiv_jobs import snooze_for
-from services.ledger import Document
-from services.llm.errors import LlmRefused
-from services.outcomes import Done, Next, Outcome, Snooze
-from services.registry import InvalidPayload
-from services.stages import INGEST
-from services.storage import result_key, stage_key
+from switchyard.services.embed.embedder import embedder_for
+from switchyard.services.fetching import FetchFailed, FetchRefused
+from switchyard.services.index import ChunkIndex
+from switchyard.services.ingest.arxiv_documents import Taken, takes_over
+from switchyard.services.ingest.arxiv_errors import (
+    ArxivNonsense,
+    ArxivNotFound,
+    ArxivRefused,
+)
+from switchyard.services.ingest.arxiv_jobs import snooze_for
+from switchyard.services.ledger import Document
+from switchyard.services.llm.errors import LlmRefused
+from switchyard.services.outcomes import Done, Next, Outcome, Snooze
+from switchyard.services.registry import InvalidPayload
+from switchyard.services.stages import INGEST
+from switchyard.services.storage import result_key, stage_key
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, pdf
 from tests.support import arxiv_server as server
@@ -364,7 +368,7 @@ async def test_a_page_in_the_place_of_a_pdf_is_tried_again(
 async def test_a_query_is_followed_page_by_page(
     arxiv: Pipeline, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.ingest.arxiv_jobs.PAGE_SIZE", 4)
+    monkeypatch.setattr("switchyard.services.ingest.arxiv_jobs.PAGE_SIZE", 4)
     site.papers = many(15)
     payload = {"query": "cat:physics.ao-ph", "start": 1, "max_results": 10, "force": True}
     ids, sizes, starts = [], [], []

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from broker.message import JobMessage
-from services.embed.embedder import embedder_for
-from services.index import ChunkIndex
-from services.ingest.errors import EncryptedDocument, UnsupportedMedia
-from services.ledger import Ledger, NewJob
-from services.llm.errors import LlmRefused, LlmUnavailable
-from services.outcomes import Done, PermanentError
-from services.samples import sample, write_samples
-from services.search import Hit, search
-from services.stages import EMBED, MissingOutput
-from services.storage import content_hash, result_key, stage_key
+from switchyard.broker.message import JobMessage
+from switchyard.services.embed.embedder import embedder_for
+from switchyard.services.index import ChunkIndex
+from switchyard.services.ingest.errors import EncryptedDocument, UnsupportedMedia
+from switchyard.services.ledger import Ledger, NewJob
+from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
+from switchyard.services.outcomes import Done, PermanentError
+from switchyard.services.samples import sample, write_samples
+from switchyard.services.search import Hit, search
+from switchyard.services.stages import EMBED, MissingOutput
+from switchyard.services.storage import content_hash, result_key, stage_key
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned
 from tests.support import llm_server as server
@@ -344,8 +344,8 @@ async def test_a_shorter_text_leaves_no_orphan_chunks(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     payload = written(tmp_path, "a.pdf", sample(0).content)
-    monkeypatch.setattr("services.embed.chunks.CHUNK_WORDS", 40)
-    monkeypatch.setattr("services.embed.chunks.OVERLAP_WORDS", 0)
+    monkeypatch.setattr("switchyard.services.embed.chunks.CHUNK_WORDS", 40)
+    monkeypatch.setattr("switchyard.services.embed.chunks.OVERLAP_WORDS", 0)
     document_id = await ingested(pipeline, payload)
     many = await chunk_count(pipeline, document_id)
     monkeypatch.undo()

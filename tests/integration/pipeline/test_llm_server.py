@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 from pydantic import SecretStr
 
-from services.embed.remote import BATCH, RemoteEmbedder
-from services.llm.client import NETWORK_TRIES, LlmClient
-from services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
-from services.outcomes import PermanentError
-from services.settings import Settings
+from switchyard.services.embed.remote import BATCH, RemoteEmbedder
+from switchyard.services.llm.client import NETWORK_TRIES, LlmClient
+from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
+from switchyard.services.outcomes import PermanentError
+from switchyard.services.settings import Settings
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
 from tests.support.llm_server import Behaviour, LlmServer
@@ -24,7 +24,7 @@ QUESTION = [{"role": "user", "content": "What is a tide?"}]
 
 @pytest.fixture(autouse=True)
 def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.llm.client.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
 
 
 @pytest.fixture

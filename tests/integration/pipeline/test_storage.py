@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from services.ingest.documents import receive
-from services.ingest.errors import DocumentTooLarge, UnsupportedMedia
-from services.storage import InvalidKey, NotStored, Storage, TooLarge, content_hash
+from switchyard.services.ingest.documents import receive
+from switchyard.services.ingest.errors import DocumentTooLarge, UnsupportedMedia
+from switchyard.services.storage import (
+    InvalidKey,
+    NotStored,
+    Storage,
+    TooLarge,
+    content_hash,
+)
 from tests.integration.pipeline.pdfs import pdf
 
 

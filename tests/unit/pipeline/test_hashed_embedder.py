@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
-from services.embed.embedder import embedder_for
-from services.embed.hashed import HashedEmbedder
-from services.sample_texts import ARTICLES
-from services.settings import Settings
+from switchyard.services.embed.embedder import embedder_for
+from switchyard.services.embed.hashed import HashedEmbedder
+from switchyard.services.sample_texts import ARTICLES
+from switchyard.services.settings import Settings
 
 TEXTS = ["The tide rises twice a day.", "Die Flut steigt.", "يرتفع ماء البحر", "机器学习"]
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from services.ingest.errors import UnsupportedMedia
-from services.ingest.media import MARKDOWN, PDF, PLAIN_TEXT, SNIFF_BYTES, media_type_of
+from switchyard.services.ingest.errors import UnsupportedMedia
+from switchyard.services.ingest.media import (
+    MARKDOWN,
+    PDF,
+    PLAIN_TEXT,
+    SNIFF_BYTES,
+    media_type_of,
+)
 
 
 @pytest.mark.parametrize(

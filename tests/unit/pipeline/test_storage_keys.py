@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.storage import InvalidKey, Storage, check_key, content_hash, upload_key
+from switchyard.services.storage import (
+    InvalidKey,
+    Storage,
+    check_key,
+    content_hash,
+    upload_key,
+)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""A job system on RabbitMQ for AI document pipelines."""

@@ -1,0 +1,91 @@
+"""The HTTP API: the application, put together. Start here.
+
+uvicorn --factory switchyard.api.app:create_app        # or `jobctl api`, which also stops well
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from switchyard.api import (
+    admin,
+    backfills,
+    contract,
+    dead,
+    documents,
+    errors,
+    events,
+    extract,
+    health,
+    jobs,
+    openapi,
+    pressure,
+    search,
+)
+from switchyard.api.access import check_keys
+from switchyard.api.bodies import BodyLimits
+from switchyard.api.edge import Edge
+from switchyard.api.state import open_state
+from switchyard.services.asyncapi import version
+from switchyard.services.documents import open_desks
+from switchyard.services.rate_limit import RateLimiter
+from switchyard.services.settings import Settings
+
+ROUTERS = (
+    jobs.router,
+    events.router,
+    documents.router,
+    extract.router,
+    search.router,
+    backfills.router,
+    pressure.router,
+    contract.router,
+    dead.router,  # before `/admin/dead/{letter_id}`
+    admin.router,
+    health.router,
+)
+
+DESCRIPTION = """Jobs in, status and results out.
+
+Send an API key as `Authorization: Bearer KEY` or as `X-API-Key: KEY`. Errors are problem details
+(RFC 9457); `GET /problems` lists their kinds."""
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The application. It opens ledger and broker when it starts and closes them when it stops.
+
+    Its start raises KeysMissing, LedgerError (the tables are not right) or RegistryError.
+    """
+    settings = settings or Settings()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_state(settings) as state:
+            await check_keys(state)
+            publisher = state.broker.jobs if state.broker is not None else None
+            async with open_desks(settings, state.registry, state.ledger, publisher) as desks:
+                app.state.api = state
+                app.state.desks = desks
+                yield
+
+    app = FastAPI(
+        title="Switchyard",
+        version=version(),
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+        generate_unique_id_function=openapi.operation_id,
+    )
+    for router in ROUTERS:
+        app.include_router(router)
+    errors.install(app, [route for router in ROUTERS for route in router.routes])
+    openapi.install(app)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimits, settings=settings)
+    limiter = RateLimiter(settings.api_rate_limit, settings.api_rate_burst)
+    app.add_middleware(Edge, limiter=limiter)
+    return app

@@ -1,0 +1,47 @@
+"""A typed client of the HTTP API, sync and async. Start here.
+
+from switchyard.api.client import Client
+
+with Client() as client:                                   # http://127.0.0.1:8000
+    document = client.upload("paper.pdf", source="https://example.org/paper")
+    print(client.wait_for_document(document.document_id, timeout=120).state)
+    for hit in client.search("why the tide rises").hits:
+        print(hit.title, hit.page, hit.snippet)
+"""
+
+from switchyard.api.client.clients import AsyncClient, Client
+from switchyard.api.client.errors import (
+    ApiAway,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotAnApi,
+    NotFound,
+    RateLimited,
+    TookTooLong,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMedia,
+)
+from switchyard.api.client.following import Event
+
+__all__ = [
+    "ApiAway",
+    "ApiError",
+    "AsyncClient",
+    "Client",
+    "Conflict",
+    "Event",
+    "Forbidden",
+    "Invalid",
+    "NotAnApi",
+    "NotFound",
+    "RateLimited",
+    "TooLarge",
+    "TookTooLong",
+    "Unauthorized",
+    "Unavailable",
+    "UnsupportedMedia",
+]

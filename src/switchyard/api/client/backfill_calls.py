@@ -1,0 +1,142 @@
+"""Operations on backfills as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal
+
+from switchyard.api import backfill_models
+from switchyard.api.client.call import (
+    UPLOAD_PATIENCE,
+    Call,
+    Upload,
+    get,
+    given,
+    in_path,
+    operation,
+)
+
+
+@operation("backfills-start")
+def start_backfill(
+    source: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    job_type: str | None = None,
+    lane: str | None = None,
+    payload: Mapping[str, Any] | None = None,
+    priority: int | None = None,
+    max_attempts: int | None = None,
+    low: int | None = None,
+    high: int | None = None,
+    until: datetime | None = None,
+    rate: float | None = None,
+    max_open: int | None = None,
+    reason: str | None = None,
+) -> Call[backfill_models.BackfillView]:
+    """Start a backfill: one job for each item of a source. docs/backfills.md explains the rest."""
+    plan = _plan(
+        source,
+        options,
+        job_type=job_type,
+        lane=lane,
+        payload=payload,
+        priority=priority,
+        max_attempts=max_attempts,
+        low=low,
+        high=high,
+        until=until.isoformat() if until else None,
+        rate=rate,
+        max_open=max_open,
+        reason=reason,
+    )
+    return Call("POST", "/backfills", backfill_models.BackfillView.model_validate_json, json=plan)
+
+
+@operation("backfills-preview")
+def preview_backfill(
+    source: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    job_type: str | None = None,
+    lane: str | None = None,
+    payload: Mapping[str, Any] | None = None,
+) -> Call[backfill_models.BackfillPreview]:
+    """What a backfill would do: the number of items, and the first jobs."""
+    plan = _plan(source, options, job_type=job_type, lane=lane, payload=payload)
+    read = backfill_models.BackfillPreview.model_validate_json
+    return Call("POST", "/backfills/preview", read, json=plan, repeatable=True)
+
+
+@operation("backfills-store_file")
+def store_backfill_input(
+    file: Upload,
+    *,
+    format: Literal["jsonl", "csv", "lines"] | None = None,  # noqa: A002 - as the API calls it
+    filename: str | None = None,
+) -> Call[backfill_models.BackfillInput]:
+    """Store a file for a backfill: what it answers are the options of the source `file`."""
+    read = backfill_models.BackfillInput.model_validate_json
+    return Call(
+        "POST",
+        "/backfills/inputs",
+        read,
+        given({"format": format}),
+        file=file,
+        filename=filename,
+        patience=UPLOAD_PATIENCE,
+    )
+
+
+@operation("backfills-list_backfills")
+def backfills_page(
+    *, state: str | None = None, limit: int | None = None, cursor: str | None = None
+) -> Call[backfill_models.BackfillPage]:
+    """A page of the backfills, newest first."""
+    page = backfill_models.BackfillPage
+    return get("/backfills", page, state=state, limit=limit, cursor=cursor)
+
+
+@operation("backfills-show")
+def backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
+    """How far a backfill is, and what came of it."""
+    return get(f"/backfills/{in_path(backfill_id)}", backfill_models.BackfillView)
+
+
+@operation("backfills-set_limits")
+def set_backfill_limits(
+    backfill_id: str, **limits: float | None
+) -> Call[backfill_models.BackfillView]:
+    """Change `rate` or `max_open`, also while it runs; None takes a limit away."""
+    read = backfill_models.BackfillView.model_validate_json
+    path = f"/backfills/{in_path(backfill_id)}"
+    return Call("PATCH", path, read, json=limits, repeatable=True)
+
+
+@operation("backfills-pause")
+def pause_backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
+    """Publish nothing more of it, within a second, until it is resumed."""
+    read = backfill_models.BackfillView.model_validate_json
+    return Call("POST", f"/backfills/{in_path(backfill_id)}/pause", read, repeatable=True)
+
+
+@operation("backfills-resume")
+def resume_backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
+    """Let it go on where it was."""
+    read = backfill_models.BackfillView.model_validate_json
+    return Call("POST", f"/backfills/{in_path(backfill_id)}/resume", read, repeatable=True)
+
+
+@operation("backfills-cancel")
+def cancel_backfill(
+    backfill_id: str, *, jobs: bool = False
+) -> Call[backfill_models.CancelledBackfill]:
+    """End it for good; with `jobs` also those of its jobs that have not begun."""
+    read = backfill_models.CancelledBackfill.model_validate_json
+    path = f"/backfills/{in_path(backfill_id)}/cancel"
+    return Call("POST", path, read, json={"jobs": jobs}, repeatable=True)
+
+
+def _plan(source: str, options: Mapping[str, Any] | None, **others: Any) -> dict[str, Any]:
+    return {"source": source, "options": dict(options or {}), **given(others)}

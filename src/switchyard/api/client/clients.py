@@ -1,0 +1,298 @@
+"""`Client` and `AsyncClient`: calls sent over HTTP, waiting, and following events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, closing
+from itertools import count
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from switchyard.api.client.call import Call, Upload, in_path
+from switchyard.api.client.common import Common, looks
+from switchyard.api.client.errors import ApiError, away, error_of
+from switchyard.api.client.following import (
+    Event,
+    EventReader,
+    Patience,
+    check_stream,
+)
+from switchyard.api.client.operations import streams
+from switchyard.api.document_models import DocumentView
+from switchyard.api.models import JobDetails
+from switchyard.services.ledger.states import FINISHED
+from switchyard.services.stages import FAILED, FINISHED_STATES
+
+RECONNECTS = 8
+"""How often in a row a stream of events is opened in vain."""
+
+T = TypeVar("T")
+
+
+class Client(Common):
+    """The API, for programs without an event loop. Safe to use from several threads."""
+
+    is_async = False
+
+    def _open(self, **options: Any) -> None:
+        self._http = httpx.Client(**options)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def send(self, call: Call[T]) -> T:
+        """Make any call, also of an operation that has no method here. Raises ApiError."""
+        for tries in count():
+            try:
+                return self._once(call)
+            except ApiError as error:
+                pause = self._retries.pause(call, tries, error)
+                if pause is None:
+                    raise
+            time.sleep(pause)
+        raise AssertionError  # it counts without an end
+
+    def _once(self, call: Call[T]) -> T:
+        with call.opened() as file:
+            try:
+                answer = self._http.request(**self._arguments(call, file))
+            except httpx.RequestError as error:
+                raise away(error, self.base_url) from error
+        return self._result(call, answer)
+
+    # --- waiting and following ----------------------------------------------------------------
+
+    def wait(self, job_id: str, *, timeout: float | None = None) -> JobDetails:
+        """The job as soon as it has ended, well or not. Raises TookTooLong after `timeout`
+        seconds; None waits for ever."""
+        for pause in looks(f"job {job_id}", timeout):
+            if self.job_status(job_id).state in FINISHED:
+                break
+            time.sleep(pause)
+        return self.job(job_id)
+
+    def wait_for_document(self, document_id: str, *, timeout: float | None = None) -> DocumentView:
+        """The document as soon as nothing happens to it any more. Raises TookTooLong."""
+        for pause in looks(f"document {document_id}", timeout):
+            found = self.document(document_id)
+            if _has_ended(found):
+                return found
+            time.sleep(pause)
+        raise AssertionError
+
+    def text_of(self, file: Upload, *, timeout: float | None = None) -> dict[str, Any]:
+        """The text of a file, page by page. Raises Conflict or Invalid when it can't be read,
+        TookTooLong."""
+        ordered = self.extract_text(file)
+        if ordered.result is not None:
+            return ordered.result
+        self.wait(ordered.job_id, timeout=timeout)
+        return self.extracted_text(ordered.job_id)
+
+    @streams("events-follow")
+    def events(
+        self,
+        *,
+        lane: str | None = None,
+        job_type: str | None = None,
+        last_event_id: str | None = None,
+        reconnects: int = RECONNECTS,
+    ) -> Generator[Event, None, None]:
+        """What happens to all jobs, or to those of a lane or type, without an end.
+
+        A stream that is cut is opened again after the last event that came.
+        """
+        query = {"lane": lane, "job_type": job_type}
+        return self._follow("/events", query, last_event_id, reconnects)
+
+    @streams("events-follow_job")
+    def job_events(
+        self, job_id: str, *, last_event_id: str | None = None, reconnects: int = RECONNECTS
+    ) -> Generator[Event, None, None]:
+        """What happens to one job: from `state` to `end`; `state` comes again where the stream
+        was cut."""
+        path = f"/jobs/{in_path(job_id)}/events"
+        return self._follow(path, {}, last_event_id, reconnects)
+
+    def _follow(
+        self, path: str, query: dict[str, str | None], last_id: str | None, reconnects: int
+    ) -> Generator[Event, None, None]:
+        reader, patience = EventReader(last_id), Patience(reconnects)
+        params = {name: value for name, value in query.items() if value is not None}
+        while True:
+            failure: ApiError | None = None
+            try:
+                with closing(self._lines(path, params, reader.last_id)) as lines:
+                    for line in lines:
+                        patience.restore()
+                        event = reader.line(line)
+                        if event is not None:
+                            yield event
+                            if event.name == "end":
+                                return
+            except ApiError as error:
+                failure = error
+            reader.forget_half()
+            time.sleep(patience.pause(failure))
+
+    def _lines(
+        self, path: str, params: dict[str, str], last_id: str | None
+    ) -> Generator[str, None, None]:
+        try:
+            with self._http.stream("GET", path, params=params, **self._stream(last_id)) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise error_of(answer)
+                check_stream(answer)
+                yield from answer.iter_lines()
+        except httpx.RequestError as error:
+            raise away(error, self.base_url) from error
+
+
+class AsyncClient(Common):
+    """The API, for programs with an event loop. Close what it iterates with `aclosing` where you
+    leave it early."""
+
+    is_async = True
+
+    def _open(self, **options: Any) -> None:
+        self._http = httpx.AsyncClient(**options)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def send(self, call: Call[T]) -> T:
+        """Make any call, also of an operation that has no method here. Raises ApiError."""
+        for tries in count():
+            try:
+                return await self._once(call)
+            except ApiError as error:
+                pause = self._retries.pause(call, tries, error)
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError  # it counts without an end
+
+    async def _once(self, call: Call[T]) -> T:
+        with call.opened() as file:
+            try:
+                answer = await self._http.request(**self._arguments(call, file))
+            except httpx.RequestError as error:
+                raise away(error, self.base_url) from error
+        return self._result(call, answer)
+
+    # --- waiting and following ----------------------------------------------------------------
+
+    async def wait(self, job_id: str, *, timeout: float | None = None) -> JobDetails:
+        """As Client.wait."""
+        for pause in looks(f"job {job_id}", timeout):
+            if (await self.job_status(job_id)).state in FINISHED:
+                break
+            await asyncio.sleep(pause)
+        return await self.job(job_id)
+
+    async def wait_for_document(
+        self, document_id: str, *, timeout: float | None = None
+    ) -> DocumentView:
+        """As Client.wait_for_document."""
+        for pause in looks(f"document {document_id}", timeout):
+            found = await self.document(document_id)
+            if _has_ended(found):
+                return found
+            await asyncio.sleep(pause)
+        raise AssertionError
+
+    async def text_of(self, file: Upload, *, timeout: float | None = None) -> dict[str, Any]:
+        """As Client.text_of."""
+        ordered = await self.extract_text(file)
+        if ordered.result is not None:
+            return ordered.result
+        await self.wait(ordered.job_id, timeout=timeout)
+        return await self.extracted_text(ordered.job_id)
+
+    @streams("events-follow")
+    def events(
+        self,
+        *,
+        lane: str | None = None,
+        job_type: str | None = None,
+        last_event_id: str | None = None,
+        reconnects: int = RECONNECTS,
+    ) -> AsyncGenerator[Event, None]:
+        """As Client.events."""
+        query = {"lane": lane, "job_type": job_type}
+        return self._follow("/events", query, last_event_id, reconnects)
+
+    @streams("events-follow_job")
+    def job_events(
+        self, job_id: str, *, last_event_id: str | None = None, reconnects: int = RECONNECTS
+    ) -> AsyncGenerator[Event, None]:
+        """As Client.job_events."""
+        path = f"/jobs/{in_path(job_id)}/events"
+        return self._follow(path, {}, last_event_id, reconnects)
+
+    async def _follow(
+        self, path: str, query: dict[str, str | None], last_id: str | None, reconnects: int
+    ) -> AsyncGenerator[Event, None]:
+        reader, patience = EventReader(last_id), Patience(reconnects)
+        params = {name: value for name, value in query.items() if value is not None}
+        while True:
+            failure: ApiError | None = None
+            try:
+                async with aclosing(self._lines(path, params, reader.last_id)) as lines:
+                    async for line in lines:
+                        patience.restore()
+                        event = reader.line(line)
+                        if event is not None:
+                            yield event
+                            if event.name == "end":
+                                return
+            except ApiError as error:
+                failure = error
+            reader.forget_half()
+            await asyncio.sleep(patience.pause(failure))
+
+    async def _lines(
+        self, path: str, params: dict[str, str], last_id: str | None
+    ) -> AsyncGenerator[str, None]:
+        options = self._stream(last_id)
+        try:
+            async with self._http.stream("GET", path, params=params, **options) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                    raise error_of(answer)
+                check_stream(answer)
+                async for line in answer.aiter_lines():
+                    yield line
+        except httpx.RequestError as error:
+            raise away(error, self.base_url) from error
+
+
+def _has_ended(document: DocumentView) -> bool:
+    return document.state in FINISHED_STATES or document.state == FAILED

@@ -1,0 +1,158 @@
+"""What the two clients share: options, retries, and how answers are read."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from switchyard.api.access import is_loopback
+from switchyard.api.client.call import Call
+from switchyard.api.client.errors import (
+    ApiAway,
+    ApiError,
+    NotAnApi,
+    RateLimited,
+    TookTooLong,
+    error_of,
+    shown_url,
+)
+from switchyard.api.client.following import QUIET
+from switchyard.api.client.operations import Operations
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+FIRST_LOOK, LONGEST_LOOK = 0.1, 2.0
+"""Seconds between looks at what is waited for: half as much again each time."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    most: int
+    longest: float
+
+    def pause(self, call: Call[Any], tries: int, error: ApiError) -> float | None:
+        """Seconds after which the call is made again; None when it is not."""
+        if not call.repeatable or tries >= self.most:
+            return None
+        if isinstance(error, ApiAway):
+            wait = 0.2 * 2**tries
+        elif not isinstance(error, RateLimited) and error.status != 503:
+            return None
+        elif "job_id" in error.extra:
+            return None  # the job was kept, as a dead letter
+        else:
+            wait = 0.5 * 2**tries if error.retry_after is None else error.retry_after
+        # Many clients that were turned away together should not come again together.
+        return wait * random.uniform(1, 1.2) if wait <= self.longest else None
+
+
+class Common(Operations, ABC):
+    """What the two clients share."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float = 30.0,
+        retries: int = 2,
+        longest_retry: float = 30.0,
+    ) -> None:
+        """`base_url` and `api_key` are those of JOBS_API_URL and JOBS_API_KEY unless given.
+
+        `timeout`: seconds of silence after which a call is given up. `retries`: how often a call
+        is made again that was turned away (429, 503) or got no answer; only calls that may be
+        made twice, and only when the service asks for at most `longest_retry` seconds.
+        Raises ValueError for an address or a key that is none.
+        """
+        given = base_url or os.environ.get("JOBS_API_URL") or DEFAULT_URL
+        shown = given.rpartition("@")[2]  # a password may stand before it
+        try:
+            self.base_url = httpx.URL(given.rstrip("/"))
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{shown!r} is not the address of an API: {error}") from error
+        if self.base_url.scheme not in ("http", "https") or not self.base_url.host:
+            raise ValueError(f"{shown!r} is not the address of an API: it begins with http://")
+        self._timeout = timeout
+        self._retries = Retries(retries, longest_retry)
+        key = (api_key or os.environ.get("JOBS_API_KEY") or "").strip()
+        if not _fits_header(key):
+            raise ValueError("the API key has a character that no key has")  # it stays secret
+        self._open(
+            base_url=self.base_url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=timeout,
+            # A proxy of the environment is no way to this machine itself.
+            trust_env=not is_loopback(self.base_url.host),
+        )
+
+    @abstractmethod
+    def _open(self, **options: Any) -> None:
+        """Make the HTTP client with these options."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({shown_url(self.base_url)!r})"
+
+    def _arguments(self, call: Call[Any], file: IO[bytes] | None) -> dict[str, Any]:
+        query = {name: value for name, value in call.query.items() if value is not None}
+        patience = self._timeout if call.patience is None else max(call.patience, self._timeout)
+        for name, value in call.headers.items():
+            if not _fits_header(value):
+                raise ValueError(f"{name} is {value!r}: only printable ASCII can be sent there")
+        arguments: dict[str, Any] = {
+            "method": call.method,
+            "url": call.path,
+            "params": query,
+            "headers": dict(call.headers),
+            "timeout": httpx.Timeout(self._timeout, read=patience),
+        }
+        if call.json is not None:
+            arguments["json"] = call.json
+        if file is not None:
+            arguments["files"] = {"file": (call.name() or "document", file)}
+            arguments["data"] = dict(call.form)
+        return arguments
+
+    def _result(self, call: Call[T], answer: httpx.Response) -> T:
+        if not answer.is_success and answer.status_code not in call.also:
+            raise error_of(answer)
+        try:
+            return call.read(answer.content)
+        except ValidationError as error:
+            if not answer.is_success:
+                raise error_of(answer) from error
+            raise NotAnApi(
+                f"{shown_url(self.base_url)} does not answer {call.method} {call.path} as this "
+                "client expects it: is it the API, and of the same version?"
+            ) from error
+
+    def _stream(self, last_id: str | None) -> dict[str, Any]:
+        return {
+            "headers": {"Last-Event-ID": last_id} if last_id else {},
+            "timeout": httpx.Timeout(self._timeout, read=QUIET),
+        }
+
+
+def _fits_header(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def looks(what: str, timeout: float | None) -> Iterator[float]:
+    """Seconds to wait after each look. Raises TookTooLong."""
+    until = None if timeout is None else time.monotonic() + timeout
+    pause = FIRST_LOOK
+    while True:
+        left = pause if until is None else until - time.monotonic()
+        yield max(0.0, min(pause, left))
+        if until is not None and time.monotonic() >= until:
+            raise TookTooLong(f"{what} has not ended within {timeout:g} s")
+        pause = min(pause * 1.5, LONGEST_LOOK)

@@ -1,0 +1,113 @@
+"""Operations on dead letters as values: groups, and redrives with a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from switchyard.api import dead_models
+from switchyard.api.client.call import Call, get, given, in_path, operation
+
+_REDRIVES = "/admin/dead/redrives"
+
+
+@operation("admin-dead_groups")
+def dead_groups(
+    *, state: str | None = None, limit: int | None = None
+) -> Call[dead_models.DeadGroups]:
+    """Dead letters by cause, the most frequent first."""
+    return get("/admin/dead/groups", dead_models.DeadGroups, state=state, limit=limit)
+
+
+@operation("admin-start_redrive")
+def start_redrive(
+    filter: Mapping[str, Any] | None = None,  # noqa: A002 - the API's own word
+    *,
+    change: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    canary: int | None = None,
+    rate: float | None = None,
+    halt_on: float | None = None,
+    from_ledger: bool | None = None,
+    reason: str | None = None,
+) -> Call[dead_models.RedriveView]:
+    """Start a redrive of the letters that fit; of all where no filter is given. docs/redrive.md
+    explains the rest."""
+    body = _body(
+        filter,
+        change=change,
+        limit=limit,
+        canary=canary,
+        rate=rate,
+        halt_on=halt_on,
+        from_ledger=from_ledger,
+        reason=reason,
+    )
+    return Call("POST", _REDRIVES, dead_models.RedriveView.model_validate_json, json=body)
+
+
+@operation("admin-start_redrive")
+def plan_redrive(
+    filter: Mapping[str, Any] | None = None,  # noqa: A002 - the API's own word
+    *,
+    change: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    from_ledger: bool | None = None,
+) -> Call[dead_models.RedrivePlan]:
+    """What a redrive would do: which letters would go where. Nothing is sent."""
+    body = _body(filter, change=change, limit=limit, from_ledger=from_ledger, dry_run=True)
+    read = dead_models.RedrivePlan.model_validate_json
+    return Call("POST", _REDRIVES, read, json=body, repeatable=True)
+
+
+@operation("admin-list_redrives")
+def redrive_page(
+    *, state: str | None = None, limit: int | None = None, cursor: str | None = None
+) -> Call[dead_models.RedrivePage]:
+    """A page of the redrives, the newest first."""
+    return get(_REDRIVES, dead_models.RedrivePage, state=state, limit=limit, cursor=cursor)
+
+
+@operation("admin-show_redrive")
+def redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
+    """How far a redrive is, and what has become of its letters by now."""
+    return get(_path(redrive_id), dead_models.RedriveView)
+
+
+@operation("admin-set_redrive_rate")
+def set_redrive_rate(redrive_id: str, rate: float | None) -> Call[dead_models.RedriveView]:
+    """Change its rate, also while it runs; None takes the limit away."""
+    read = dead_models.RedriveView.model_validate_json
+    return Call("PATCH", _path(redrive_id), read, json={"rate": rate}, repeatable=True)
+
+
+@operation("admin-pause_redrive")
+def pause_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
+    """Send nothing more, within a second, until it is resumed."""
+    return _act(redrive_id, "pause")
+
+
+@operation("admin-resume_redrive")
+def resume_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
+    """Let it go on where it was; after a halt it tries again."""
+    return _act(redrive_id, "resume")
+
+
+@operation("admin-cancel_redrive")
+def cancel_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
+    """End it for good. What it has sent stays where it is."""
+    return _act(redrive_id, "cancel")
+
+
+def _act(redrive_id: str, what: str) -> Call[dead_models.RedriveView]:
+    read = dead_models.RedriveView.model_validate_json
+    return Call("POST", f"{_path(redrive_id)}/{what}", read, repeatable=True)
+
+
+def _path(redrive_id: str) -> str:
+    return f"{_REDRIVES}/{in_path(redrive_id)}"
+
+
+def _body(which: Mapping[str, Any] | None, **others: Any) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"filter": dict(which)} if which else {"all": True}
+    return chosen | given(others)

@@ -1,0 +1,158 @@
+"""What can go wrong when the API is called: one tree.
+
+ApiError
+├── ApiAway               no answer came: the network, or nothing listens there
+├── NotAnApi              something answered, but not this API: a redirect, a page, another version
+├── TookTooLong           `wait…` gave up; what was waited for goes on
+├── Unauthorized          401
+├── Forbidden             403
+├── NotFound              404
+├── Conflict              409
+├── TooLarge              413
+├── UnsupportedMedia      415
+├── Invalid               400, 405, 408, 422
+├── RateLimited           429
+└── Unavailable           500 and above: full, away, or a defect
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+from pydantic import ValidationError
+
+from switchyard.api.problems import TYPE_BASE, FieldError, ProblemDetails
+
+
+class ApiError(Exception):
+    """A call that did not succeed. The text is what a person should read."""
+
+    status: int | None = None
+    """Of the answer; None where none came."""
+    kind: str | None = None
+    """The problem's name, as in `lane-full`; docs/api.md explains each."""
+    title: str | None = None
+    detail: str | None = None
+    request_id: str | None = None
+    """Names the request in the service's log."""
+    retry_after: float | None = None
+    """Seconds after which it may be tried again."""
+    errors: tuple[FieldError, ...] = ()
+    """Each field that is not valid."""
+    extra: Mapping[str, Any] = {}
+    """What this kind of problem says beside, such as `job_id`."""
+
+
+class ApiAway(ApiError):
+    """No answer came. The call may have been carried out all the same."""
+
+
+class NotAnApi(ApiError):
+    """An answer that can't be read: something else listens there, or another version."""
+
+
+class TookTooLong(ApiError, TimeoutError):
+    """What was waited for has not ended in time. It goes on."""
+
+
+class Unauthorized(ApiError):
+    """No key, or one that is unknown or revoked."""
+
+
+class Forbidden(ApiError):
+    """The key does not allow this."""
+
+
+class NotFound(ApiError):
+    """There is no such thing."""
+
+
+class Conflict(ApiError):
+    """It does not fit with how things stand: `kind` and `extra` say how."""
+
+
+class TooLarge(ApiError):
+    """More than the service takes."""
+
+
+class UnsupportedMedia(ApiError):
+    """A file of a kind that is not worked."""
+
+
+class Invalid(ApiError):
+    """The request is not valid; `errors` names the fields."""
+
+
+class RateLimited(ApiError):
+    """Too many requests: come again after `retry_after` seconds."""
+
+
+class Unavailable(ApiError):
+    """The service can't do it now."""
+
+
+_BY_STATUS: Mapping[int, type[ApiError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    415: UnsupportedMedia,
+    429: RateLimited,
+}
+
+
+def error_of(answer: httpx.Response) -> ApiError:
+    """The error that an answer is; its body must have been read."""
+    try:
+        problem = ProblemDetails.model_validate_json(answer.content)
+    except ValidationError:
+        phrase = f"{answer.status_code} {answer.reason_phrase}".strip()
+        said = f"{answer.url.host} answered {phrase}"
+        if answer.is_redirect:
+            said += f", to {answer.headers['location'][:200]}: is that the address of the API?"
+        error = _class_of(answer.status_code)(said)
+        error.status = answer.status_code
+        error.retry_after = _seconds(answer)
+        return error
+    said = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
+    error = _class_of(answer.status_code)(said)
+    error.status = answer.status_code
+    error.kind = problem.type.removeprefix(TYPE_BASE)
+    error.title = problem.title
+    error.detail = problem.detail
+    error.request_id = problem.request_id
+    error.retry_after = _seconds(answer)
+    error.errors = tuple(problem.errors or ())
+    error.extra = dict(problem.model_extra or {})
+    return error
+
+
+def away(error: httpx.RequestError, url: httpx.URL) -> ApiAway:
+    """The error for a call that got no answer."""
+    place = f"{url.host}:{url.port}" if url.port else url.host
+    reason = str(error) or type(error).__name__
+    return ApiAway(f"the API at {place} can't be reached: {reason}")
+
+
+def shown_url(url: httpx.URL) -> str:
+    """An address without its password."""
+    return str(url.copy_with(userinfo=b""))
+
+
+def _class_of(status: int) -> type[ApiError]:
+    known = _BY_STATUS.get(status)
+    if known is not None:
+        return known
+    if status < 400:
+        return NotAnApi
+    return Unavailable if status >= 500 else Invalid
+
+
+def _seconds(answer: httpx.Response) -> float | None:
+    try:
+        return max(0.0, float(answer.headers.get("retry-after", "")))
+    except ValueError:
+        return None  # none, or a date, which this API does not send

@@ -1,0 +1,105 @@
+"""Server-sent events on the client's side: reading them, and when to come again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from switchyard.api.client.errors import (
+    ApiAway,
+    ApiError,
+    NotAnApi,
+    RateLimited,
+    Unavailable,
+    shown_url,
+)
+
+QUIET = 60.0
+"""Seconds without a sign of life after which a stream counts as cut."""
+FIRST_PAUSE, LAST_PAUSE = 0.2, 5.0
+"""Seconds before a stream is opened again: doubled each time that nothing comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a job."""
+
+    name: str
+    """started, succeeded, retrying, dead, cancelled; state, end and gap: see docs/api.md."""
+    data: dict[str, Any]
+    id: str | None = None
+    """To follow on from later; None for state, end and gap."""
+
+
+@dataclass(slots=True)
+class EventReader:
+    """Makes events of the lines of a stream."""
+
+    last_id: str | None = None
+    """Of the last event that had one."""
+    _fields: dict[str, str] = field(default_factory=dict)
+
+    def line(self, text: str) -> Event | None:
+        """Take a line in; the event that it ends, if it does. Raises NotAnApi."""
+        if text:
+            name, _, value = text.partition(":")
+            if name:  # else a comment, which is a sign of life
+                self._fields[name] = value.removeprefix(" ")
+            return None
+        fields, self._fields = self._fields, {}
+        if "data" not in fields:
+            return None
+        self.last_id = fields.get("id", self.last_id)
+        return Event(fields.get("event", "message"), _data(fields["data"]), fields.get("id"))
+
+    def forget_half(self) -> None:
+        """Drop what was cut off in the middle."""
+        self._fields = {}
+
+
+def check_stream(answer: httpx.Response) -> None:
+    """Raises NotAnApi for a success that is no stream of events: it would be opened for ever."""
+    if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+        raise NotAnApi(f"{shown_url(answer.url)} answers with no stream of events: is it the API?")
+
+
+def _data(text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise NotAnApi("an event that is not JSON came: is it the API?") from error
+    if not isinstance(data, dict):
+        raise NotAnApi("an event that is no object came: is it the API, of the same version?")
+    return data
+
+
+@dataclass(slots=True)
+class Patience:
+    """How often in a row a stream is opened in vain."""
+
+    most: int
+    failures: int = 0
+    opened: bool = False
+    """It has worked before: what goes wrong now may pass."""
+
+    def pause(self, error: ApiError | None) -> float:
+        """Seconds to wait before the stream is opened again after it ended, or could not be
+        opened. Raises the error where that is no use."""
+        passing = isinstance(error, ApiAway | Unavailable | RateLimited)
+        if error is not None and not (passing and self.opened):
+            raise error
+        self.failures += 1
+        if self.failures > self.most:
+            raise error or ApiAway("the stream of events ends again and again")
+        wait: float = min(FIRST_PAUSE * 2 ** (self.failures - 1), LAST_PAUSE)
+        if error is not None and error.retry_after is not None:
+            wait = max(wait, min(error.retry_after, LAST_PAUSE))
+        return wait
+
+    def restore(self) -> None:
+        """The stream works."""
+        self.failures = 0
+        self.opened = True

@@ -1,0 +1,168 @@
+"""The operations as methods: each is named once here, and is a method of both clients."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+
+from switchyard.api.client import backfill_calls, calls, dead_calls
+from switchyard.api.client.call import Operation
+
+if TYPE_CHECKING:
+    from switchyard.api.client.clients import AsyncClient, Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+class _Page(Protocol):
+    @property
+    def next_cursor(self) -> str | None: ...
+
+
+PageT = TypeVar("PageT", bound=_Page)
+
+
+class Method(Generic[P, T]):
+    """An operation as a method of both clients."""
+
+    def __init__(self, operation: Operation[P, T]) -> None:
+        self.operations = (operation.id,)
+        self._call = operation.call
+
+    @overload
+    def __get__(self, client: None, owner: object) -> Self: ...
+    @overload
+    def __get__(self, client: Client, owner: object) -> Callable[P, T]: ...
+    @overload
+    def __get__(
+        self, client: AsyncClient, owner: object
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: Any, owner: object) -> Any:
+        if client is None:
+            return self
+
+        @wraps(self._call)
+        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.send(self._call(*args, **kwargs))
+
+        return method
+
+
+class Listing(Generic[P, PageT, Item]):
+    """A listing as a method of both clients that goes through all its pages."""
+
+    def __init__(
+        self, operation: Operation[P, PageT], items: Callable[[PageT], Sequence[Item]]
+    ) -> None:
+        self.operations = (operation.id,)
+        self._call = operation.call
+        self._items = items
+
+    @overload
+    def __get__(self, client: None, owner: object) -> Self: ...
+    @overload
+    def __get__(
+        self, client: Client, owner: object
+    ) -> Callable[P, Generator[Item, None, None]]: ...
+    @overload
+    def __get__(
+        self, client: AsyncClient, owner: object
+    ) -> Callable[P, AsyncGenerator[Item, None]]: ...
+    def __get__(self, client: Any, owner: object) -> Any:
+        if client is None:
+            return self
+
+        def pages(*args: P.args, **kwargs: P.kwargs) -> Generator[Item, None, None]:
+            while True:
+                page = client.send(self._call(*args, **kwargs))
+                yield from self._items(page)
+                if page.next_cursor is None:
+                    return
+                kwargs["cursor"] = page.next_cursor
+
+        async def async_pages(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[Item, None]:
+            while True:
+                page = await client.send(self._call(*args, **kwargs))
+                for item in self._items(page):
+                    yield item
+                if page.next_cursor is None:
+                    return
+                kwargs["cursor"] = page.next_cursor
+
+        return wraps(self._call)(async_pages if client.is_async else pages)
+
+
+class Operations:
+    """What both clients can do; `await` it in AsyncClient. docs/client.md has examples."""
+
+    publish = Method(calls.publish)
+    jobs_page = Method(calls.jobs_page)
+    jobs = Listing(calls.jobs_page, lambda page: page.jobs)
+    job = Method(calls.job)
+    job_status = Method(calls.job_status)
+    cancel = Method(calls.cancel)
+
+    upload = Method(calls.upload)
+    documents_page = Method(calls.documents_page)
+    documents = Listing(calls.documents_page, lambda page: page.documents)
+    document = Method(calls.document)
+    document_result = Method(calls.document_result)
+    extract_text = Method(calls.extract_text)
+    extracted_text = Method(calls.extracted_text)
+    search = Method(calls.search)
+
+    start_backfill = Method(backfill_calls.start_backfill)
+    preview_backfill = Method(backfill_calls.preview_backfill)
+    store_backfill_input = Method(backfill_calls.store_backfill_input)
+    backfills_page = Method(backfill_calls.backfills_page)
+    backfills = Listing(backfill_calls.backfills_page, lambda page: page.backfills)
+    backfill = Method(backfill_calls.backfill)
+    set_backfill_limits = Method(backfill_calls.set_backfill_limits)
+    pause_backfill = Method(backfill_calls.pause_backfill)
+    resume_backfill = Method(backfill_calls.resume_backfill)
+    cancel_backfill = Method(backfill_calls.cancel_backfill)
+
+    backpressure = Method(calls.backpressure)
+    schemas = Method(calls.schemas)
+    schema = Method(calls.schema)
+    asyncapi = Method(calls.asyncapi)
+    problems = Method(calls.problems)
+    problem = Method(calls.problem)
+    live = Method(calls.live)
+    ready = Method(calls.ready)
+    health = Method(calls.health_of_all)
+
+    lanes = Method(calls.lanes)
+    workers = Method(calls.workers)
+    dead_page = Method(calls.dead_page)
+    dead = Listing(calls.dead_page, lambda page: page.dead_letters)
+    dead_letter = Method(calls.dead_letter)
+    dead_groups = Method(dead_calls.dead_groups)
+    start_redrive = Method(dead_calls.start_redrive)
+    plan_redrive = Method(dead_calls.plan_redrive)
+    redrive_page = Method(dead_calls.redrive_page)
+    redrives = Listing(dead_calls.redrive_page, lambda page: page.redrives)
+    redrive = Method(dead_calls.redrive)
+    set_redrive_rate = Method(dead_calls.set_redrive_rate)
+    pause_redrive = Method(dead_calls.pause_redrive)
+    resume_redrive = Method(dead_calls.resume_redrive)
+    cancel_redrive = Method(dead_calls.cancel_redrive)
+
+
+def streams(operation: str) -> Callable[[T], T]:
+    """Name the operation that a method of both clients follows."""
+
+    def mark(method: T) -> T:
+        method.operations = (operation,)  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def operations_of(client: type[Operations]) -> set[str]:
+    """The ids of the operations of the API that a client covers."""
+    members = (getattr(client, name) for name in dir(client))
+    return {each for member in members for each in getattr(member, "operations", ())}

@@ -1,0 +1,32 @@
+"""The desks of documents and extractions, as FastAPI dependencies.
+
+The application opens them when it starts (`services.documents.open_desks`):
+`app.state.desks`.
+All are async: FastAPI runs others in a thread of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from switchyard.services.documents import Desks, DocumentDesk
+from switchyard.services.extractions import ExtractionDesk
+
+
+def _desks(request: Request) -> Desks:
+    found: Desks = request.app.state.desks
+    return found
+
+
+async def _documents(request: Request) -> DocumentDesk:
+    return _desks(request).documents
+
+
+async def _extractions(request: Request) -> ExtractionDesk:
+    return _desks(request).extractions
+
+
+DocumentsOf = Annotated[DocumentDesk, Depends(_documents)]
+ExtractionsOf = Annotated[ExtractionDesk, Depends(_extractions)]

@@ -1,0 +1,64 @@
+"""Serving the application: uvicorn, with a stop that open streams of events do not hold up."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from switchyard.api.app import create_app
+from switchyard.api.state import ApiState
+from switchyard.services.settings import Settings
+
+LAST_ANSWERS = 10
+"""Seconds that requests under way get to be answered after `stop`."""
+
+
+class ApiServer(uvicorn.Server):
+    """Serves until `stop`; signals are its caller's."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.app: FastAPI = create_app(settings)
+        """The application that is served."""
+        super().__init__(
+            uvicorn.Config(
+                self.app,
+                host=settings.api_host,
+                port=settings.api_port,
+                lifespan="off",  # see `serve`
+                access_log=False,  # the application writes its own
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=LAST_ANSWERS,
+                ws="none",
+            )
+        )
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until `stop`. Raises what the application's start raises, and SystemExit when
+        the address can't be listened on."""
+        # Not by uvicorn, which would write a traceback and end the process.
+        async with self.app.router.lifespan_context(self.app):
+            await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in (each for server in self.servers for each in server.sockets):
+            host, port, *_ = listening.getsockname()
+            structlog.get_logger("api").info("serving", host=host, port=port)
+
+    def stop(self) -> None:
+        """Take no more requests and answer those under way; safe in a signal handler."""
+        self.should_exit = True
+        state: ApiState | None = getattr(self.app.state, "api", None)
+        if state is not None and state.broker is not None:
+            # Clients that follow events come again, perhaps to another process.
+            state.broker.feed.close_subscriptions()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

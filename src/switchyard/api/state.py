@@ -1,0 +1,114 @@
+"""What the handlers of requests work with; made at the start, closed at the end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+import structlog
+from fastapi import Depends, Request
+
+from switchyard.api.problems import Problem
+from switchyard.broker.background import Background
+from switchyard.services.api_keys import KeyRing, configured_keys
+from switchyard.services.job_events import EventFeed
+from switchyard.services.lane_pressure import LanePressure
+from switchyard.services.ledger import Ledger
+from switchyard.services.prompt_publisher import PromptPublisher
+from switchyard.services.publishing import JobPublisher
+from switchyard.services.rate_limit import RateLimiter
+from switchyard.services.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.settings import Settings
+from switchyard.services.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSide:
+    """What needs a broker."""
+
+    publisher: PromptPublisher
+    jobs: JobPublisher
+    pressure: LanePressure
+    feed: EventFeed
+
+
+@dataclass(frozen=True, slots=True)
+class ApiState:
+    """Everything that requests share."""
+
+    settings: Settings
+    registry: Registry
+    ledger: Ledger
+    storage: Storage
+    keys: KeyRing
+    key_limiter: RateLimiter
+    broker: BrokerSide | None
+    """None without JOBS_AMQP_URL."""
+
+    def require_broker(self) -> BrokerSide:
+        """Raises Problem where the service runs without one."""
+        if self.broker is None:
+            raise Problem("no-broker", "set JOBS_AMQP_URL to publish jobs")
+        return self.broker
+
+
+@asynccontextmanager
+async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
+    """Open ledger and broker. Raises LedgerError when the ledger's tables are not right, and
+    RegistryError; a broker that is away is looked for again later."""
+    registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
+    configured = configured_keys(
+        settings.api_keys.get_secret_value() if settings.api_keys is not None else ""
+    )
+    async with (
+        await Ledger.open(settings.ledger_url, check=True) as ledger,
+        _open_broker(settings, registry, ledger) as broker,
+    ):
+        yield ApiState(
+            settings=settings,
+            registry=registry,
+            ledger=ledger,
+            storage=Storage(settings.files_url),
+            keys=KeyRing(ledger, configured),
+            key_limiter=RateLimiter(settings.api_rate_limit, settings.api_rate_burst),
+            broker=broker,
+        )
+
+
+@asynccontextmanager
+async def _open_broker(
+    settings: Settings, registry: Registry, ledger: Ledger
+) -> AsyncIterator[BrokerSide | None]:
+    if settings.amqp_url is None:
+        yield None
+        return
+    publisher = PromptPublisher(settings, name="api")
+    pressure = LanePressure(settings, registry)
+    feed = EventFeed(settings)
+    background = Background(structlog.get_logger("api"))
+    background.start("event feed", feed.run)
+    try:
+        # Remote: whatever an endpoint publishes, it has not written the payload itself.
+        jobs = JobPublisher(registry, ledger, publisher, remote=True)
+        yield BrokerSide(publisher, jobs, pressure, feed)
+    finally:
+        await background.close()
+        await pressure.close()
+        await publisher.close()
+
+
+def state_of(request: Request) -> ApiState:
+    """The shared state."""
+    state: ApiState = request.app.state.api
+    return state
+
+
+async def _state(request: Request) -> ApiState:
+    """`state_of` as a dependency: one that is not async would be run in a thread."""
+    return state_of(request)
+
+
+State = Annotated[ApiState, Depends(_state)]
+"""`async def handler(state: State)`."""

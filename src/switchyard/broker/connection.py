@@ -1,0 +1,139 @@
+"""Connecting, and staying connected: every other module gets its connection here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import aio_pika
+from aio_pika.abc import AbstractConnection
+from aiormq.abc import AbstractChannel
+from aiormq.abc import AbstractConnection as AiormqConnection
+from aiormq.connection import Connection
+from structlog.typing import FilteringBoundLogger
+from yarl import URL
+
+from switchyard.broker.away import library_calls, meaning_away
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.frame_tap import TappedTransport
+
+CONNECT_TIMEOUT = 2.0
+"""Seconds for TCP, TLS and the AMQP handshake together."""
+HEARTBEAT = 10
+"""Seconds between heartbeats; a peer that says nothing for three of them is gone."""
+FIRST_BACKOFF, LAST_BACKOFF = 0.1, 5.0
+"""Seconds between attempts to connect again: doubled from the first to the last."""
+
+
+def address_of(url: str) -> str:
+    """Host, port and virtual host of an AMQP address, without its credentials."""
+    parts = urlsplit(url)
+    return f"{parts.hostname or 'localhost'}:{parts.port or 5672}{parts.path}"
+
+
+async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> AbstractConnection:
+    """Open one connection, shown on the broker as `name`.
+
+    Raises BrokerAway when the broker can't be reached, refuses the credentials or the vhost, or
+    does not answer within `timeout` seconds.
+    """
+    query = "&" if urlsplit(url).query else "?"
+    url = url if "heartbeat=" in url else f"{url}{query}heartbeat={HEARTBEAT}"
+    connection = aio_pika.Connection(URL(url), client_properties={"connection_name": name})
+    connection.kwargs["transport_factory"] = TappedTransport()
+    try:
+        with meaning_away(f"can't connect to the broker at {address_of(url)}"), library_calls():
+            await asyncio.wait_for(connection.connect(), timeout)
+    except BrokerAway:
+        await closed(connection)
+        raise
+    return connection
+
+
+def underlying(connection: AbstractConnection) -> Connection:
+    """The aiormq connection below an aio-pika one."""
+    transport = connection.transport
+    if transport is None or not isinstance(transport.connection, Connection):
+        raise BrokerAway("the connection is closed", maybe_accepted=False)
+    return transport.connection
+
+
+def is_blocked(connection: AiormqConnection) -> bool:
+    """Whether the broker has said `connection.blocked` (a memory or disk alarm)."""
+    # `ready()` ends at once unless the connection is blocked: one step tells, without waiting.
+    ready = connection.ready()
+    try:
+        ready.send(None)
+    except StopIteration:
+        return False
+    else:
+        ready.close()
+        return True
+
+
+class Link:
+    """One connection that is opened again whenever it was lost."""
+
+    def __init__(self, url: str, name: str, log: FilteringBoundLogger) -> None:
+        self._url = url
+        self._name = name
+        self._log = log
+        self._lock = asyncio.Lock()
+        self._connection: Connection | None = None
+        self._owner: AbstractConnection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed
+
+    async def connection(self) -> Connection:
+        """The open connection; waits, with backoff, for as long as the broker is away."""
+        delay = FIRST_BACKOFF
+        while True:
+            try:
+                return await self.connection_now()
+            except BrokerAway as error:
+                self._log.warning("broker away", error=str(error), next_try_in=delay)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, LAST_BACKOFF)
+
+    async def connection_now(self) -> Connection:
+        """The open connection, after at most one attempt to connect. Raises BrokerAway."""
+        async with self._lock:
+            if self._connection is None or self._connection.is_closed:
+                await self._drop()
+                self._owner = await connect(self._url, self._name)
+                self._connection = underlying(self._owner)
+                self._log.info("broker connected", broker=address_of(self._url), name=self._name)
+            return self._connection
+
+    async def close(self) -> None:
+        async with self._lock:
+            await self._drop()
+
+    async def _drop(self) -> None:
+        owner, self._owner, self._connection = self._owner, None, None
+        if owner is not None:
+            await closed(owner)
+
+
+async def closed(open_one: AbstractConnection | AbstractChannel) -> None:
+    """Close a connection or channel, in whatever state it is; never fails."""
+    # A task of its own: aiormq may answer with a cancellation that is not ours.
+    closing = asyncio.ensure_future(open_one.close())
+    await asyncio.wait((closing,))
+    if not closing.cancelled():
+        closing.exception()  # it is gone either way
+
+
+@asynccontextmanager
+async def connected(url: str, name: str, **options: Any) -> AsyncIterator[AbstractConnection]:
+    """An aio-pika connection for one piece of work, closed at its end. Raises BrokerAway."""
+    connection = await connect(url, name, **options)
+    try:
+        yield connection
+    finally:
+        await closed(connection)

@@ -1,0 +1,178 @@
+"""Dead letters: why a message is in `jobs.dead`, as headers that any tool can read.
+
+Whoever gives a job up publishes its body unchanged with these headers. What the broker itself
+dead-letters (age, overflow, no route) carries only `x-death`, or nothing: `read` tells the
+reason from that.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from switchyard.broker.errors import MalformedMessage
+from switchyard.broker.lanes import lane_of
+from switchyard.broker.message import JobMessage, now
+
+if TYPE_CHECKING:  # with it comes aiormq, which commands would wait for
+    from switchyard.broker.delivery import Delivery
+
+MESSAGE_LIMIT, TRACEBACK_LIMIT = 2_000, 12_000
+"""Characters kept of an error's message and traceback: all headers must fit into one frame."""
+PROPERTIES_LIMIT = 64 * 1024
+"""Bytes kept of properties that can't be read, for the same reason."""
+UNREADABLE = "UnreadableProperties"
+"""The error type of a message whose properties could not be read."""
+MOST_NAME = 255
+"""Bytes of a routing key, as AMQP has it."""
+PROPERTIES_HEADER = "x-dead-properties"
+"""Where they are kept."""
+_PREFIX = "x-dead-"
+
+
+class Reason(StrEnum):
+    """Why a job was given up. A closed set."""
+
+    EXHAUSTED = "exhausted"
+    """Every attempt failed."""
+    PERMANENT = "permanent"
+    """The handler said that no further attempt can help."""
+    EXPIRED = "expired"
+    """It waited longer than its lane's TTL or its own `expires_at`."""
+    OVERFLOWED = "overflowed"
+    """Its lane was full."""
+    UNROUTABLE = "unroutable"
+    """No queue is bound for its routing key."""
+    MALFORMED = "malformed"
+    """Not JSON, not the message's schema, an unknown type, a payload that does not validate;
+    properties that can't be read."""
+    CRASHED = "crashed"
+    """It killed its worker or its process twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeathCertificate:
+    """What is known of a death."""
+
+    reason: Reason
+    routing_key: str
+    """Where the job was published to at first, `<lane>.<job_type>`: a redrive goes there."""
+    queue: str = ""
+    error_type: str = ""
+    message: str = ""
+    traceback: str = ""
+    attempts: int = 0
+    """Attempts that were used up, this one included."""
+    worker: str = ""
+    dead_at: str = field(default_factory=lambda: now().isoformat())
+    """ISO 8601, UTC."""
+    properties: str = ""
+    """The AMQP properties of a message whose properties could not be read: as they came, flags
+    first, the first 64 KiB, as base64."""
+
+    def headers(self) -> dict[str, Any]:
+        """As AMQP headers `x-dead-reason`, `x-dead-error-type`, …"""
+        values = asdict(self)
+        values["reason"] = str(self.reason)
+        values["message"] = self.message[:MESSAGE_LIMIT]
+        values["traceback"] = self.traceback[-TRACEBACK_LIMIT:]
+        if not self.properties:
+            del values["properties"]
+        return {_PREFIX + name.replace("_", "-"): value for name, value in values.items()}
+
+
+def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeathCertificate:
+    """The certificate of a message whose properties can't be read, wherever it was found."""
+    kept = delivery.properties[:PROPERTIES_LIMIT]
+    return DeathCertificate(
+        Reason.MALFORMED,
+        delivery.routing_key,
+        queue=delivery.queue,
+        error_type=UNREADABLE,
+        message=f"the AMQP properties can't be read: {delivery.unreadable}",
+        worker=worker,
+        properties=base64.b64encode(kept).decode(),
+    )
+
+
+def job_in(certificate: DeathCertificate, body: bytes) -> JobMessage | None:
+    """The job of a dead letter; None when it is none.
+
+    A message whose properties could not be read is none, whatever its body says: this system has
+    not written it, and it must not stand for the job whose id it carries.
+    """
+    if certificate.properties:
+        return None
+    try:
+        return JobMessage.decode(body)
+    except MalformedMessage:
+        return None
+
+
+def read(
+    headers: Mapping[str, Any], routing_key: str, job_type: str | None = None
+) -> DeathCertificate:
+    """The certificate of a message found in `jobs.dead`, whoever put it there.
+
+    `routing_key` is the one it was delivered with, `job_type` the one in its body, if that is a
+    job: a job that the broker took from its lane after a retry died under its queue's name.
+    """
+    if _PREFIX + "reason" in headers:
+        values: dict[str, Any] = {"routing_key": routing_key}
+        for name in DeathCertificate.__dataclass_fields__:
+            value = headers.get(_PREFIX + name.replace("_", "-"))
+            # Anybody may publish here: what is of another type does not count.
+            if isinstance(value, int if name == "attempts" else str):
+                values[name] = value
+        values["routing_key"] = _key(values["routing_key"], routing_key)
+        return DeathCertificate(**{**values, "reason": _reason(values.get("reason"))})
+    deaths = headers.get("x-death")
+    if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], Mapping):
+        return DeathCertificate(Reason.UNROUTABLE, routing_key, message="no queue took this key")
+    last = deaths[0]
+    queue = _text(last.get("queue", ""))
+    keys = last.get("routing-keys")
+    original = routing_key
+    if isinstance(keys, list) and keys:
+        original = _key(_text(keys[0]), routing_key)
+    if job_type is not None and original == queue:
+        original = f"{lane_of(queue)}.{job_type}"
+    died_at = last.get("time")
+    reason = {"expired": Reason.EXPIRED, "maxlen": Reason.OVERFLOWED}.get(
+        str(last.get("reason")), Reason.EXHAUSTED
+    )
+    return DeathCertificate(
+        reason,
+        original,
+        queue=queue,
+        error_type="Broker",
+        message=f"dead-lettered by the broker: {last.get('reason')}",
+        dead_at=(died_at if isinstance(died_at, datetime) else now()).isoformat(),
+    )
+
+
+def letter_id(job_id: str | None, body: bytes) -> str:
+    """Identifies a dead letter: the job's id, or `raw-…` of the body where there is none."""
+    return job_id or f"raw-{sha256(body).hexdigest()[:24]}"
+
+
+def _key(text: str, otherwise: str) -> str:
+    """A routing key from a header, where it can be one."""
+    return text if len(text.encode()) <= MOST_NAME else otherwise
+
+
+def _text(value: object) -> str:
+    """A header's value as text: another program may have written it as bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
+
+
+def _reason(text: object) -> Reason:
+    try:
+        return Reason(str(text))
+    except ValueError:
+        return Reason.EXHAUSTED

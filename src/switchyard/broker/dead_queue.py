@@ -1,0 +1,273 @@
+"""Reading `jobs.dead` and `jobs.dead.log` message by message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from aiormq import Connection
+
+from switchyard.broker.away import meaning_away
+from switchyard.broker.connection import connected, underlying
+from switchyard.broker.dead import (
+    DeathCertificate,
+    job_in,
+    letter_id,
+    read,
+    unreadable_properties,
+)
+from switchyard.broker.delivery import Delivery
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.incoming import Incoming
+from switchyard.broker.lanes import DEAD_QUEUE
+from switchyard.broker.message import JobMessage
+from switchyard.broker.settings import Profile
+from switchyard.broker.wire import PipelinedChannel, open_channel
+
+PIECE = 1_000
+"""Letters that a scan of a classic queue holds on one channel. To acknowledge one of many, the
+broker goes through all that the channel holds before it: with 100,000 that takes 20 ms for each.
+And a small piece is a small burst for whoever else needs the broker."""
+MOST_CHANNELS = 1_000
+"""Half of what a broker allows on a connection; the pieces of a longer queue are larger."""
+QUORUM_PIECE = 65_535
+"""Letters that one consumer of a quorum queue holds at most: the most that AMQP can say. All are on
+one channel, which is no slower there: what a channel held that was cut off comes back in its order,
+and in any order with what others held."""
+IDLE_SECONDS = 1.0
+"""A scan ends when the broker has sent nothing for so long and has nothing left to send: the rest
+is held by another scan."""
+TOGETHER = 100
+RETURN_LOOKS, RETURN_SECONDS = 40, 0.05
+"""How often, and how long apart, a scan looks whether what it gave back is there."""
+IDLE_LIMIT = 30
+"""A scan also ends when the broker has sent nothing of what it has for so many idle times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A message in `jobs.dead`."""
+
+    delivery: Delivery
+    certificate: DeathCertificate
+    message: JobMessage | None
+    """None when it is no job message: see `broker.dead.job_in`."""
+
+    @classmethod
+    def of(cls, delivery: Delivery) -> Letter:
+        if delivery.unreadable:
+            certificate = unreadable_properties(delivery)
+        else:
+            certificate = read(delivery.headers, delivery.routing_key)
+        return cls(delivery, certificate, job_in(certificate, delivery.body))
+
+    @property
+    def id(self) -> str:
+        """The job's id; `raw-…` for a body that is no job message."""
+        return letter_id(self.message.job_id if self.message else None, self.delivery.body)
+
+    @property
+    def redrives(self) -> int:
+        return self.message.metadata.redrives if self.message else 0
+
+    @property
+    def body(self) -> bytes:
+        return self.delivery.body
+
+    def ack(self) -> bool:
+        """Take it out of the queue. False when the channel is gone: it is back in its place."""
+        return self.delivery.ack()
+
+
+class _Piece:
+    """Letters on a channel of their own. Complete before the first of them is handed out: what a
+    quorum queue sends in the place of others that were acknowledged loses its place (measured on
+    4.3.6), so nothing may be sent any more by then."""
+
+    def __init__(self, channel: PipelinedChannel, queue: str, tag: str, size: int) -> None:
+        self._channel = channel
+        self._queue = queue
+        self._tag = tag
+        self.size = size
+        self._arrived = asyncio.Event()
+        self._own: int | None = None
+        """How many of them are the piece's own; None until it is complete."""
+        self.deliveries: list[Delivery] = []
+
+    async def fetch(self) -> None:
+        """Ask for the letters; they come by themselves."""
+        await self._channel.basic_qos(prefetch_count=self.size)
+        await self._channel.consume(self._queue, self._tag, self._put)
+
+    def _put(self, message: Incoming) -> None:
+        self.deliveries.append(Delivery.of(message, self._queue, self._channel))
+        self._arrived.set()
+
+    async def complete(self) -> None:
+        """Wait until all are there, or the broker has no more to send."""
+        idle = 0
+        while len(self.deliveries) < self.size:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), IDLE_SECONDS)
+                idle = 0
+                continue
+            except TimeoutError:
+                idle += 1
+            if self._channel.closed.done():
+                raise BrokerAway(
+                    "the connection was lost during the scan; every letter that was not "
+                    "handled is back in its place",
+                    maybe_accepted=False,
+                )
+            declared = await self._channel.queue_declare(self._queue, passive=True)
+            if not declared.message_count or idle >= IDLE_LIMIT:
+                break
+        await self._channel.cancel(self._tag)
+        self._own = len(self.deliveries)
+
+    async def flush(self) -> None:
+        """Wait until the queue has seen all acknowledgements.
+
+        A channel is served in order: the answer to any call comes after what was sent before. For
+        a quorum queue that is not enough. Its channel holds back acknowledgements while many are
+        under way, and forgets them when it is closed (measured on 4.3.6); to cancel a consumer
+        waits for those under way, and the next call comes after those held back.
+        """
+        if self._channel.closed.done():
+            return
+        if self._own is None:  # nobody has asked for them yet
+            await self._channel.cancel(self._tag)
+            self._own = len(self.deliveries)
+        if not any(each.is_settled for each in self.deliveries):
+            return
+        await asyncio.sleep(0)
+        await self._channel.basic_qos(prefetch_count=1)
+        await self._channel.consume(self._queue, self._tag, self._put)
+        await self._channel.cancel(self._tag)
+        await self._channel.queue_declare(self._queue, passive=True)
+
+    def give_back(self) -> int:
+        """Return what was not acknowledged, in order; how many that is."""
+        return self._requeue(self.deliveries[: self._own])
+
+    def give_back_newer(self) -> int:
+        """Return what came while it waited, which is newer than all that any piece had."""
+        return 0 if self._own is None else self._requeue(self.deliveries[self._own :])
+
+    def _requeue(self, deliveries: Sequence[Delivery]) -> int:
+        left = [each for each in deliveries if not each.is_settled]
+        if left and not left[-1].requeue_all_before():
+            return 0
+        return len(left)
+
+
+class Scan:
+    """Letters of one queue, oldest first, each held until it is acknowledged or the scan ends.
+
+    What was not acknowledged then is back in its place: a scan does not disturb the order.
+    """
+
+    def __init__(
+        self, connection: Connection, channel: PipelinedChannel, queue: str, profile: Profile
+    ) -> None:
+        self._connection = connection
+        self._profile = profile
+        self._channel = channel
+        self._queue = queue
+        self._pieces: list[_Piece] = []
+        self.total = 0
+        """Messages that waited in the queue when the scan began."""
+
+    async def start(self) -> None:
+        self.total = await self.depth(self._queue)
+
+    async def letters(self) -> AsyncIterator[Letter]:
+        """Those that waited when the scan began. Raises BrokerAway when the connection is lost."""
+        left = self.total
+        following = await self._fetch(left)
+        while following is not None:
+            piece = following
+            await piece.complete()
+            left -= len(piece.deliveries)
+            # The next piece is on its way while this one is worked.
+            following = await self._fetch(left) if len(piece.deliveries) == piece.size else None
+            for number, delivery in enumerate(piece.deliveries):
+                if number % TOGETHER == 0:
+                    await asyncio.sleep(0)  # others have their turn, too
+                yield Letter.of(delivery)
+
+    async def _fetch(self, left: int) -> _Piece | None:
+        if left <= 0:
+            return None
+        if self._profile == "quorum":
+            channel, most = self._channel, QUORUM_PIECE
+        else:
+            channel = await open_channel(self._connection, confirms=False)
+            most = max(PIECE, self.total // MOST_CHANNELS + 1)
+        tag = f"scan.{len(self._pieces):06}"
+        piece = _Piece(channel, self._queue, tag, min(left, most))
+        self._pieces.append(piece)
+        await piece.fetch()
+        return piece
+
+    async def depth(self, queue: str) -> int:
+        """Messages that wait in a queue, this one or another. Raises aiormq's error when there is
+        no such queue, which ends the scan."""
+        declared = await self._channel.queue_declare(queue, passive=True)
+        return declared.message_count or 0
+
+    async def settle(self) -> None:
+        """Give back what was not acknowledged, the oldest first."""
+        for piece in self._pieces:
+            await piece.flush()
+        for give_back in (_Piece.give_back, _Piece.give_back_newer):
+            for piece in self._pieces:
+                waiting = await self.depth(self._queue)
+                number = give_back(piece)
+                if number and len(self._pieces) > 1:
+                    await self._until(waiting + number)
+
+    async def _until(self, waiting: int) -> None:
+        """Wait until so many are back: what another channel returns must come behind them."""
+        for _ in range(RETURN_LOOKS):
+            if await self.depth(self._queue) >= waiting:
+                return
+            await asyncio.sleep(RETURN_SECONDS)
+
+
+@asynccontextmanager
+async def scanning(
+    url: str, queue: str = DEAD_QUEUE, *, profile: Profile = "quorum"
+) -> AsyncIterator[Scan]:
+    """Scan a queue; at the end, what was not acknowledged is returned in its old order. That of
+    the profile `quorum` works for every queue; `classic` is quicker for classic ones.
+
+    Raises BrokerAway; the queue must be there (`jobctl topology apply`).
+    """
+    async with connected(url, f"scan of {queue}") as connection:
+        with meaning_away(f"can't scan {queue}"):
+            channel = await open_channel(underlying(connection), confirms=False)
+            scan = Scan(underlying(connection), channel, queue, profile)
+            await scan.start()
+            try:
+                yield scan
+            finally:  # also when the caller has seen enough
+                await scan.settle()
+
+
+@asynccontextmanager
+async def queue_depths(url: str) -> AsyncIterator[Callable[[str], Awaitable[int]]]:
+    """A function that tells how many messages wait in a queue. Raises BrokerAway, also where there
+    is no such queue."""
+    async with connected(url, "queue depths") as connection:
+        with meaning_away("can't ask for depths"):
+            channel = await open_channel(underlying(connection), confirms=False)
+
+            async def depth(queue: str) -> int:
+                declared = await channel.queue_declare(queue, passive=True)
+                return declared.message_count or 0
+
+            yield depth

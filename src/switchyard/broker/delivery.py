@@ -1,0 +1,85 @@
+"""One message on its way to a handler."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from switchyard.broker.incoming import Incoming
+from switchyard.broker.lanes import lane_of
+from switchyard.broker.wire import PipelinedChannel
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One message, fetched and not yet settled."""
+
+    body: bytes
+    queue: str
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    priority: int
+    message_id: str
+    headers: dict[str, Any]
+    received_at: float
+    """Seconds, on the monotonic clock."""
+    unreadable: str
+    """Why its properties could not be read; empty where they could. It is no job then, whatever
+    its body says: see `broker.dead.unreadable_properties`."""
+    properties: bytes = field(repr=False)
+    """The properties as they came, where they could not be read."""
+    _tag: int = field(repr=False)
+    _channel: PipelinedChannel = field(repr=False)
+    _settled: bool = field(default=False, repr=False)
+
+    @classmethod
+    def of(cls, message: Incoming, queue: str, channel: PipelinedChannel) -> Self:
+        """The delivery of a message that came in on `channel`."""
+        return cls(
+            body=message.body,
+            queue=queue,
+            exchange=message.exchange,
+            routing_key=message.routing_key,
+            redelivered=message.redelivered,
+            priority=message.priority,
+            message_id=message.message_id,
+            headers=message.headers,
+            received_at=time.monotonic(),
+            unreadable=message.unreadable,
+            properties=message.properties,
+            _tag=message.delivery_tag,
+            _channel=channel,
+        )
+
+    @property
+    def lane(self) -> str:
+        return lane_of(self.queue)
+
+    def ack(self) -> bool:
+        """Done with it. False when the channel is gone: the broker will deliver it again."""
+        return self._settle() and self._channel.ack(self._tag)
+
+    def requeue(self) -> bool:
+        """Back to its queue. False when the channel is gone: the broker has done so already."""
+        return self._settle() and self._channel.requeue(self._tag)
+
+    def requeue_all_before(self) -> bool:
+        """Back to its queue with all that came before it on its channel and are not settled."""
+        return self._settle() and self._channel.requeue(self._tag, multiple=True)
+
+    @property
+    def is_settled(self) -> bool:
+        """Acknowledged or given back."""
+        return self._settled
+
+    def _settle(self) -> bool:
+        """False the second time: the broker closes a channel that settles a delivery twice."""
+        first, self._settled = not self._settled, True
+        return first
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its channel is gone, so that it can't be settled any more."""
+        return self._channel.closed.done()

@@ -1,0 +1,132 @@
+"""Messages as they come in: the frames of one channel, put together again.
+
+Whatever a publisher has written, a message comes out that can be settled. Where its properties
+can't be read it says so, and has their bytes: that is for whoever gets it to judge.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.broker.field_table import Unreadable, read_table
+
+METHOD, HEADER, BODY = 1, 2, 3
+BASIC, RETURN, DELIVER = 60, 50, 60
+
+_size_and_flags = struct.Struct(">QH").unpack_from
+_tag_and_bit = struct.Struct(">QB").unpack_from
+# Property flags, in the order in which the values are encoded.
+_CONTENT_TYPE, _ENCODING, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 1 << 12
+_PRIORITY, _CORRELATION, _REPLY_TO, _EXPIRATION = 1 << 11, 1 << 10, 1 << 9, 1 << 8
+_MESSAGE_ID = 1 << 7
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A message that the broker has delivered, or returned as unroutable."""
+
+    exchange: str
+    routing_key: str
+    consumer_tag: str = ""
+    """Empty for a returned message."""
+    delivery_tag: int = 0
+    redelivered: bool = False
+    priority: int = 0
+    message_id: str = ""
+    headers: dict[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+    unreadable: str = ""
+    """Why its properties could not be read; empty where they could."""
+    properties: bytes = b""
+    """The properties as they came, flags first, where they could not be read."""
+
+
+class Assembler:
+    """Puts the frames of one message together."""
+
+    def __init__(self) -> None:
+        self._message: Incoming | None = None
+        self._missing = -1
+        """Bytes of the body still to come; -1 before the header."""
+        self._pieces: list[bytes] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a message is under way: the next frames of the channel belong to it."""
+        return self._message is not None
+
+    def start(self, method: int, frame: memoryview) -> None:
+        """basic.deliver or basic.return; `frame` starts with class and method."""
+        raw = bytes(frame)
+        if method == DELIVER:
+            consumer_tag, at = _short(raw, 4)
+            delivery_tag, redelivered = _tag_and_bit(raw, at)
+            exchange, at = _short(raw, at + 9)
+            routing_key, _ = _short(raw, at)
+            self._message = Incoming(
+                exchange, routing_key, consumer_tag, delivery_tag, bool(redelivered)
+            )
+        else:
+            _, at = _short(raw, 6)  # behind the reply code: the reply text
+            exchange, at = _short(raw, at)
+            routing_key, _ = _short(raw, at)
+            self._message = Incoming(exchange, routing_key)
+
+    def add(self, kind: int, frame: memoryview) -> Incoming | None:
+        """A header or body frame; the message, once it is complete."""
+        message = self._message
+        if message is None:
+            return None
+        if kind == HEADER:
+            raw = bytes(frame)
+            self._missing, flags = _size_and_flags(raw, 4)
+            try:
+                _read_properties(message, flags, raw, 14)
+            except (Unreadable, IndexError, struct.error) as error:
+                message.unreadable = str(error) or "the properties are cut off"
+                message.properties = raw[12:]
+        else:
+            self._pieces.append(bytes(frame))
+            self._missing -= len(frame)
+        if self._missing > 0:
+            return None
+        pieces = self._pieces
+        message.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._message, self._pieces, self._missing = None, [], -1
+        return message
+
+
+def _read_properties(message: Incoming, flags: int, raw: bytes, at: int) -> None:
+    """The properties that this system uses; those behind the message id are not looked at."""
+    if flags & _CONTENT_TYPE:
+        at += 1 + raw[at]
+    if flags & _ENCODING:
+        at += 1 + raw[at]
+    if flags & _HEADERS:
+        message.headers, at = read_table(raw, at)
+    if flags & _DELIVERY_MODE:
+        at += 1
+    if flags & _PRIORITY:
+        message.priority = raw[at]
+        at += 1
+    for skipped in (_CORRELATION, _REPLY_TO, _EXPIRATION):
+        if flags & skipped:
+            at += 1 + raw[at]
+    if flags & _MESSAGE_ID:
+        message.message_id, _ = _short(raw, at)
+
+
+def _short(raw: bytes, at: int) -> tuple[str, int]:
+    """A short string, and where the next value begins.
+
+    With question marks for what is no UTF-8. It must not become longer than it was: what came in
+    as a name or id has to fit where it goes out again, into 255 bytes.
+    """
+    end = at + 1 + raw[at]
+    data = raw[at + 1 : end]
+    try:
+        return str(data, "utf-8"), end
+    except UnicodeDecodeError:
+        return str(data, "utf-8", "replace").replace("\ufffd", "?"), end

@@ -1,0 +1,337 @@
+"""The management HTTP API of RabbitMQ, as far as a topology needs it.
+
+Credentials go into the `Authorization` header alone: never into an error's text or a log line.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, unquote, urlsplit
+
+import httpx
+
+from switchyard.broker.errors import ManagementError
+from switchyard.broker.topology import Binding, Exchange, Policy, Queue
+
+REQUEST_TIMEOUT_SECONDS = 10.0
+
+# Without statistics the API answers from the broker's metadata: complete and current. With them
+# it shows a new queue's policy only seconds later, and may answer from a cache.
+_WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveQueue:
+    """A queue as it is on the broker."""
+
+    declared: Queue
+    policy: str | None = None
+    """Name of the one policy in force; None where no policy matches."""
+    operator_policy: str | None = None
+    """Name of the operator policy that is merged over it. RabbitMQ 3.10 and 4.3 name it for
+    some types of queue only: see `LiveTopology.operator_policies` for all there are."""
+    messages: int = 0
+    """Ready and unacknowledged together, as of the last few seconds."""
+
+    @property
+    def name(self) -> str:
+        return self.declared.name
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTopology:
+    """What one virtual host holds, fetched in one go. The default exchange's bindings, which
+    every queue has, are left out."""
+
+    exchanges: tuple[Exchange, ...] = ()
+    queues: tuple[LiveQueue, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+    policies: tuple[Policy, ...] = ()
+    operator_policies: tuple[Policy, ...] = ()
+
+
+class ManagementClient:
+    """Reads and declares exchanges, queues, bindings and policies of one virtual host.
+
+    `url` is the address of the API with user and password, `http://user:password@host:15672`.
+    Use it as an async context manager, or call `close`. Every method raises ManagementError,
+    whose text says what to do.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        vhost: str = "/",
+        *,
+        timeout: float = REQUEST_TIMEOUT_SECONDS,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            # `from None`: the message quotes the part that it can't read, perhaps a password.
+            raise ManagementError(_BAD_ADDRESS) from None
+        if parts.scheme not in ("http", "https") or not host:
+            raise ManagementError(_BAD_ADDRESS)
+        address = f"[{host}]" if ":" in host else host
+        self._base = f"{parts.scheme}://{address}{f':{port}' if port else ''}{parts.path}"
+        self._vhost = vhost
+        self._client = httpx.AsyncClient(
+            base_url=self._base.rstrip("/") + "/api",
+            auth=(unquote(parts.username or "guest"), unquote(parts.password or "guest")),
+            timeout=timeout,
+            transport=transport,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def fetch(self) -> LiveTopology:
+        """Everything that a topology is compared with."""
+        return LiveTopology(
+            exchanges=await self.exchanges(),
+            queues=await self.queues(),
+            bindings=await self.bindings(),
+            policies=await self.policies(),
+            operator_policies=await self.operator_policies(),
+        )
+
+    async def version(self) -> str:
+        """The broker's version, such as `4.3.6`."""
+        overview = await self.get("/overview")
+        return str(overview["rabbitmq_version"])
+
+    async def exchanges(self) -> tuple[Exchange, ...]:
+        return tuple(_exchange(item) for item in await self.get(self._path("exchanges")))
+
+    async def queues(self) -> tuple[LiveQueue, ...]:
+        items = await self.get(self._path("queues"), params=_WITHOUT_STATISTICS)
+        return tuple(_queue(item) for item in items)
+
+    async def bindings(self) -> tuple[Binding, ...]:
+        items = await self.get(self._path("bindings"))
+        return tuple(_binding(item) for item in items if item["source"])
+
+    async def policies(self) -> tuple[Policy, ...]:
+        return tuple(_policy(item) for item in await self.get(self._path("policies")))
+
+    async def operator_policies(self) -> tuple[Policy, ...]:
+        return tuple(_policy(item) for item in await self.get(self._path("operator-policies")))
+
+    async def put_exchange(self, exchange: Exchange) -> None:
+        """Declare it. Refused when one of that name exists with another type or arguments."""
+        body = {
+            "type": exchange.type,
+            "durable": exchange.durable,
+            "auto_delete": exchange.auto_delete,
+            "internal": exchange.internal,
+            "arguments": dict(exchange.arguments),
+        }
+        await self._send("PUT", self._path("exchanges", exchange.name), body)
+
+    async def put_queue(self, queue: Queue) -> None:
+        """Declare it. Refused when one of that name exists with another type or arguments."""
+        body = {
+            "durable": queue.durable,
+            "auto_delete": queue.auto_delete,
+            "arguments": queue.declare_arguments,
+        }
+        await self._send("PUT", self._path("queues", queue.name), body)
+
+    async def put_binding(self, binding: Binding) -> None:
+        """Bind; nothing happens when it is bound so already."""
+        body = {"routing_key": binding.routing_key, "arguments": dict(binding.arguments)}
+        await self._send("POST", self._binding_path(binding), body)
+
+    async def delete_binding(self, binding: Binding) -> bool:
+        """Unbind. False when there was no such binding: somebody else was quicker."""
+        for item in await self.get(self._binding_path(binding), missing=()):
+            if _binding(item) == binding:
+                path = f"{self._binding_path(binding)}/{_quote(item['properties_key'])}"
+                return await self._send("DELETE", path, may_be_missing=True)
+        return False
+
+    async def put_policy(self, policy: Policy) -> None:
+        """Set it; one of that name is replaced."""
+        body = {
+            "pattern": policy.pattern,
+            "definition": dict(policy.definition),
+            "priority": policy.priority,
+            "apply-to": policy.apply_to,
+        }
+        await self._send("PUT", self._path("policies", policy.name), body)
+
+    async def import_definitions(self, definitions: Mapping[str, Any]) -> None:
+        """Import a definitions file, into the virtual hosts that it names. Existing objects are
+        left as they are, policies are overwritten. Needs the tag `administrator`."""
+        await self._send("POST", "/definitions", definitions)
+
+    async def get(
+        self, path: str, *, params: Mapping[str, str] | None = None, missing: Any = None
+    ) -> Any:
+        """The JSON at a path below `/api`. `missing`, where it is given, stands for a 404."""
+        response = await self._request("GET", path, params=params)
+        if response.status_code == HTTPStatus.NOT_FOUND and missing is not None:
+            return missing
+        self._check(response)
+        try:
+            return response.json()
+        except (ValueError, RecursionError) as error:
+            raise ManagementError(
+                f"{self._base} does not answer like the RabbitMQ management API: set "
+                "JOBS_MANAGEMENT_URL to its address, for example http://localhost:15672"
+            ) from error
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        may_be_missing: bool = False,
+    ) -> bool:
+        response = await self._request(method, path, body=body)
+        if may_be_missing and response.status_code == HTTPStatus.NOT_FOUND:
+            return False
+        self._check(response)
+        return True
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> httpx.Response:
+        try:
+            return await self._client.request(method, path, params=params, json=body)
+        except httpx.TimeoutException as error:
+            raise ManagementError(
+                f"the management API at {self._base} did not answer in time: is the broker "
+                "overloaded, or behind a firewall?"
+            ) from error
+        except httpx.RequestError as error:
+            raise ManagementError(
+                f"can't reach the management API at {self._base}: is the broker up, and the "
+                "management plugin enabled? rabbitmq-plugins enable rabbitmq_management"
+            ) from error
+
+    def _check(self, response: httpx.Response) -> None:
+        if response.is_success:
+            return
+        status, (code, reason) = response.status_code, _reason(response)
+        # Both are 401: a wrong password has the code `not_authorized`, a right that is missing
+        # has `not_authorised`.
+        if status == HTTPStatus.UNAUTHORIZED and code != "not_authorised":
+            text = "refused the user or the password: check JOBS_MANAGEMENT_URL or JOBS_AMQP_URL"
+        elif status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            text = (
+                f"does not let this user do that ({reason}): it needs the tag `policymaker` and "
+                f"permissions on the virtual host {self._vhost!r}"
+            )
+        elif status == HTTPStatus.NOT_FOUND:
+            text = (
+                f"does not know {response.request.url.path} ({reason}): does the virtual host "
+                f"{self._vhost!r} exist, and may this user see it? "
+                f"rabbitmqctl add_vhost {shlex.quote(self._vhost)}"
+            )
+        else:
+            text = f"refused {response.request.method} {response.request.url.path}: {reason}"
+        raise ManagementError(f"the management API at {self._base} {text}")
+
+    def _path(self, kind: str, *names: str) -> str:
+        return "/" + "/".join([kind, *(_quote(name) for name in (self._vhost, *names))])
+
+    def _binding_path(self, binding: Binding) -> str:
+        kind = "q" if binding.destination_type == "queue" else "e"
+        source, destination = _quote(binding.source), _quote(binding.destination)
+        return f"{self._path('bindings')}/e/{source}/{kind}/{destination}"
+
+
+_BAD_ADDRESS = (
+    "the management address is not of the form http://user:password@host:15672: set "
+    "JOBS_MANAGEMENT_URL, and write @ : / in a password as %40 %3A %2F"
+)
+
+
+def _quote(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _reason(response: httpx.Response) -> tuple[str, str]:
+    """The broker's code for a refusal, and what it says about it in one line."""
+    try:
+        body = response.json()
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):  # not from the broker: a proxy before it
+        return "", f"HTTP {response.status_code}"
+    code = str(body.get("error", ""))
+    return code, " ".join(str(body.get("reason") or code).split())
+
+
+def _exchange(item: Mapping[str, Any]) -> Exchange:
+    return Exchange(
+        name=item["name"],
+        type=item["type"],
+        arguments=dict(item["arguments"]),
+        durable=item["durable"],
+        auto_delete=item["auto_delete"],
+        internal=item["internal"],
+    )
+
+
+def _queue(item: Mapping[str, Any]) -> LiveQueue:
+    arguments = dict(item["arguments"])
+    queue_type = str(arguments.pop("x-queue-type", None) or item.get("type", "classic"))
+    return LiveQueue(
+        Queue(
+            name=item["name"],
+            type=queue_type,
+            arguments=arguments,
+            durable=item["durable"],
+            auto_delete=item["auto_delete"],
+            exclusive=bool(item.get("exclusive")),
+        ),
+        policy=item.get("policy") or None,
+        operator_policy=item.get("operator_policy") or None,
+        messages=int(item.get("messages") or 0),
+    )
+
+
+def _binding(item: Mapping[str, Any]) -> Binding:
+    return Binding(
+        source=item["source"],
+        destination=item["destination"],
+        routing_key=item["routing_key"],
+        destination_type=item["destination_type"],
+        arguments=dict(item["arguments"]),
+    )
+
+
+def _policy(item: Mapping[str, Any]) -> Policy:
+    return Policy(
+        name=item["name"],
+        pattern=item["pattern"],
+        definition=dict(item["definition"]),
+        priority=item["priority"],
+        apply_to=item["apply-to"],
+    )

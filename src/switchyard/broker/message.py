@@ -1,0 +1,114 @@
+"""The message: what travels through `jobs.topic`, and nothing about what it means.
+
+The JSON is that of the queue specification: `job_id`, `job_type`, `priority`, `payload`,
+`metadata`. Fields that this version does not know survive a round trip, so an older worker
+never strips what a newer publisher (or one in another language) has added.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from uuid import uuid4
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from switchyard.broker.errors import MalformedMessage
+
+MAX_PRIORITY = 10
+DEFAULT_MAX_ATTEMPTS = 3
+MAX_BODY_BYTES = 1024 * 1024
+"""Largest body accepted, in bytes. RabbitMQ 4 refuses more than 16 MiB; a job that needs a
+large input puts it in storage and carries a reference."""
+
+JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
+"""Identifies a job for ever: AMQP `message_id`, ledger key, part of storage paths."""
+
+JobTypeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+
+
+def now() -> datetime:
+    """The current time, aware, in UTC."""
+    return datetime.now(UTC)
+
+
+class Metadata(BaseModel):
+    """What the system needs to know of a job beside its payload."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    created_at: AwareDatetime = Field(default_factory=now)
+    """When the job was first made; kept by every retry and redrive. Ages are counted from
+    `queued_at` where there is one."""
+    source: str = "unknown"
+    """Who asked: arxiv, github, huggingface, user, or the job type of the parent."""
+    attempts: int = Field(default=0, ge=0, le=1_000_000)
+    """Attempts that were used up before this delivery."""
+    max_attempts: int = Field(default=DEFAULT_MAX_ATTEMPTS, ge=1, le=1000)
+    redrives: int = Field(default=0, ge=0, le=1_000_000)
+    """How often the job was sent back from the dead letters. `(redrives, attempts)` orders
+    the copies of one job: the ledger ignores a copy that is older than what it has seen."""
+    queued_at: AwareDatetime | None = None
+    """When this copy entered its lane; set again by retry and redrive."""
+    expires_at: AwareDatetime | None = None
+    """Not started after this time: the job is dead-lettered as `expired`."""
+    not_before: AwareDatetime | None = None
+    """A delivery before this time waits on, whatever brought it: a Retry-After that is longer
+    than the longest retry level."""
+    parent_id: JobId | None = None
+    pipeline: JobId | None = None
+    """Identifies the run of a pipeline that the job belongs to (the first job's id)."""
+    operation_id: JobId | None = None
+    """The backfill that the job, or the job that it follows from, was published by."""
+    reply_to: str | None = None
+    traceparent: str | None = None
+
+
+class JobMessage(BaseModel):
+    """One job on the wire. Immutable: a retry or redrive is a copy with other metadata."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    job_id: JobId = Field(default_factory=lambda: str(uuid4()))
+    job_type: JobTypeName
+    priority: int = Field(default=0, ge=0, le=MAX_PRIORITY)
+    """0 (least urgent) to 10, within the lane; it never moves a job to another lane."""
+    payload: dict[str, Any]
+    metadata: Metadata = Field(default_factory=Metadata)
+
+    def encode(self) -> bytes:
+        """The JSON body, UTF-8. Unset fields are written as null: leaving them out would also
+        drop nulls that another publisher has set in fields of its own."""
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> JobMessage:
+        """Read a body.
+
+        Raises MalformedMessage when it is over-large, is not JSON, or does not fit the schema.
+        """
+        if len(body) > MAX_BODY_BYTES:
+            raise MalformedMessage(f"the body has {len(body)} bytes, the limit is {MAX_BODY_BYTES}")
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError as error:
+            raise MalformedMessage(describe(error)) from error
+
+    def with_metadata(self, **changes: Any) -> JobMessage:
+        """A copy whose metadata has `changes`."""
+        return self.model_copy(update={"metadata": self.metadata.model_copy(update=changes)})
+
+    @property
+    def generation(self) -> tuple[int, int]:
+        """`(redrives, attempts)`: orders the copies of one job."""
+        return (self.metadata.redrives, self.metadata.attempts)
+
+
+def describe(error: ValidationError) -> str:
+    """A validation error in one line, without the offending values (they may be private)."""
+    parts = []
+    for item in error.errors(include_url=False, include_input=False, include_context=False)[:5]:
+        where = ".".join(str(step) for step in item["loc"])
+        parts.append(f"{where}: {item['msg']}" if where else item["msg"])
+    more = error.error_count() - len(parts)
+    return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,372 @@
+"""A topology against a live broker: what differs, and making it so.
+
+Nothing is ever deleted but a binding that would bring jobs to the wrong worker. What can't be
+changed in place (the type and arguments of what exists) is reported and left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from switchyard.broker.errors import TopologyMismatch
+from switchyard.broker.lanes import (
+    CONTROL_EXCHANGE,
+    DEAD_EXCHANGE,
+    DEAD_LOG_QUEUE,
+    DEAD_QUEUE,
+    EVENTS_EXCHANGE,
+    JOBS_EXCHANGE,
+)
+from switchyard.broker.management import LiveQueue, LiveTopology, ManagementClient
+from switchyard.broker.topology import (
+    Arguments,
+    Binding,
+    Exchange,
+    Policy,
+    Queue,
+    Topology,
+)
+
+_DEAD_QUEUES = (DEAD_QUEUE, DEAD_LOG_QUEUE)
+_OPEN_EXCHANGES = frozenset({EVENTS_EXCHANGE, CONTROL_EXCHANGE})
+"""Whoever wants to listen binds a queue here."""
+
+
+class Problem(StrEnum):
+    """How something on the broker differs from what is declared."""
+
+    MISSING = "missing"
+    EXTRA = "extra"
+    """In this system's namespace, but not declared. Reported, never touched."""
+    STALE = "stale"
+    """A binding that brings a declared routing key to another worker's queue as well."""
+    TYPE = "type"
+    ARGUMENTS = "arguments"
+    """Arguments or flags (durable, auto_delete, internal) that can't change."""
+    POLICY = "policy"
+    """A policy of ours has another pattern, definition, priority or apply-to."""
+    OVERRIDDEN = "overridden"
+    """Our policy is right, but another one is in force on a queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not as declared."""
+
+    problem: Problem
+    kind: str
+    """`exchange`, `queue`, `binding` or `policy`."""
+    name: str
+    text: str
+    """The whole of it in one line."""
+    subject: Exchange | Queue | Binding | Policy = field(repr=False)
+    """What `apply` declares, or, where stale, unbinds."""
+
+    @property
+    def fixable(self) -> bool:
+        """Whether `apply` changes it."""
+        return self.problem in (Problem.MISSING, Problem.STALE, Problem.POLICY)
+
+    @property
+    def blocking(self) -> bool:
+        """Whether the system does not work as declared until somebody changes it by hand."""
+        return not self.fixable and self.problem is not Problem.EXTRA
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `apply` did, one line each, and what still differs."""
+
+    done: tuple[str, ...]
+    left: tuple[Difference, ...]
+
+    @property
+    def blocked(self) -> tuple[Difference, ...]:
+        """What can't be changed in place."""
+        return tuple(difference for difference in self.left if not _is_extra(difference))
+
+    @property
+    def extras(self) -> tuple[Difference, ...]:
+        """What is in our namespace and not declared."""
+        return tuple(difference for difference in self.left if _is_extra(difference))
+
+    def require_success(self) -> None:
+        """Raises TopologyMismatch, naming everything that could not be changed."""
+        if self.blocked:
+            texts = "; ".join(difference.text for difference in self.blocked)
+            raise TopologyMismatch(f"the broker can't be changed in place: {texts}")
+
+
+def diff(topology: Topology, live: LiveTopology) -> list[Difference]:
+    """Everything that differs, in the order in which `apply` changes it. Pure.
+
+    A consequence of a difference is not listed beside it: a queue of the wrong type is one
+    difference, although its arguments and policy are then wrong as well.
+    """
+    differences = [
+        *_exchanges(topology, live),
+        *_queues(topology, live),
+        *_bindings(topology, live),
+        *_policies(topology, live),
+        *_policies_in_force(topology, live),
+    ]
+    return sorted(differences, key=lambda d: (_rank(d), d.kind, d.name))
+
+
+async def apply(client: ManagementClient, topology: Topology) -> Report:
+    """Change the broker into what is declared, as far as that can be done in place.
+
+    Safe to run again, at the same time from several places, and with jobs under way: dead
+    letters can be caught before anything can make one, a queue's policy is there before the
+    queue, and a key gets its new binding before it loses the old one.
+    Raises ManagementError when the broker can't be reached or refuses; what was done until then
+    stays, and running it again does the rest.
+    """
+    differences = diff(topology, await client.fetch())
+    if any(_drops_dead_letters(difference) for difference in differences):
+        # A lane policy would send expired jobs into an exchange that drops them.
+        return Report(done=(), left=tuple(differences))
+    done = [await _change(client, difference) for difference in differences if difference.fixable]
+    left = differences if not done else diff(topology, await client.fetch())
+    return Report(done=tuple(done), left=tuple(left))
+
+
+async def _change(client: ManagementClient, difference: Difference) -> str:
+    match difference.subject:
+        case Binding() as binding if difference.problem is Problem.STALE:
+            await client.delete_binding(binding)
+            return f"removed binding {difference.name}: it brought jobs to the wrong worker"
+        case Binding() as binding:
+            await client.put_binding(binding)
+        case Exchange() as exchange:
+            await client.put_exchange(exchange)
+        case Queue() as queue:
+            await client.put_queue(queue)
+        case Policy() as policy:
+            await client.put_policy(policy)
+    verb = "changed" if difference.problem is Problem.POLICY else "made"
+    return f"{verb} {difference.kind} {difference.name}"
+
+
+def _rank(difference: Difference) -> int:
+    """The place of a difference in the order of changes."""
+    match difference.subject:
+        case Policy(name=name):
+            return 0 if name in _DEAD_QUEUES else 4
+        case Exchange(name=name):
+            return 1 if name == DEAD_EXCHANGE else 5
+        case Queue(name=name):
+            return 2 if name in _DEAD_QUEUES else 6
+        case Binding(source=source):
+            if difference.problem is Problem.STALE:
+                return 8
+            return 3 if source == DEAD_EXCHANGE else 7
+
+
+def _drops_dead_letters(difference: Difference) -> bool:
+    return difference.name == DEAD_EXCHANGE and difference.problem is Problem.TYPE
+
+
+def _is_extra(difference: Difference) -> bool:
+    return difference.problem is Problem.EXTRA
+
+
+def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
+    found = {exchange.name: exchange for exchange in live.exchanges}
+    for exchange in topology.exchanges:
+        actual = found.pop(exchange.name, None)
+        if actual is None:
+            yield _missing("exchange", exchange)
+        elif actual.type != exchange.type:
+            yield _other_type("exchange", exchange, actual.type)
+        elif changes := _changes(_settings(exchange), _settings(actual)):
+            yield _other_arguments("exchange", exchange, changes)
+    for extra in found.values():
+        if topology.owns(extra.name):
+            yield _extra("exchange", extra)
+
+
+def _queues(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
+    found = {queue.name: queue for queue in live.queues}
+    for queue in topology.queues:
+        actual = found.pop(queue.name, None)
+        if actual is None:
+            yield _missing("queue", queue)
+        elif actual.declared.type != queue.type:
+            yield _other_type("queue", queue, actual.declared.type, _holding(actual))
+        elif changes := _changes(_settings(queue), _settings(actual.declared)):
+            yield _other_arguments("queue", queue, changes, _holding(actual))
+    for extra in found.values():
+        if topology.owns(extra.name) and not extra.declared.is_temporary:
+            yield _extra("queue", extra.declared, _holding(extra))
+
+
+def _bindings(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
+    actual, declared = set(live.bindings), set(topology.bindings)
+    for binding in topology.bindings:
+        if binding not in actual:
+            yield _missing("binding", binding)
+    queue_of_key = {b.routing_key: b.destination for b in declared if b.source == JOBS_EXCHANGE}
+    for binding in actual - declared:
+        right_queue = queue_of_key.get(binding.routing_key)
+        if right_queue is not None and _is_wrong_worker(topology, binding, right_queue):
+            text = (
+                f"binding {binding.name} is stale: {binding.routing_key} belongs to {right_queue}"
+            )
+            yield Difference(Problem.STALE, "binding", binding.name, text, binding)
+        elif _is_extra_binding(topology, live, binding):
+            yield _extra("binding", binding)
+
+
+def _is_wrong_worker(topology: Topology, binding: Binding, right_queue: str) -> bool:
+    """Whether a live binding for a declared key is one of ours that has had its day. One to a
+    queue of somebody else (an audit trail, say) is theirs, and harmless."""
+    return (
+        binding.source == JOBS_EXCHANGE
+        and binding.destination_type == "queue"
+        and binding.destination != right_queue
+        and topology.owns(binding.destination)
+        and binding.destination not in _DEAD_QUEUES
+    )
+
+
+def _is_extra_binding(topology: Topology, live: LiveTopology, binding: Binding) -> bool:
+    if binding.destination_type == "queue":
+        temporary = {queue.name for queue in live.queues if queue.declared.is_temporary}
+        if binding.destination in temporary:
+            return False
+    exchanges = {exchange.name for exchange in topology.exchanges} - _OPEN_EXCHANGES
+    queues = {queue.name for queue in topology.queues}
+    return binding.source in exchanges or binding.destination in exchanges | queues
+
+
+def _policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
+    found = {policy.name: policy for policy in live.policies}
+    for policy in topology.policies:
+        actual = found.pop(policy.name, None)
+        if actual is None:
+            yield _missing("policy", policy)
+        elif changes := _changes(_policy_settings(policy), _policy_settings(actual)):
+            text = f"policy {policy.name} differs: {changes}"
+            yield Difference(Problem.POLICY, "policy", policy.name, text, policy)
+    for extra in found.values():
+        if topology.owns(extra.name):
+            yield _extra("policy", extra)
+
+
+def _policies_in_force(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
+    """Queues that are as declared, whose policy is as declared, and yet another one rules."""
+    right_policies = set(topology.policies) & set(live.policies)
+    right_queues = {(queue.name, queue.type): queue for queue in topology.queues}
+    for actual in live.queues:
+        queue = right_queues.get((actual.name, actual.declared.type))
+        policy = topology.policy_of(actual.name)
+        if queue is None or (policy is not None and policy not in right_policies):
+            continue
+        wanted = policy.name if policy is not None else None
+        if actual.policy != wanted:
+            ruling = f"policy {actual.policy}" if actual.policy else "no policy"
+            text = (
+                f"queue {queue.name} is under {ruling} instead of "
+                f"{wanted or 'none'}: remove that policy, narrow its pattern or lower its priority"
+            )
+            yield Difference(Problem.OVERRIDDEN, "queue", queue.name, text, queue)
+        elif changes := _operator_changes(policy, actual, live.operator_policies):
+            text = f"queue {queue.name} is under {changes}: ask whoever runs the broker"
+            yield Difference(Problem.OVERRIDDEN, "queue", queue.name, text, queue)
+
+
+def _operator_changes(
+    policy: Policy | None, actual: LiveQueue, operator_policies: Iterable[Policy]
+) -> str:
+    """What an operator policy changes in a queue; empty when nothing.
+
+    The broker merges the operator policy of highest priority into the policy: a key that only
+    it has is added, of two limits the lower one counts.
+    """
+    matching = [p for p in operator_policies if _matches(p, actual)]
+    if not matching:
+        return ""
+    ruling = max(matching, key=lambda p: p.priority)
+    arguments = {key.removeprefix("x-"): v for key, v in actual.declared.arguments.items()}
+    declared = {**arguments, **(policy.definition if policy is not None else {})}
+    changed = []
+    for key, value in sorted(ruling.definition.items()):
+        ours = declared.get(key)
+        if ours is None or (value != ours and min(value, ours, key=_limit) != ours):
+            changed.append(f"{key}={value}")
+    return f"operator policy {ruling.name} ({', '.join(changed)})" if changed else ""
+
+
+def _matches(policy: Policy, queue: LiveQueue) -> bool:
+    if queue.operator_policy is not None:
+        return policy.name == queue.operator_policy
+    if policy.apply_to not in ("all", "queues", f"{queue.declared.type}_queues"):
+        return False
+    try:
+        return re.search(policy.pattern, queue.name) is not None
+    except re.error:
+        # The broker's regular expressions know a little more than Python's. Reporting a policy
+        # that does not match after all is better than passing over one that does.
+        return True
+
+
+def _limit(value: object) -> float:
+    """A limit for comparison; a negative one means none."""
+    if isinstance(value, int | float) and value >= 0:
+        return float(value)
+    return float("inf")
+
+
+def _settings(item: Exchange | Queue) -> dict[str, object]:
+    flags: dict[str, object] = {"durable": item.durable, "auto_delete": item.auto_delete}
+    if isinstance(item, Exchange):
+        flags["internal"] = item.internal
+    return {**flags, **item.arguments}
+
+
+def _policy_settings(policy: Policy) -> dict[str, object]:
+    own = {"pattern": policy.pattern, "priority": policy.priority, "apply-to": policy.apply_to}
+    return {**own, **policy.definition}
+
+
+def _changes(declared: Mapping[str, object], actual: Arguments) -> str:
+    """`max-length is 5, declared 1000`, for every key that differs."""
+    return ", ".join(
+        f"{key} is {_shown(actual, key)}, declared {_shown(declared, key)}"
+        for key in sorted(declared.keys() | actual.keys())
+        if (key in declared, declared.get(key)) != (key in actual, actual.get(key))
+    )
+
+
+def _shown(settings: Mapping[str, object], key: str) -> str:
+    if key not in settings:
+        return "not set"
+    value = settings[key]
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _holding(queue: LiveQueue) -> str:
+    return f" ({queue.messages} messages in it)"
+
+
+def _missing(kind: str, item: Exchange | Queue | Binding | Policy) -> Difference:
+    return Difference(Problem.MISSING, kind, item.name, f"{kind} {item.name} is missing", item)
+
+
+def _extra(kind: str, item: Exchange | Queue | Binding | Policy, more: str = "") -> Difference:
+    text = f"{kind} {item.name}{more} is not declared"
+    return Difference(Problem.EXTRA, kind, item.name, text, item)
+
+
+def _other_type(kind: str, item: Exchange | Queue, actual: str, more: str = "") -> Difference:
+    text = f"{kind} {item.name}{more} has the type {actual}, declared {item.type}"
+    return Difference(Problem.TYPE, kind, item.name, text, item)
+
+
+def _other_arguments(kind: str, item: Exchange | Queue, changes: str, more: str = "") -> Difference:
+    text = f"{kind} {item.name}{more} can't be changed in place: {changes}"
+    return Difference(Problem.ARGUMENTS, kind, item.name, text, item)

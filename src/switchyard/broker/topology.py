@@ -1,0 +1,345 @@
+"""What must exist on the broker, and the same as a RabbitMQ definitions file.
+
+Pure: nothing here talks to a broker. `broker.reconcile` compares a topology with a live broker.
+
+Which settings are arguments and which are policies: an argument can never change (redeclaring
+with another value is refused), a policy can change at any time, and another policy can take its
+place. So what an operator may want to tune (TTL, length, overflow of a lane) is a policy; what
+must not change under any policy is an argument: queue type, priorities, the alternate exchange
+of `jobs.topic`, and all of a retry queue, which would lose jobs without its dead-letter exchange.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.broker.lanes import (
+    CONTROL_EXCHANGE,
+    DEAD_EXCHANGE,
+    DEAD_LOG_QUEUE,
+    DEAD_QUEUE,
+    DEAD_TTL_SECONDS,
+    EVENTS_EXCHANGE,
+    JOBS_EXCHANGE,
+    LANES,
+    RETRY_DELAYS,
+    Lane,
+    Route,
+    queue_name,
+    retry_name,
+)
+from switchyard.broker.message import MAX_PRIORITY
+from switchyard.broker.settings import Profile
+
+POLICY_PRIORITY = 10
+"""Above the 0 that a catch-all policy of an operator has by default: only one policy applies to
+a queue, and a lane without its own would lose its dead-letter exchange."""
+
+_NO_DELIVERY_LIMIT = -1
+_NAMESPACE = "jobs"
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+Arguments = Mapping[str, Any]
+"""AMQP arguments or a policy's definition: JSON values by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    name: str
+    type: str
+    arguments: Arguments = field(default_factory=dict, hash=False)
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    name: str
+    type: str
+    """`classic` or `quorum`; a live queue may also be another type."""
+    arguments: Arguments = field(default_factory=dict, hash=False)
+    """Without `x-queue-type`, which is `type`."""
+    durable: bool = True
+    auto_delete: bool = False
+    exclusive: bool = False
+
+    @property
+    def declare_arguments(self) -> dict[str, Any]:
+        """The arguments to declare it with. The type is always named, because a virtual host
+        may have another default."""
+        return {"x-queue-type": self.type, **self.arguments}
+
+    @property
+    def is_temporary(self) -> bool:
+        """It goes with its consumer, so it is no part of a topology."""
+        return self.exclusive or self.auto_delete
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    source: str
+    destination: str
+    routing_key: str = ""
+    destination_type: str = "queue"
+    arguments: Arguments = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.source} → {self.destination} ({self.routing_key or 'every key'})"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    name: str
+    pattern: str
+    """Regular expression, found anywhere in a queue's name unless it is anchored."""
+    definition: Arguments = field(hash=False)
+    priority: int = POLICY_PRIORITY
+    apply_to: str = "queues"
+    """RabbitMQ 3.10 knows `all`, `queues` and `exchanges` only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Everything that must exist in one virtual host."""
+
+    profile: Profile
+    exchanges: tuple[Exchange, ...]
+    queues: tuple[Queue, ...]
+    bindings: tuple[Binding, ...]
+    policies: tuple[Policy, ...]
+    prefixes: tuple[str, ...]
+    """Names that begin so are this system's; anything else on the broker is not looked at."""
+
+    def owns(self, name: str) -> bool:
+        """Whether an exchange, queue or policy of that name is this system's."""
+        return name.startswith(self.prefixes)
+
+    def policy_of(self, queue: str) -> Policy | None:
+        """The declared policy that must be in force on a queue."""
+        return next((p for p in self.policies if re.search(p.pattern, queue)), None)
+
+
+def build(
+    profile: Profile,
+    routes: Iterable[Route],
+    *,
+    lanes: Sequence[Lane] = LANES,
+    retry_delays: Sequence[float] = RETRY_DELAYS,
+) -> Topology:
+    """The topology of a profile. Equal input gives an equal topology, in whatever order it comes.
+
+    A lane has a queue for each of its own workers and for each worker that a route names.
+    `retry_delays` are seconds, at least one millisecond.
+    Raises ValueError when a route names an unknown lane or a key that is no plain name, when two
+    workers want the same routing key, or when two lanes or two retry levels get the same name.
+    """
+    _check_lanes(lanes)
+    all_routes = _checked_routes(routes, lanes)
+    levels = _retry_levels(retry_delays)
+    lane_queues = {queue_name(lane.name, worker) for lane in lanes for worker in lane.workers}
+    lane_queues |= {route.queue for route in all_routes}
+    return Topology(
+        profile=profile,
+        exchanges=tuple(sorted(_exchanges(levels), key=lambda exchange: exchange.name)),
+        queues=tuple(
+            sorted(_queues(profile, lane_queues, levels), key=lambda queue: queue.name),
+        ),
+        bindings=tuple(
+            sorted(_bindings(all_routes, levels), key=lambda b: (b.source, b.destination, b.name)),
+        ),
+        policies=tuple(sorted(_policies(profile, lanes), key=lambda policy: policy.name)),
+        prefixes=tuple(f"{name}." for name in (_NAMESPACE, *sorted(lane.name for lane in lanes))),
+    )
+
+
+def _exchanges(levels: Mapping[str, int]) -> Iterable[Exchange]:
+    # An argument wins over every policy: a job with an unknown key is never lost, whatever
+    # policies somebody adds, also for publishers that do not set `mandatory`.
+    yield Exchange(JOBS_EXCHANGE, "topic", {"alternate-exchange": DEAD_EXCHANGE})
+    yield Exchange(DEAD_EXCHANGE, "fanout")
+    yield Exchange(EVENTS_EXCHANGE, "topic")
+    yield Exchange(CONTROL_EXCHANGE, "fanout")
+    for name in levels:
+        yield Exchange(name, "fanout")
+
+
+def _queues(
+    profile: Profile, lane_queues: Iterable[str], levels: Mapping[str, int]
+) -> Iterable[Queue]:
+    for name in lane_queues:
+        if profile == "classic":
+            yield Queue(name, "classic", {"x-max-priority": MAX_PRIORITY})
+        else:
+            yield Queue(name, "quorum")  # has strict priorities by itself, and refuses the argument
+    # Dead letters are read and put back, over and over: a quorum queue before 4.0 has no way to
+    # lift its delivery limit, a classic queue has none.
+    yield Queue(DEAD_QUEUE, profile)
+    yield Queue(DEAD_LOG_QUEUE, profile)
+    for name, milliseconds in levels.items():
+        yield Queue(
+            name,
+            "quorum",
+            {
+                "x-message-ttl": milliseconds,
+                # "" is the default exchange: an expired message goes to the queue that its
+                # routing key names, the one that it came from.
+                "x-dead-letter-exchange": "",
+                # The target may be full or away. Then the message stays here and is tried again.
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+            },
+        )
+
+
+def _bindings(routes: Iterable[Route], levels: Iterable[str]) -> Iterable[Binding]:
+    for route in routes:
+        yield Binding(JOBS_EXCHANGE, route.queue, route.routing_key)
+    yield Binding(DEAD_EXCHANGE, DEAD_QUEUE)
+    yield Binding(DEAD_EXCHANGE, DEAD_LOG_QUEUE)
+    for name in levels:
+        yield Binding(name, name)
+
+
+def _policies(profile: Profile, lanes: Iterable[Lane]) -> Iterable[Policy]:
+    # Retry queues have all that they need as arguments. Their policy keeps others away: one with
+    # `expires` would delete them, one with a dead-letter routing key would send jobs astray.
+    yield Policy(f"{_NAMESPACE}.retry", rf"^{_NAMESPACE}\.retry\.", {"overflow": "reject-publish"})
+    for lane in lanes:
+        pattern = rf"^{re.escape(lane.name)}\."
+        yield Policy(f"{_NAMESPACE}.lane.{lane.name}", pattern, _lane_definition(profile, lane))
+    dead: dict[str, Any] = {"message-ttl": DEAD_TTL_SECONDS * 1000}
+    if profile == "quorum":
+        dead["delivery-limit"] = _NO_DELIVERY_LIMIT
+    for name in (DEAD_QUEUE, DEAD_LOG_QUEUE):
+        yield Policy(name, f"^{re.escape(name)}$", dead)
+
+
+def _lane_definition(profile: Profile, lane: Lane) -> dict[str, Any]:
+    definition: dict[str, Any] = {
+        "dead-letter-exchange": DEAD_EXCHANGE,
+        "max-length": lane.max_length,
+        "message-ttl": lane.ttl_seconds * 1000,
+        "overflow": "reject-publish",
+    }
+    if profile == "quorum":
+        # Quorum queues have no `reject-publish-dlx`: they would drop their head instead.
+        definition["dead-letter-strategy"] = "at-least-once"
+        # A job is returned unharmed whenever a worker stops or is cut off. From 4.0 the twentieth
+        # return would make it a dead letter. Crashes are counted by the ledger's claims instead.
+        definition["delivery-limit"] = _NO_DELIVERY_LIMIT
+    elif lane.dead_letters_overflow:
+        definition["overflow"] = "reject-publish-dlx"
+    return definition
+
+
+def _check_lanes(lanes: Sequence[Lane]) -> None:
+    names = [lane.name for lane in lanes]
+    for name in names:
+        if not _NAME.fullmatch(name) or name == _NAMESPACE:
+            raise ValueError(f"lane {name!r}: use lower-case letters, digits and _, not 'jobs'")
+        if names.count(name) > 1:
+            raise ValueError(f"lane {name!r} is declared twice")
+
+
+def _checked_routes(routes: Iterable[Route], lanes: Iterable[Lane]) -> list[Route]:
+    known = {lane.name for lane in lanes}
+    by_key: dict[str, Route] = {}
+    for route in routes:
+        if route.lane not in known:
+            raise ValueError(
+                f"{route.routing_key!r} is in no lane: choose {', '.join(sorted(known))}"
+            )
+        for name in (route.job_type, route.worker):
+            # "*", "#" and "." mean something in a binding to a topic exchange.
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{name!r} in {route}: use lower-case letters, digits and _")
+        other = by_key.setdefault(route.routing_key, route)
+        if other != route:
+            raise ValueError(
+                f"{route.routing_key!r} is worked by {other.worker!r} and by {route.worker!r}: "
+                "every job would run twice"
+            )
+    return sorted(by_key.values())
+
+
+def _retry_levels(delays: Iterable[float]) -> dict[str, int]:
+    """Name and delay in milliseconds of every retry level."""
+    levels: dict[str, int] = {}
+    for delay in delays:
+        name, milliseconds = retry_name(delay), round(delay * 1000)
+        if milliseconds < 1:
+            raise ValueError(f"a retry delay of {delay} s: use at least one millisecond")
+        if name in levels:
+            raise ValueError(f"the retry delays name {name!r} twice")
+        levels[name] = milliseconds
+    return levels
+
+
+def render(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[str, Any]]]:
+    """The definitions that RabbitMQ imports, at boot or through its management API.
+
+    Without users and permissions. Every object names its virtual host, because a blank node has
+    none; 3.10 also needs `durable` and `auto_delete`.
+    """
+    return {
+        "vhosts": [{"name": vhost}],
+        "policies": [
+            {
+                "vhost": vhost,
+                "name": policy.name,
+                "pattern": policy.pattern,
+                "apply-to": policy.apply_to,
+                "priority": policy.priority,
+                "definition": _sorted(policy.definition),
+            }
+            for policy in topology.policies
+        ],
+        "exchanges": [
+            {
+                "vhost": vhost,
+                "name": exchange.name,
+                "type": exchange.type,
+                "durable": exchange.durable,
+                "auto_delete": exchange.auto_delete,
+                "internal": exchange.internal,
+                "arguments": _sorted(exchange.arguments),
+            }
+            for exchange in topology.exchanges
+        ],
+        "queues": [
+            {
+                "vhost": vhost,
+                "name": queue.name,
+                "durable": queue.durable,
+                "auto_delete": queue.auto_delete,
+                "arguments": _sorted(queue.declare_arguments),
+            }
+            for queue in topology.queues
+        ],
+        "bindings": [
+            {
+                "vhost": vhost,
+                "source": binding.source,
+                "destination": binding.destination,
+                "destination_type": binding.destination_type,
+                "routing_key": binding.routing_key,
+                "arguments": _sorted(binding.arguments),
+            }
+            for binding in topology.bindings
+        ],
+    }
+
+
+def render_text(topology: Topology, *, vhost: str = "/") -> str:
+    """`render` as the text of a definitions file."""
+    return json.dumps(render(topology, vhost=vhost), indent=2, ensure_ascii=False) + "\n"
+
+
+def _sorted(arguments: Arguments) -> dict[str, Any]:
+    return dict(sorted(arguments.items()))

@@ -1,0 +1,148 @@
+"""`jobctl`: the commands, and the one place where what went wrong becomes a line and an exit code.
+
+Nothing heavy is imported here or at the top of a command's module: `--help` and completion
+answer at once. tests/unit/test_cli_start.py holds that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from switchyard.cli import (
+    api,
+    backfill,
+    cancel,
+    db,
+    dead,
+    dead_edit,
+    dead_files,
+    dead_groups,
+    demo,
+    doctor,
+    documents,
+    jobs,
+    keys,
+    lanes,
+    publish,
+    purge,
+    redrive,
+    redrives,
+    scheduler,
+    search,
+    topology,
+    up,
+    worker,
+    workers,
+)
+from switchyard.cli.errors import FAILED, INTERRUPTED, USAGE, explain, one_line
+
+app = typer.Typer(
+    name="jobctl",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Run, watch and repair Switchyard: a job system on RabbitMQ for document pipelines.",
+    epilog="Settings come from JOBS_… variables: docs/settings.md. Every command: docs/cli.md.",
+)
+
+START = "Start"
+WORK = "Run"
+LOOK = "Look"
+REPAIR = "Repair"
+
+app.command(rich_help_panel=START)(demo.demo)
+app.command(rich_help_panel=START)(up.up)
+app.command(rich_help_panel=START)(doctor.doctor)
+app.command(rich_help_panel=WORK)(publish.publish)
+app.add_typer(documents.app, name="documents", rich_help_panel=WORK)
+app.command(rich_help_panel=WORK)(worker.worker)
+app.command(rich_help_panel=WORK)(scheduler.scheduler)
+app.command(rich_help_panel=WORK)(api.api)
+app.command(rich_help_panel=LOOK)(lanes.lanes)
+app.command(rich_help_panel=LOOK)(workers.workers)
+app.command(rich_help_panel=LOOK)(search.search)
+
+jobs.app.command()(cancel.cancel)
+app.add_typer(jobs.app, name="jobs", rich_help_panel=LOOK)
+dead.app.command()(dead_groups.groups)
+dead.app.command()(redrive.redrive)
+dead.app.add_typer(redrives.app, name="redrives")
+dead.app.command()(dead_edit.edit)
+dead.app.command()(dead_edit.undo)
+dead.app.command()(dead_files.replay)
+dead.app.command()(dead_files.export)
+dead.app.command(name="import")(dead_files.import_)
+dead.app.command()(purge.purge)
+dead.app.command()(purge.purges)
+app.add_typer(backfill.app, name="backfill", rich_help_panel=WORK)
+app.add_typer(dead.app, name="dead", rich_help_panel=REPAIR)
+app.add_typer(topology.app, name="topology", rich_help_panel=REPAIR)
+app.add_typer(db.app, name="db", rich_help_panel=REPAIR)
+app.add_typer(keys.app, name="keys", rich_help_panel=REPAIR)
+
+
+def main() -> NoReturn:
+    """The entry point of the command line."""
+    _find_modules_here()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command; gives its exit code. What went wrong is one line on stderr."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="jobctl", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except typer.TyperException as error:
+        return _wrong_usage(error)
+    except typer.Abort:
+        return _failed("aborted", FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has what it wanted. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        text = explain(error)
+        if text is None:
+            raise  # a bug: the traceback is what helps
+        return _failed(text, getattr(error, "exit_code", FAILED))
+
+
+def _wrong_usage(error: typer.TyperException) -> int:
+    context = getattr(error, "ctx", None)
+    message = getattr(error, "format_message", error.__str__)()
+    if not message.strip():
+        return USAGE  # a group without a command: its help has been printed instead
+    hint = f" (see `{context.command_path} --help`)" if context is not None else ""
+    return _failed(one_line(message).rstrip(".") + hint, USAGE)
+
+
+def _failed(text: str, code: int) -> int:
+    typer.echo(f"jobctl: {text}", err=True)
+    return code
+
+
+def _find_modules_here() -> None:
+    """Let JOBS_MODULES and `--include` name a file in the current directory.
+
+    At the end of the path: a file of the user's must not take the place of a library.
+    """
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:
+        return  # somebody has removed it: there is nothing to find
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+if __name__ == "__main__":
+    main()

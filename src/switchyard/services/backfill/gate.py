@@ -1,0 +1,136 @@
+"""How much a backfill may publish now: it fills its queues no more than workers need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+from switchyard.broker.lanes import HOT
+from switchyard.services.backfill.sources import InvalidBackfill
+from switchyard.services.bulk import BulkSession
+from switchyard.services.hot_traffic import HotTraffic
+from switchyard.services.lane_pressure import LanePressure, QueueDepth, Snapshot
+
+HOT_BACKLOG = 20
+"""Hot jobs that wait for a worker from which backfills slow down."""
+SLOW_BATCH = 10
+SLOW_PAUSE = 0.2
+"""Seconds between batches of `SLOW_BATCH` while hot work waits: 50 jobs a second."""
+FRESH_FOR = 0.5
+"""Seconds for which depths are used again."""
+
+
+class Gate:
+    """Closes when one of the lane's queues holds `high` messages, or when `max_open` jobs of the
+    backfill are not finished; opens again at `low`. What was let through since the last look, and
+    what was under way then, is counted as if it all still waited: no queue gets more than `high`
+    from here."""
+
+    def __init__(
+        self,
+        pressure: LanePressure,
+        traffic: HotTraffic,
+        count_open: Callable[[int], Awaitable[int]],
+        *,
+        lane: str,
+        queue: str,
+        low: int | None,
+        high: int | None,
+    ) -> None:
+        self._pressure = pressure
+        self._traffic = None if lane == HOT.name else traffic
+        self._count_open = count_open
+        self._lane = lane
+        self._queue = queue
+        self._low = low
+        self._high = high
+        self._looked_at = self._taken_at = float("-inf")
+        self._slow_until = 0.0
+        self._counted_at = float("-inf")
+        self._limit = self._depth = self._let_through = self._unsure = self._open_jobs = 0
+        self._is_closed = False
+        self._hot_waits = 0
+        self._fullest = queue
+        self.why: str | None = None
+        """What it waits for; None while it is open."""
+
+    def refused(self) -> None:
+        """The broker has refused something: others publish, too. Look again."""
+        self._looked_at = float("-inf")
+
+    def let_through(self, number: int) -> None:
+        """So many jobs are published now."""
+        self._let_through += number
+        self._open_jobs += number
+
+    async def room(self, wanted: int, max_open: int | None, under_way: int = 0) -> int:
+        """Jobs that may be published now, 0 to `wanted`; say `let_through` of those that are.
+        The broker may not have `under_way` of those before yet.
+
+        Raises InvalidBackfill when the lane has no such queue, BrokerAway, LedgerUnavailable.
+        """
+        now = time.monotonic()
+        if now - self._looked_at >= FRESH_FOR:
+            await self._look(under_way)
+        low, high = self._watermarks
+        depth = self._depth + self._let_through
+        room = high - depth - self._unsure
+        if depth >= high:
+            self._is_closed = True
+        elif self._depth <= low:
+            self._is_closed = False
+        self.why = f"{self._fullest} holds {self._depth:,} jobs; goes on at {low:,}"
+        if max_open is not None:
+            if self._open_jobs >= max_open or now - self._counted_at >= FRESH_FOR:
+                self._open_jobs = under_way + await self._count_open(max_open)
+                self._counted_at = now
+            free = max_open - self._open_jobs
+            if free < room and not self._is_closed:
+                room = free
+                self.why = f"{self._open_jobs:,} of its jobs are not finished"
+        if self._is_closed or room <= 0:
+            return 0
+        self.why = None
+        if self._traffic is None:
+            return min(wanted, room)
+        if self._hot_waits > HOT_BACKLOG:
+            self.why = f"slow: {self._hot_waits:,} hot jobs wait"
+            if now < self._slow_until:
+                return 0
+            self._slow_until = now + SLOW_PAUSE
+            return min(wanted, room, SLOW_BATCH)
+        room = await self._traffic.room(min(wanted, room))
+        self.why = self._traffic.why
+        return room
+
+    def turn(self, session: BulkSession) -> AbstractAsyncContextManager[None]:
+        """Within it, what there was room for is published: hot jobs come before."""
+        return nullcontext() if self._traffic is None else self._traffic.turn(session)
+
+    @property
+    def _watermarks(self) -> tuple[int, int]:
+        high = max(1, self._limit // 2) if self._high is None else self._high
+        low = high // 2 if self._low is None else min(self._low, high - 1)
+        return low, high
+
+    async def _look(self, under_way: int) -> None:
+        snapshot = await self._pressure.snapshot()
+        self._looked_at = snapshot.at
+        if snapshot.at == self._taken_at:
+            return  # one that was used before: it knows nothing of what was let through since
+        self._taken_at = snapshot.at
+        self._let_through, self._unsure = 0, under_way
+        target = snapshot.queue(self._queue)
+        if target is None or target.ready is None:
+            raise InvalidBackfill(f"there is no queue {self._queue}: run `jobctl topology apply`")
+        self._limit = target.limit
+        # Also the lane's other queues: what follows from its jobs must find room there.
+        depths = {queue.name: queue.ready or 0 for queue in _lane(snapshot, self._lane)}
+        self._fullest = max(depths, key=lambda name: depths[name])
+        self._depth = depths[self._fullest]
+        self._hot_waits = sum(queue.ready or 0 for queue in _lane(snapshot, HOT.name))
+
+
+def _lane(snapshot: Snapshot, name: str) -> list[QueueDepth]:
+    return [queue for lane in snapshot.lanes if lane.name == name for queue in lane.queues]

@@ -1,0 +1,45 @@
+"""What a handler gets beside its payload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.settings import Settings
+
+if TYPE_CHECKING:
+    from switchyard.services.ledger import Ledger
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """One attempt of one job. Handlers in a process of their own get a copy of it."""
+
+    message: JobMessage
+    lane: str
+    worker_id: str
+    settings: Settings
+    ledger: Ledger | None = field(default=None, compare=False)
+    """The ledger, for documents and edges; None in a process of its own."""
+    is_cancelled: Callable[[], bool] = field(default=_never, compare=False)
+    """True once somebody has cancelled the job: long handlers stop at the next good place."""
+
+    @property
+    def job_id(self) -> str:
+        return self.message.job_id
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt, from 1."""
+        return self.message.metadata.attempts + 1
+
+    @property
+    def pipeline(self) -> str:
+        """Identifies the run of a pipeline that the job belongs to; its own id at the start."""
+        return self.message.metadata.pipeline or self.message.job_id

@@ -1,0 +1,233 @@
+"""What happens to jobs, as it happens: a live feed of `jobs.events` with a short memory.
+
+Events are best effort: whoever needs to be sure asks the ledger. An event's id is made of its
+content, so a client may go on with another process than the one that it was cut off from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import structlog
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import from_json, to_json
+
+from switchyard.broker.away import CHANNEL_ERRORS
+from switchyard.broker.connection import FIRST_BACKOFF, LAST_BACKOFF, Link
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.incoming import Incoming
+from switchyard.broker.lanes import EVENTS_EXCHANGE
+from switchyard.broker.message import JobId, describe
+from switchyard.broker.publisher import Publisher
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire import Envelope, PipelinedChannel, open_channel
+
+REMEMBERED = 2_000
+"""Events that a client can catch up on."""
+BACKLOG = 1_000
+"""Events that may wait for one client; one that is slower is cut off, and may come again."""
+MAX_BYTES = 16 * 1024
+"""The largest event. This system's own have a few hundred bytes; 2,000 are remembered."""
+LATEST = 1e11
+"""Seconds since the epoch: the year 5138."""
+ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
+"""Events after which a job rests."""
+
+
+class _Said(BaseModel):
+    """What every event says."""
+
+    event: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
+    job_id: JobId
+    at: Annotated[float, Field(ge=0, le=LATEST)]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something happened to a job."""
+
+    id: str
+    """`<microseconds>-<digest>`: orders events roughly, names each exactly."""
+    name: str
+    """started, succeeded, retrying, dead, cancelled."""
+    job_id: str
+    at: float
+    """Seconds since the epoch, by the clock of whoever saw it."""
+    fields: dict[str, Any]
+    """All that the event says, these included."""
+
+    @classmethod
+    def of(cls, body: bytes | memoryview) -> JobEvent:
+        """Raises ValueError for a body that is no event. Anybody who may publish on the broker
+        may have written it, and it goes on to browsers, line by line."""
+        raw = bytes(body)
+        if len(raw) > MAX_BYTES:
+            raise ValueError(f"not an event: {len(raw)} bytes, more than {MAX_BYTES}")
+        # Unlike `json.loads`, with one error for whatever is wrong, and no NaN.
+        fields = from_json(raw, allow_inf_nan=False)
+        try:
+            said = _Said.model_validate(fields)
+        except ValidationError as error:
+            raise ValueError(f"not an event: {describe(error)}") from error
+        digest = hashlib.sha256(raw).hexdigest()[:12]
+        event_id = f"{int(said.at * 1_000_000)}-{digest}"
+        return cls(event_id, said.event, said.job_id, said.at, fields)
+
+
+def announce(
+    publisher: Publisher, event: str, *, job_id: str, job_type: str, lane: str, attempt: int
+) -> None:
+    """Tell whoever listens what was done to a job outside a worker. Best effort."""
+    body = {
+        "event": event,
+        "job_id": job_id,
+        "job_type": job_type,
+        "lane": lane,
+        "attempt": attempt,
+        "worker_id": None,
+        "at": time.time(),
+    }
+    envelope = Envelope(body=to_json(body), message_id=job_id, type=event)
+    publisher.send_soon(EVENTS_EXCHANGE, f"{event}.{lane}.{job_type}", envelope)
+
+
+class Subscription:
+    """The events of one client, from the moment at which it asked."""
+
+    def __init__(self, wanted: Callable[[JobEvent], bool]) -> None:
+        self._wanted = wanted
+        self._waiting: deque[JobEvent] = deque()
+        self._changed = asyncio.Event()
+        self.is_over = False
+        """No more events will come: the client was too slow, or the process stops."""
+
+    def offer(self, event: JobEvent) -> None:
+        if self.is_over or not self._wanted(event):
+            return
+        if len(self._waiting) >= BACKLOG:
+            self._waiting.clear()
+            self.close()
+            return
+        self._waiting.append(event)
+        self._changed.set()
+
+    def close(self) -> None:
+        self.is_over = True
+        self._changed.set()
+
+    async def next(self, timeout: float) -> JobEvent | None:
+        """The next event; None when none came within `timeout` seconds, or none will come."""
+        if not self._waiting and not self.is_over:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout)
+            except TimeoutError:
+                return None
+        return self._waiting.popleft() if self._waiting else None
+
+
+class EventFeed:
+    """Hears `jobs.events` on a queue of its own, and hands events to the subscribers."""
+
+    def __init__(self, settings: BrokerSettings, *, remembered: int = REMEMBERED) -> None:
+        self._log = structlog.get_logger("events")
+        self._link = Link(settings.require_amqp_url(), "api events", self._log)
+        self._memory: deque[JobEvent] = deque(maxlen=remembered)
+        self._subscriptions: set[Subscription] = set()
+        self.is_listening = asyncio.Event()
+        """Set while events arrive."""
+
+    @property
+    def subscribers(self) -> int:
+        return len(self._subscriptions)
+
+    async def check(self) -> None:
+        """Raises BrokerAway while no events arrive."""
+        if not self.is_listening.is_set():
+            raise BrokerAway("events are not heard", maybe_accepted=False)
+
+    async def run(self) -> None:
+        """Listen until cancelled, again after each loss of the broker."""
+        backoff = FIRST_BACKOFF
+        try:
+            while True:
+                try:
+                    await self._listen()
+                    backoff = FIRST_BACKOFF
+                except CHANNEL_ERRORS as error:
+                    self._log.warning("can't hear events", error=str(error), next_try_in=backoff)
+                self.is_listening.clear()
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, LAST_BACKOFF)
+        finally:
+            self.is_listening.clear()
+            self.close_subscriptions()
+            await self._link.close()
+
+    def close_subscriptions(self) -> None:
+        """End every stream; clients come again, perhaps to another process."""
+        for subscription in self._subscriptions:
+            subscription.close()
+
+    @contextmanager
+    def subscribed(self, wanted: Callable[[JobEvent], bool]) -> Iterator[Subscription]:
+        """The events from now on, until the end of the block."""
+        subscription = Subscription(wanted)
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+
+    def since(self, last_id: str) -> tuple[list[JobEvent], bool]:
+        """The remembered events after that one, and whether that is all there were.
+
+        An id that is not remembered stands for its moment: what happened at it or later.
+        """
+        events = list(self._memory)
+        for index, event in enumerate(events):
+            if event.id == last_id:
+                return events[index + 1 :], True
+        at = _microseconds(last_id)
+        if at is None:
+            return events, False
+        complete = bool(events) and int(events[0].at * 1_000_000) <= at
+        return [each for each in events if int(each.at * 1_000_000) >= at], complete
+
+    def heard(self, event: JobEvent) -> None:
+        """Remember an event and hand it on."""
+        self._memory.append(event)
+        for subscription in tuple(self._subscriptions):
+            subscription.offer(event)
+
+    async def _listen(self) -> None:
+        channel = await open_channel(await self._link.connection(), confirms=False)
+        declared = await channel.queue_declare(exclusive=True, auto_delete=True)
+        queue = declared.queue or ""
+        await channel.queue_bind(queue, EVENTS_EXCHANGE, routing_key="#")
+        await channel.consume(
+            queue, f"events.{queue}", lambda message: self._received(channel, message)
+        )
+        self.is_listening.set()
+        await asyncio.shield(channel.closed)
+
+    def _received(self, channel: PipelinedChannel, message: Incoming) -> None:
+        channel.ack(message.delivery_tag)
+        try:
+            event = JobEvent.of(message.body)
+        except ValueError as error:
+            self._log.warning("not an event", error=str(error))
+            return
+        self.heard(event)
+
+
+def _microseconds(event_id: str) -> int | None:
+    head = event_id.partition("-")[0]
+    return int(head) if head.isascii() and head.isdigit() and len(head) < 20 else None

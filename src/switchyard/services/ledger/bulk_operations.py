@@ -1,0 +1,327 @@
+"""Bulk operations (backfills, redrives, purges): their records, and who runs them.
+
+Times that decide who runs an operation are the database's own. One process at a time holds an
+operation; every checkpoint renews its hold and learns what people want of it meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, or_, select, text, update
+
+from switchyard.services.ledger.base import LedgerBase
+from switchyard.services.ledger.codec import clean, to_json
+from switchyard.services.ledger.dialect import clock
+from switchyard.services.ledger.paging import fetch_page
+from switchyard.services.ledger.results import Page
+from switchyard.services.ledger.tables import bulk_operations
+
+
+class BulkState(StrEnum):
+    """Where a bulk operation stands."""
+
+    WAITING = "waiting"
+    """For a process that runs it."""
+    RUNNING = "running"
+    DRAINING = "draining"
+    """All its jobs are published, and some are not finished."""
+    PAUSED = "paused"
+    """By somebody; goes on where it was when it is resumed."""
+    HALTED = "halted"
+    """By itself, for the reason in its note; can be resumed."""
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    """It can't go on, for the reason in its note; can be resumed once that is mended."""
+
+
+ACTIVE = frozenset({BulkState.WAITING, BulkState.RUNNING, BulkState.DRAINING})
+"""A process runs it, or will."""
+RESUMABLE = frozenset({BulkState.PAUSED, BulkState.HALTED, BulkState.FAILED})
+ENDED = frozenset({BulkState.COMPLETED, BulkState.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class BulkOperation:
+    """The record of a bulk operation. Times are seconds since the epoch."""
+
+    id: str
+    """`<kind>-<10 hexadecimal digits>`."""
+    kind: str
+    """backfill, redrive, …"""
+    title: str
+    state: BulkState
+    rate: float | None
+    """Jobs a second at most; None for no limit."""
+    max_open: int | None
+    """Jobs of it that may be unfinished at once; None for no limit."""
+    created_by: str
+    reason: str | None
+    """Why somebody started it."""
+    note: str | None
+    """Why it stands where it stands: what it waits for, or what went wrong."""
+    created_at: float
+    started_at: float | None
+    updated_at: float
+    finished_at: float | None
+    holder: str | None
+    """The process that runs it."""
+    lease_until: float | None
+    spec: Mapping[str, Any]
+    """What is to be done; its kind knows the form. JSON."""
+    cursor: Mapping[str, Any] | None
+    """How far it has come; None at the start. JSON."""
+    counts: Mapping[str, Any]
+    """What it has done. JSON."""
+
+
+class BulkOperations(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def create_bulk(
+        self,
+        operation_id: str,
+        *,
+        kind: str,
+        title: str,
+        spec: Mapping[str, Any],
+        created_by: str,
+        reason: str | None = None,
+        rate: float | None = None,
+        max_open: int | None = None,
+        counts: Mapping[str, Any] | None = None,
+    ) -> BulkOperation:
+        """Record an operation that waits for a process to run it. The same id again answers with
+        the record that is there."""
+        now = time.time()
+        values = {
+            "id": operation_id,
+            "kind": kind,
+            "title": clean(title),
+            "state": BulkState.WAITING.value,
+            "rate": rate,
+            "max_open": max_open,
+            "created_by": clean(created_by),
+            "reason": clean(reason),
+            "created_at": now,
+            "updated_at": now,
+            "spec": to_json(spec),
+            "counts": to_json(counts or {}),
+        }
+
+        def work(connection: Connection) -> BulkOperation:
+            known = _fetch(connection, operation_id)
+            if known is not None:
+                return known
+            made = connection.execute(
+                bulk_operations.insert().values(values).returning(bulk_operations)
+            )
+            return _operation(made.one())
+
+        return await self._database.write(work)
+
+    async def get_bulk(self, operation_id: str) -> BulkOperation | None:
+        """One operation."""
+        return await self._database.read(lambda connection: _fetch(connection, operation_id))
+
+    async def list_bulk(
+        self,
+        kind: str | None = None,
+        *,
+        states: Collection[BulkState] = (),
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[BulkOperation]:
+        """Operations, newest first; those of a kind, those in one of the states. Raises ValueError
+        for a limit outside 1 to 1,000 or a cursor that is not from a page before."""
+        query = select(bulk_operations)
+        if kind is not None:
+            query = query.where(bulk_operations.c.kind == kind)
+        if states:
+            query = query.where(bulk_operations.c.state.in_([state.value for state in states]))
+        at, key = bulk_operations.c.created_at, bulk_operations.c.id
+        return await self._database.read(
+            lambda connection: fetch_page(connection, query, at, key, _operation, limit, cursor)
+        )
+
+    async def claim_bulk(
+        self,
+        holder: str,
+        ttl: float,
+        *,
+        kinds: Collection[str],
+        operation_id: str | None = None,
+    ) -> BulkOperation | None:
+        """Take the oldest operation that nobody runs, for `ttl` seconds; with `operation_id` that
+        one alone. None when there is none to take."""
+
+        def work(connection: Connection) -> BulkOperation | None:
+            now = text(clock(connection))
+            free = (
+                select(bulk_operations.c.id)
+                .where(
+                    bulk_operations.c.state.in_([state.value for state in ACTIVE]),
+                    bulk_operations.c.kind.in_(list(kinds)),
+                    or_(
+                        bulk_operations.c.holder.is_(None),
+                        bulk_operations.c.lease_until <= now,
+                    ),
+                )
+                .order_by(bulk_operations.c.created_at)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            if operation_id is not None:
+                free = free.where(bulk_operations.c.id == operation_id)
+            found = connection.scalar(free)
+            if found is None:
+                return None
+            taken = connection.execute(
+                update(bulk_operations)
+                .where(bulk_operations.c.id == found)
+                .values(
+                    holder=holder,
+                    lease_until=text(f"{clock(connection)} + :ttl").bindparams(ttl=ttl),
+                    started_at=func.coalesce(bulk_operations.c.started_at, time.time()),
+                    updated_at=time.time(),
+                )
+                .returning(bulk_operations)
+            )
+            return _operation(taken.one())
+
+        return await self._database.write(work)
+
+    async def checkpoint_bulk(
+        self,
+        operation_id: str,
+        holder: str,
+        ttl: float,
+        *,
+        state: BulkState | None = None,
+        note: str | None = None,
+        cursor: Mapping[str, Any] | None = None,
+        counts: Mapping[str, Any] | None = None,
+    ) -> BulkOperation | None:
+        """Note how far the holder has come, and keep its hold for `ttl` seconds.
+
+        `cursor` and `counts` are written also when somebody has paused or cancelled the operation
+        meanwhile: what was done is done. `state` and `note` are not. Returns the record as it is
+        then; None when the holder has lost it: nothing was written.
+        """
+
+        def work(connection: Connection) -> BulkOperation | None:
+            values: dict[str, Any] = {
+                "lease_until": text(f"{clock(connection)} + :ttl").bindparams(ttl=ttl),
+                "updated_at": time.time(),
+            }
+            if cursor is not None:
+                values["cursor"] = to_json(cursor)
+            if counts is not None:
+                values["counts"] = to_json(counts)
+            mine = (bulk_operations.c.id == operation_id) & (bulk_operations.c.holder == holder)
+            written = connection.execute(
+                update(bulk_operations).where(mine).values(values).returning(bulk_operations)
+            ).one_or_none()
+            if written is None:
+                return None
+            found = _operation(written)
+            if state is None or found.state not in ACTIVE:
+                return found
+            moved = connection.execute(
+                update(bulk_operations)
+                .where(mine)
+                .values(_moved(state, note))
+                .returning(bulk_operations)
+            )
+            return _operation(moved.one())
+
+        return await self._database.write(work)
+
+    async def release_bulk(self, operation_id: str, holder: str) -> None:
+        """Give an operation back; another process may take it at once."""
+        statement = (
+            update(bulk_operations)
+            .where(bulk_operations.c.id == operation_id, bulk_operations.c.holder == holder)
+            .values(holder=None, lease_until=None)
+        )
+        await self._database.write(lambda connection: connection.execute(statement))
+
+    async def move_bulk(
+        self,
+        operation_id: str,
+        to: BulkState,
+        *,
+        among: Collection[BulkState],
+        note: str | None = None,
+    ) -> tuple[BulkOperation | None, bool]:
+        """Move an operation to a state from one of those in `among`. Returns the record (None when
+        there is none), and whether it was moved. Its holder hears of it at its next checkpoint."""
+
+        def work(connection: Connection) -> tuple[BulkOperation | None, bool]:
+            moved = connection.execute(
+                update(bulk_operations)
+                .where(
+                    bulk_operations.c.id == operation_id,
+                    bulk_operations.c.state.in_([state.value for state in among]),
+                )
+                .values(_moved(to, note))
+                .returning(bulk_operations)
+            ).one_or_none()
+            if moved is not None:
+                return _operation(moved), True
+            return _fetch(connection, operation_id), False
+
+        return await self._database.write(work)
+
+    async def set_bulk_limits(
+        self, operation_id: str, changes: Mapping[str, float | int | None]
+    ) -> BulkOperation | None:
+        """Set `rate` or `max_open`, also while it runs. None when there is no such operation."""
+        if not changes or not changes.keys() <= {"rate", "max_open"}:
+            raise ValueError("only rate and max_open can be set")
+
+        def work(connection: Connection) -> BulkOperation | None:
+            row = connection.execute(
+                update(bulk_operations)
+                .where(bulk_operations.c.id == operation_id)
+                .values(dict(changes))
+                .returning(bulk_operations)
+            ).one_or_none()
+            return None if row is None else _operation(row)
+
+        return await self._database.write(work)
+
+
+def _moved(state: BulkState, note: str | None) -> dict[str, Any]:
+    now = time.time()
+    return {
+        "state": state.value,
+        "note": clean(note),
+        "updated_at": now,
+        "finished_at": now if state in ENDED else None,
+    }
+
+
+def _fetch(connection: Connection, operation_id: str) -> BulkOperation | None:
+    query = select(bulk_operations).where(bulk_operations.c.id == operation_id)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else _operation(row)
+
+
+def _operation(row: Row[Any]) -> BulkOperation:
+    fields = {column.name: row._mapping[column.name] for column in bulk_operations.c}
+    return BulkOperation(
+        **{
+            **fields,
+            "state": BulkState(fields["state"]),
+            "spec": json.loads(fields["spec"]),
+            "cursor": None if fields["cursor"] is None else json.loads(fields["cursor"]),
+            "counts": json.loads(fields["counts"]),
+        }
+    )

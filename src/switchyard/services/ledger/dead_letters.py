@@ -1,0 +1,177 @@
+"""The index of `jobs.dead`: what lies there, why, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, case, func, select, text
+
+from switchyard.services.ledger.base import LedgerBase
+from switchyard.services.ledger.codec import clean, to_json
+from switchyard.services.ledger.dialect import (
+    insert_into,
+    keys_condition,
+    keys_parameter,
+)
+from switchyard.services.ledger.operations import Bury
+from switchyard.services.ledger.paging import fetch_page
+from switchyard.services.ledger.requests import DeadLetterFilter, DeadLetterRecord
+from switchyard.services.ledger.results import DeadLetter, Page
+from switchyard.services.ledger.tables import dead_letters, jobs
+
+
+class DeadLetterState(StrEnum):
+    """What became of a dead letter."""
+
+    WAITING = "waiting"
+    REDRIVEN = "redriven"
+    PURGED = "purged"
+    """Thrown away by somebody."""
+    DROPPED = "dropped"
+    """The broker no longer has it: its time there was over."""
+
+
+class DeadLetters(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def index_dead(self, letters: Sequence[DeadLetterRecord]) -> None:
+        """Note letters, and mark their jobs dead, in one transaction.
+
+        A job stays as it is when it has finished, when a newer copy than the letter's has been
+        seen, or when it runs and the letter's copy never did (expired, overflowed, …).
+        """
+        if not letters:
+            return
+        rows = [_columns(letter) for letter in sorted(letters, key=lambda letter: letter.id)]
+        burials = [Bury(letter) for letter in letters if letter.job_id is not None]
+
+        def work(connection: Connection) -> None:
+            if burials:
+                self._writer.run(connection, burials)
+            insert = insert_into(connection, dead_letters)
+            kept = ("id", "copies", "first_at")
+            changes: dict[str, Any] = {
+                column.name: insert.excluded[column.name]
+                for column in dead_letters.c
+                if column.name not in kept
+            }
+            # A later generation is no further copy: its job was redriven in between.
+            another = (dead_letters.c.state == DeadLetterState.WAITING) & (
+                dead_letters.c.redrives == insert.excluded.redrives
+            )
+            changes["copies"] = case((another, dead_letters.c.copies + 1), else_=1)
+            connection.execute(
+                insert.on_conflict_do_update(index_elements=["id"], set_=changes), rows
+            )
+
+        await self._database.write(work)
+
+    async def list_dead(
+        self, wanted: DeadLetterFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> Page[DeadLetter]:
+        """Dead letters, the latest first. Raises ValueError for a limit outside 1 to 1,000 or a
+        cursor that is not from a page before."""
+        wanted = wanted or DeadLetterFilter()
+        query = filtered(select(dead_letters), wanted, self._database.dialect)
+        at, key = dead_letters.c.dead_at, dead_letters.c.id
+        return await self._database.read(
+            lambda connection: fetch_page(connection, query, at, key, to_letter, limit, cursor)
+        )
+
+    async def count_dead(self, wanted: DeadLetterFilter) -> int:
+        """How many dead letters fit."""
+        query = filtered(
+            select(func.count()).select_from(dead_letters), wanted, self._database.dialect
+        )
+        return await self._database.read(lambda connection: connection.scalar(query) or 0)
+
+    async def get_dead(self, letter_id: str) -> DeadLetter | None:
+        """One dead letter."""
+
+        def work(connection: Connection) -> DeadLetter | None:
+            query = select(dead_letters).where(dead_letters.c.id == letter_id)
+            row = connection.execute(query).one_or_none()
+            return None if row is None else to_letter(row)
+
+        return await self._database.read(work)
+
+    async def mark_dead_state(
+        self, letter_ids: Sequence[str], state: DeadLetterState, now: float
+    ) -> int:
+        """Note what became of letters; returns how many there are. For a redrive, see
+        `note_redriven`."""
+        dialect = self._database.dialect
+        statement = text(
+            "UPDATE dead_letters SET state = :state, updated_at = :now "
+            f"WHERE {keys_condition(dialect, 'id')} RETURNING id"
+        )
+        parameters = {
+            "state": state.value,
+            "now": now,
+            **keys_parameter(dialect, letter_ids),
+        }
+        return await self._database.write(
+            lambda connection: len(connection.execute(statement, parameters).all())
+        )
+
+
+def _columns(letter: DeadLetterRecord) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "job_id": letter.job_id,
+        "job_type": clean(letter.job_type),
+        "lane": clean(letter.lane),
+        "routing_key": clean(letter.routing_key),
+        "reason": clean(letter.reason),
+        "error_type": clean(letter.error_type),
+        "error_message": clean(letter.error_message),
+        "traceback": clean(letter.traceback),
+        "attempts": letter.attempts,
+        "redrives": letter.redrives,
+        "worker": clean(letter.worker),
+        "first_at": letter.dead_at,
+        "dead_at": letter.dead_at,
+        "copies": 1,
+        "state": DeadLetterState.WAITING.value,
+        "updated_at": time.time(),
+        "fingerprint": letter.fingerprint,
+        "headers": to_json(letter.headers),
+        "body": letter.body,
+    }
+
+
+def filtered(query: Select[Any], wanted: DeadLetterFilter, dialect: str) -> Select[Any]:
+    """The query with the conditions of the filter."""
+    for name in ("state", "reason", "job_type", "lane", "error_type"):
+        value = getattr(wanted, name)
+        if value is not None:
+            query = query.where(dead_letters.c[name] == value)
+    if wanted.group is not None:
+        # A range, which an index serves, and not LIKE.
+        query = query.where(
+            dead_letters.c.fingerprint >= wanted.group,
+            dead_letters.c.fingerprint < wanted.group + "~",
+        )
+    if wanted.operation is not None:
+        of_it = select(jobs.c.id).where(
+            jobs.c.id == dead_letters.c.id, jobs.c.operation_id == wanted.operation
+        )
+        query = query.where(of_it.exists())
+    if wanted.ids:
+        keys = keys_parameter(dialect, sorted(wanted.ids))
+        query = query.where(text(keys_condition(dialect, "dead_letters.id")).bindparams(**keys))
+    if wanted.since is not None:
+        query = query.where(dead_letters.c.dead_at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(dead_letters.c.dead_at <= wanted.until)
+    return query
+
+
+def to_letter(row: Row[Any]) -> DeadLetter:
+    """A row of the table."""
+    fields = {column.name: row._mapping[column.name] for column in dead_letters.c}
+    return DeadLetter(**{**fields, "headers": json.loads(fields["headers"])})

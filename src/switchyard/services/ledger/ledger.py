@@ -1,0 +1,90 @@
+"""The ledger: the SQL record of every job. Start here."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from sqlalchemy import Connection, text
+
+from switchyard.services.ledger.api_keys import ApiKeys
+from switchyard.services.ledger.bulk_jobs import BulkJobs
+from switchyard.services.ledger.bulk_operations import BulkOperations
+from switchyard.services.ledger.database import connect
+from switchyard.services.ledger.dead_groups import DeadGroups
+from switchyard.services.ledger.documents import Documents
+from switchyard.services.ledger.errors import SchemaOutdated
+from switchyard.services.ledger.jobs import JobWrites
+from switchyard.services.ledger.reads import JobReads
+from switchyard.services.ledger.redrives import Redrives
+from switchyard.services.ledger.tables import SCHEMA_REVISION
+from switchyard.services.ledger.workers import Workers
+
+
+class Ledger(
+    JobWrites,
+    JobReads,
+    DeadGroups,
+    Redrives,
+    Workers,
+    Documents,
+    ApiKeys,
+    BulkOperations,
+    BulkJobs,
+):
+    """One database, used by one event loop.
+
+    `jobs` changes jobs, `reads` reads them; workers and leases, dead letters, redrives,
+    documents, bulk operations, their jobs, and keys of the API have a module each. Errors are
+    those of `errors`.
+    """
+
+    @classmethod
+    async def open(cls, url: str, *, check: bool = False) -> Ledger:
+        """A ledger at that SQLAlchemy address (SQLite or PostgreSQL); connections are made when
+        they are needed. With `check`, raises what `check` raises.
+
+        Raises LedgerError for an address that is not to be used.
+        """
+        ledger = cls(connect(url))
+        if check:
+            try:
+                await ledger.check()
+            except BaseException:
+                await ledger.close()
+                raise
+        return ledger
+
+    async def check(self) -> None:
+        """Raises LedgerUnavailable when the database is away, SchemaOutdated when its tables
+        are missing or of another version."""
+
+        def work(connection: Connection) -> str | None:
+            revision: str | None = connection.scalar(
+                text("SELECT version_num FROM alembic_version")
+            )
+            return revision
+
+        revision = await self._database.read(work)
+        if revision is None or revision < SCHEMA_REVISION:
+            raise SchemaOutdated("the ledger's tables are old: run `jobctl db upgrade`")
+        if revision > SCHEMA_REVISION:
+            raise SchemaOutdated(
+                f"the ledger's tables are of version {revision}, this program knows "
+                f"{SCHEMA_REVISION}: install a newer one"
+            )
+
+    async def close(self) -> None:
+        """Commit what waits, then close the connections."""
+        await self._committer.close()
+        await self._database.close()
+
+    async def __aenter__(self) -> Ledger:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,173 @@
+"""Workers and their beats; leases, of which one process at a time holds each.
+
+Times are the database's own, so that the clocks of the machines need not agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, select, text
+
+from switchyard.services.ledger.base import LedgerBase
+from switchyard.services.ledger.dialect import clock
+from switchyard.services.ledger.results import WorkerRecord
+from switchyard.services.ledger.tables import workers
+
+
+class Workers(LedgerBase):
+    """Who works, and who is alive. All raise LedgerUnavailable when the database is away."""
+
+    async def register_worker(
+        self,
+        worker_id: str,
+        *,
+        kinds: Sequence[str],
+        lanes: Sequence[str],
+        host: str,
+        pid: int,
+        concurrency: int,
+    ) -> None:
+        """A worker has started. The same id again starts its beat anew."""
+        parameters = {
+            "worker_id": worker_id,
+            "kinds": json.dumps(list(kinds)),
+            "lanes": json.dumps(list(lanes)),
+            "host": host,
+            "pid": pid,
+            "concurrency": concurrency,
+        }
+
+        def work(connection: Connection) -> None:
+            now = clock(connection)
+            connection.execute(
+                text(
+                    "INSERT INTO workers (worker_id, kinds, lanes, host, pid, concurrency, "
+                    "started_at, beat, beat_at) VALUES (:worker_id, :kinds, :lanes, :host, "
+                    f":pid, :concurrency, {now}, 1, {now}) "
+                    "ON CONFLICT (worker_id) DO UPDATE SET kinds = excluded.kinds, "
+                    "lanes = excluded.lanes, host = excluded.host, pid = excluded.pid, "
+                    "concurrency = excluded.concurrency, started_at = excluded.started_at, "
+                    "beat = workers.beat + 1, beat_at = excluded.beat_at, stopped_at = NULL"
+                ),
+                parameters,
+            )
+
+        await self._database.write(work)
+
+    async def beat(self, worker_id: str, *, hot: bool = False) -> bool:
+        """A sign of life; `hot` when the worker took a hot job since the last one. False when the
+        worker is not registered."""
+        hot_at = ", hot_at = {now}" if hot else ""
+        return await self._touch(
+            f"UPDATE workers SET beat = beat + 1, beat_at = {{now}}{hot_at} "
+            "WHERE worker_id = :worker_id",
+            worker_id,
+        )
+
+    async def hot_idle(self) -> float | None:
+        """Seconds since a worker that took a hot job has said so; None where none ever has."""
+
+        def work(connection: Connection) -> float | None:
+            query = text(f"SELECT {clock(connection)} - MAX(hot_at) FROM workers")
+            idle: float | None = connection.scalar(query)
+            return idle
+
+        return await self._database.read(work)
+
+    async def stopped(self, worker_id: str) -> bool:
+        """The worker has stopped in good order. False when it is not registered."""
+        return await self._touch(
+            "UPDATE workers SET stopped_at = {now} WHERE worker_id = :worker_id", worker_id
+        )
+
+    async def worker_beat(self, worker_id: str) -> int | None:
+        """The worker's beat counter; None when it has stopped or was never registered. A
+        counter that stands still between two readings means that the worker is dead."""
+        query = select(workers.c.beat).where(
+            workers.c.worker_id == worker_id, workers.c.stopped_at.is_(None)
+        )
+        return await self._database.read(lambda connection: connection.scalar(query))
+
+    async def list_workers(self) -> list[WorkerRecord]:
+        """All workers, those that started last first."""
+
+        def work(connection: Connection) -> list[WorkerRecord]:
+            query = select(workers).order_by(workers.c.started_at.desc(), workers.c.worker_id)
+            found = []
+            for row in connection.execute(query).mappings():
+                fields = {**row, "kinds": tuple(json.loads(row["kinds"]))}
+                found.append(WorkerRecord(**{**fields, "lanes": tuple(json.loads(row["lanes"]))}))
+            return found
+
+        return await self._database.read(work)
+
+    async def acquire_lease(self, name: str, holder: str, ttl: float) -> bool:
+        """Take the lease for `ttl` seconds when nobody else holds it. The holder may take it
+        again, which renews it."""
+
+        def work(connection: Connection) -> bool:
+            now = clock(connection)
+            taken = connection.execute(
+                text(
+                    f"INSERT INTO leases (name, holder, expires_at) "
+                    f"VALUES (:name, :holder, {now} + :ttl) "
+                    "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, "
+                    "expires_at = excluded.expires_at "
+                    f"WHERE leases.holder = excluded.holder OR leases.expires_at <= {now} "
+                    "RETURNING name"
+                ),
+                {"name": name, "holder": holder, "ttl": ttl},
+            )
+            return taken.first() is not None
+
+        return await self._database.write(work)
+
+    async def lease_remaining(self, name: str) -> float:
+        """Seconds until a lease runs out, by the database's clock; 0 when nobody holds it."""
+
+        def work(connection: Connection) -> float:
+            query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
+            return max(0.0, float(connection.scalar(query, {"name": name}) or 0.0))
+
+        return await self._database.read(work)
+
+    async def renew_lease(self, name: str, holder: str, ttl: float) -> bool:
+        """Keep the lease for `ttl` seconds more. False when it ran out or another has it."""
+
+        def work(connection: Connection) -> bool:
+            now = clock(connection)
+            kept = connection.execute(
+                text(
+                    f"UPDATE leases SET expires_at = {now} + :ttl "
+                    f"WHERE name = :name AND holder = :holder AND expires_at > {now} "
+                    "RETURNING name"
+                ),
+                {"name": name, "holder": holder, "ttl": ttl},
+            )
+            return kept.first() is not None
+
+        return await self._database.write(work)
+
+    async def release_lease(self, name: str, holder: str) -> bool:
+        """Give the lease back. False when another has it."""
+
+        def work(connection: Connection) -> bool:
+            gone = connection.execute(
+                text("DELETE FROM leases WHERE name = :name AND holder = :holder RETURNING name"),
+                {"name": name, "holder": holder},
+            )
+            return gone.first() is not None
+
+        return await self._database.write(work)
+
+    async def _touch(self, statement: str, worker_id: str) -> bool:
+        def work(connection: Connection) -> bool:
+            touched = connection.execute(
+                text(statement.format(now=clock(connection)) + " RETURNING worker_id"),
+                {"worker_id": worker_id},
+            )
+            return touched.first() is not None
+
+        return await self._database.write(work)

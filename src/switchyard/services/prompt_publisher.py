@@ -1,0 +1,51 @@
+"""A publisher for somebody who waits for an answer: it is never slow to say that it can't."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from switchyard.broker.errors import BrokerAway, PublishError
+from switchyard.broker.publisher import Outgoing, Publisher, Result
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire import Envelope
+
+CONNECT_PATIENCE = 0.9
+"""Seconds that a publish waits for a connection; connecting goes on for the next one."""
+CONFIRM_PATIENCE = 0.9
+"""Seconds that it waits for its confirm after that: together less than two."""
+
+
+class PromptPublisher(Publisher):
+    """Answers within two seconds, whatever the broker does.
+
+    A publish that found no connection in time was not sent. One whose confirm did not come in
+    time may be on the broker: the outbox publishes it again, and it runs once.
+    """
+
+    def __init__(self, settings: BrokerSettings, *, name: str) -> None:
+        patient = min(settings.confirm_timeout, CONFIRM_PATIENCE)
+        super().__init__(settings.model_copy(update={"confirm_timeout": patient}), name=name)
+
+    async def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:
+        jobs = list(jobs)
+        try:
+            await self._connected()
+        except PublishError as error:
+            return [error for _ in jobs]
+        return await super().publish_many(jobs)
+
+    async def send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
+        await self._connected()
+        await super().send(exchange, routing_key, envelope)
+
+    async def _connected(self) -> None:
+        if self._ready() is not None:
+            return
+        try:
+            async with asyncio.timeout(CONNECT_PATIENCE):
+                await self._until_ready()
+        except TimeoutError as error:
+            raise BrokerAway(
+                f"no connection to the broker within {CONNECT_PATIENCE:g} s", maybe_accepted=False
+            ) from error

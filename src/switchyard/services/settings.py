@@ -1,0 +1,190 @@
+"""All settings of the system, from `JOBS_…` environment variables (docs/settings.md)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
+
+from switchyard.broker.settings import BrokerSettings
+
+
+def default_data_dir() -> Path:
+    """Where the ledger, files and index lie when no address is set: `./.switchyard`."""
+    return Path(".switchyard").absolute()
+
+
+class Settings(BrokerSettings):
+    """Settings of workers, scheduler, API and CLI. Secrets never reach a log."""
+
+    modules: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Python modules with your own job types, comma-separated.",
+    )
+    data_dir: Path = Field(
+        default_factory=default_data_dir,
+        description="Directory of ledger, files and index where no other address is set.",
+    )
+    database_url: SecretStr | None = Field(
+        default=None,
+        description="SQLAlchemy address of the ledger: sqlite+aiosqlite:///… or "
+        "postgresql+asyncpg://…; a SQLite file in the data directory where unset.",
+    )
+    storage_url: str | None = Field(
+        default=None,
+        description="Where files are kept: file:///…, s3://… or az://…; the data directory where "
+        "unset.",
+    )
+    storage_quota: int | None = Field(
+        default=None,
+        ge=0,
+        description="Bytes that the file storage may hold before the API refuses uploads; no "
+        "limit where unset.",
+    )
+    max_document_bytes: int = Field(
+        default=100 * 1024 * 1024, ge=1, description="Largest file that is taken in, in bytes."
+    )
+    ingest_paths: Annotated[tuple[Path, ...] | None, NoDecode] = Field(
+        default=None,
+        description="Directories below which `path` of ingest_document may lie, separated as in "
+        "PATH; anywhere where unset, nowhere where empty.",
+    )
+    index_url: str | None = Field(
+        default=None,
+        description="Directory or object-store address of the vector index (LanceDB).",
+    )
+    llm_base_url: str | None = Field(
+        default=None,
+        description="An OpenAI-compatible server, for example http://localhost:8000/v1; without "
+        "one, summaries are extractive and say so.",
+    )
+    llm_model: str = Field(default="default", description="Model asked for at that server.")
+    llm_api_key: SecretStr | None = Field(default=None, description="Its API key.")
+    llm_timeout: float = Field(
+        default=180, gt=0, description="Seconds that one request to the LLM server may take."
+    )
+    embed_dimensions: int = Field(
+        default=256, ge=8, le=4096, description="Length of the embedder's vectors."
+    )
+    embed_base_url: str | None = Field(
+        default=None,
+        description="An OpenAI-compatible server with an embedding model; without one, text is "
+        "embedded offline, by its wording.",
+    )
+    embed_model: str = Field(default="default", description="Model asked for at that server.")
+    embed_api_key: SecretStr | None = Field(default=None, description="Its API key.")
+    arxiv_base_url: str = Field(
+        default="https://export.arxiv.org/api/query",
+        pattern="^https?://",
+        description="Address of the arXiv API.",
+    )
+    arxiv_interval: float = Field(
+        default=3.0,
+        ge=0,
+        le=3600,
+        description="Least seconds between two requests to arXiv, all processes together; 3 is "
+        "arXiv's own rule.",
+    )
+    worker_concurrency: int = Field(
+        default=4, ge=1, le=1000, description="Jobs that one kind of worker runs at once."
+    )
+    worker_reserve: int | None = Field(
+        default=None,
+        ge=0,
+        description="Slots that only the worker's most urgent lane may use; 1 where unset and "
+        "there are two slots or more.",
+    )
+    shutdown_grace: float = Field(
+        default=30, ge=0, description="Seconds that running jobs get to finish after SIGTERM."
+    )
+    takeover_after: float = Field(
+        default=1.5,
+        gt=0,
+        description="Seconds without a sign of life after which a job is taken from its worker.",
+    )
+    api_host: str = Field(
+        default="127.0.0.1",
+        description="Address that the HTTP API listens on; beyond loopback it needs a key.",
+    )
+    api_port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP API.")
+    api_url: str = Field(
+        default="http://127.0.0.1:8000",
+        pattern="^https?://",
+        description="Address of the HTTP API for those who call it: `jobctl documents`, "
+        "`jobctl search`, the Python client.",
+    )
+    api_key: SecretStr | None = Field(default=None, description="The key that they send.")
+    api_keys: SecretStr | None = Field(
+        default=None,
+        description="Keys of the HTTP API beside those of `jobctl keys`, comma-separated: KEY, or "
+        "KEY:read+publish for some scopes only.",
+    )
+    api_rate_limit: float = Field(
+        default=500, gt=0, description="Requests a second that one key, or one address, may make."
+    )
+    api_rate_burst: int = Field(
+        default=1000, ge=1, description="Requests that it may make at once."
+    )
+    api_max_body: int = Field(
+        default=2 * 1024 * 1024, ge=1024, description="Bytes of a request without a file."
+    )
+    api_body_timeout: float = Field(
+        default=30, gt=0, description="Seconds in which a request without a file must be sent."
+    )
+    api_idle_timeout: float = Field(
+        default=10, gt=0, description="Seconds without a byte after which a sender is given up."
+    )
+    api_max_streams: int = Field(
+        default=200, ge=1, description="Clients that one API process sends events to."
+    )
+    api_heartbeat: float = Field(
+        default=15, gt=0, description="Seconds between signs of life in a stream of events."
+    )
+    pressure_slow_at: float = Field(
+        default=0.5, gt=0, le=1, description="Part of a queue's limit from which it is slow."
+    )
+    pressure_full_at: float = Field(
+        default=1.0, gt=0, le=1, description="Part of a queue's limit from which it is full."
+    )
+    log_format: str = Field(
+        default="auto",
+        pattern="^(auto|json|console)$",
+        description="`json`, `console`, or `auto`: console on a terminal, JSON elsewhere.",
+    )
+    log_level: str = Field(
+        default="info", pattern="^(debug|info|warning|error)$", description="Least level logged."
+    )
+
+    @field_validator("modules", mode="before")
+    @classmethod
+    def _split_modules(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("ingest_paths", mode="before")
+    @classmethod
+    def _split_paths(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(Path(part) for part in value.split(os.pathsep) if part)
+        return value
+
+    @property
+    def ledger_url(self) -> str:
+        """The SQLAlchemy address of the ledger."""
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite+aiosqlite:///{self.data_dir / 'ledger.db'}"
+
+    @property
+    def files_url(self) -> str:
+        """The address of the file storage."""
+        return self.storage_url or (self.data_dir / "files").as_uri()
+
+    @property
+    def vectors_url(self) -> str:
+        """The address of the vector index."""
+        return self.index_url or str(self.data_dir / "index")
