@@ -17,10 +17,10 @@ import httpx
 from benchmarks.common import end_group, environment, module_command, run_json
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from switchyard.broker.node import free_port
-from switchyard.services.api_keys import Scope, create_key
+from switchyard.cli.system.node import free_port
+from switchyard.services.access.api_keys import Scope, create_key
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.ledger import Ledger
-from switchyard.services.registry import BUILT_IN_MODULES
 
 RATE = 200
 """Requests a second."""

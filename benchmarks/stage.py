@@ -13,12 +13,12 @@ from urllib.parse import quote
 import httpx
 
 from switchyard.broker.management import ManagementClient
-from switchyard.broker.node import LocalNode
 from switchyard.broker.reconcile import apply
 from switchyard.broker.settings import with_vhost
 from switchyard.broker.topology import Policy, build
+from switchyard.cli.system.node import LocalNode
+from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import upgrade
-from switchyard.services.registry import Registry
 from tests.support.postgres import PostgresServer
 
 

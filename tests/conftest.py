@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.node import LocalNode
+from switchyard.cli.system.node import LocalNode
 from tests.support.brokers import Profile, TestBroker, fresh_vhost, new_node
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 from benchmarks.contenders.with_switchyard import MODULE
+from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.logs import configure
-from switchyard.services.registry import Registry
+from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.settings import Settings
-from switchyard.services.worker import Worker, share_of
 
 WARM_UP = 0.2
 """Part of the jobs that is not counted: connecting and first-time imports."""

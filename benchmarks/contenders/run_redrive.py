@@ -22,16 +22,17 @@ from switchyard.broker.lanes import DEAD_EXCHANGE, LANES
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publisher import Publisher, envelope_of
 from switchyard.broker.wire import Envelope
-from switchyard.cli.bulk_run import give_way
-from switchyard.cli.long_running import settle_memory
-from switchyard.services.bulk import BulkRunner
-from switchyard.services.dead_letters import index_waiting
-from switchyard.services.ledger import BulkState, Ledger, NewJob
-from switchyard.services.letters import LetterFilter
+from switchyard.cli.base.bulk_run import give_way
+from switchyard.cli.base.long_running import settle_memory
+from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.dead.indexing import index_waiting
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
 from switchyard.services.logs import configure
-from switchyard.services.redrive_operations import RedriveHandler
-from switchyard.services.redrive_spec import Progress, RedriveSpec, start_redrive
-from switchyard.services.registry import Registry
+from switchyard.services.records import BulkState, NewJob
+from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.spec import Progress, RedriveSpec, start_redrive
 from switchyard.services.settings import Settings
 
 CAUSES = "ABCDEFGHIJKLMNOPQRST"

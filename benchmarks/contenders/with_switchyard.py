@@ -15,14 +15,14 @@ from benchmarks.common import SAMPLE_EVERY, payload, sample
 from switchyard.broker.errors import PublishError
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publisher import Outgoing, Publisher
-from switchyard.cli.long_running import settle_memory
-from switchyard.services.context import JobContext
+from switchyard.cli.base.long_running import settle_memory
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Done, Outcome
+from switchyard.services.jobs.registry import Registry, job
 from switchyard.services.ledger import Ledger
 from switchyard.services.logs import configure
-from switchyard.services.outcomes import Done, Outcome
-from switchyard.services.registry import Registry, job
+from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.settings import Settings
-from switchyard.services.worker import Worker, share_of
 
 MODULE = "benchmarks.contenders.with_switchyard"
 

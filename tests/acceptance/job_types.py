@@ -5,10 +5,10 @@ from typing import Annotated
 
 from pydantic import BaseModel
 
-from switchyard.services.context import JobContext
-from switchyard.services.local_fields import LocalOnly
-from switchyard.services.outcomes import Done, Outcome, PermanentError
-from switchyard.services.registry import job
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.local_fields import LocalOnly
+from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError
+from switchyard.services.jobs.registry import job
 
 
 class Work(BaseModel):

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from switchyard.cli import backfill_start
-from switchyard.cli.backfill_start import FormatName
+from switchyard.cli.backfill import start as backfill_start
+from switchyard.cli.backfill.start import FormatName
 from switchyard.services.backfill.files import FileFormat
-from switchyard.services.ledger import Ledger, LedgerUnavailable
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import LedgerUnavailable
 from switchyard.services.settings import Settings
 from tests.acceptance.conftest import CommandLine
 

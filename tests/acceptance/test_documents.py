@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.cli.search import ModeName
+from switchyard.cli.look.search import ModeName
+from switchyard.services.documents.samples import sample
+from switchyard.services.index.ranking import Mode
 from switchyard.services.ledger import upgrade
-from switchyard.services.samples import sample
-from switchyard.services.search import Mode
 from switchyard.services.settings import Settings
 from tests.acceptance.conftest import CommandLine, clean_environment
 from tests.support.api_server import serving

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.ledger import BulkState, JobFilter, State
+from switchyard.services.records import BulkState, JobFilter, State
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
 from tests.support.chaos import BOTH_QUEUE_TYPES

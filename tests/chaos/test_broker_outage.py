@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.errors import Blocked, BrokerAway
-from switchyard.broker.node import LocalNode
-from switchyard.services.ledger import State
-from switchyard.services.publishing import JobRequest, job_id_of
+from switchyard.cli.system.node import LocalNode
+from switchyard.services.publishing.publisher import JobRequest, job_id_of
+from switchyard.services.records import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     Effects,

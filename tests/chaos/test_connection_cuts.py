@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.broker.node import LOOPBACK
 from switchyard.broker.publisher import Publisher
-from switchyard.services.publishing import JobPublisher, job_id_of
+from switchyard.cli.system.node import LOOPBACK
+from switchyard.services.publishing.publisher import JobPublisher, job_id_of
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     BOTH_QUEUE_TYPES,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.broker.node import LOOPBACK
-from switchyard.services.ledger import State
-from switchyard.services.redrive import Change, LetterFilter, Redriver
+from switchyard.cli.system.node import LOOPBACK
+from switchyard.services.records import State
+from switchyard.services.redrive.redriver import Change, LetterFilter, Redriver
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     BOTH_QUEUE_TYPES,

@@ -11,13 +11,13 @@ from switchyard.broker.dead_queue import scanning
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publisher import envelope_of
-from switchyard.services import bulk_control
-from switchyard.services.bulk import BulkRunner
-from switchyard.services.dead_letters import index_waiting
-from switchyard.services.ledger import BulkState, State
-from switchyard.services.letters import LetterFilter
-from switchyard.services.redrive_operations import RedriveHandler
-from switchyard.services.redrive_spec import Progress, RedriveSpec, start_redrive
+from switchyard.services.bulk import control as bulk_control
+from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.dead.indexing import index_waiting
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.records import BulkState, State
+from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.spec import Progress, RedriveSpec, start_redrive
 from tests.support.brokers import TestBroker
 from tests.support.chaos import BOTH_QUEUE_TYPES
 from tests.support.eventually import eventually

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.broker.node import LOOPBACK
-from switchyard.services.ledger import State
+from switchyard.cli.system.node import LOOPBACK
+from switchyard.services.records import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     BOTH_QUEUE_TYPES,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.broker.node import LOOPBACK
-from switchyard.services.publishing import job_id_of
+from switchyard.cli.system.node import LOOPBACK
+from switchyard.services.publishing.publisher import job_id_of
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     Effects,

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from switchyard.services import bulk, bulk_control
 from switchyard.services.backfill import arxiv, gate, handler
 from switchyard.services.backfill import progress as progress_module
 from switchyard.services.backfill.files import FileFormat
 from switchyard.services.backfill.sources import InvalidBackfill
 from switchyard.services.backfill.spec import parse_spec
-from switchyard.services.bulk import BulkSession
-from switchyard.services.hot_traffic import HotTraffic
-from switchyard.services.ledger import BulkState, JobFilter, Ledger, State
+from switchyard.services.bulk import control as bulk_control
+from switchyard.services.bulk import operations as bulk
+from switchyard.services.bulk.hot_traffic import HotTraffic
+from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import BulkState, JobFilter, State
 from tests.support.arxiv_server import ArxivServer, Paper, answer_well, fails
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
@@ -172,7 +174,7 @@ async def test_papers_of_arxiv_are_published_page_by_page(
         Paper(f"2403.{number:05}", published=first + timedelta(hours=number), categories=("cs.DB",))
         for number in range(60)
     ]
-    modules = (*JOB_MODULES, "switchyard.services.ingest.arxiv_jobs")
+    modules = (*JOB_MODULES, "switchyard.services.workers.ingest.arxiv")
     with ArxivServer([*papers, Paper("2403.99999", categories=("math.CO",))]) as server:
         source = {"arxiv_base_url": server.url, "arxiv_interval": 0.001}
         async with opened(broker310, sqlite_url, tmp_path, modules=modules, **source) as (

@@ -18,9 +18,9 @@ from switchyard.broker.dead import Reason, read
 from switchyard.broker.errors import Blocked, BrokerAway, LaneFull, Unroutable
 from switchyard.broker.lanes import DEAD_QUEUE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
-from switchyard.broker.node import LocalNode
 from switchyard.broker.publisher import PATIENCE, Accepted, Outgoing
 from switchyard.broker.settings import BrokerSettings
+from switchyard.cli.system.node import LocalNode
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.publishing import (

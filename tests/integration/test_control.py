@@ -8,8 +8,8 @@ import pytest
 
 from switchyard.broker.lanes import CONTROL_EXCHANGE
 from switchyard.broker.wire import Envelope
-from switchyard.services.control import send_cancel
-from switchyard.services.ledger import AttemptOutcome, Cancelled, Running, State
+from switchyard.services.records import AttemptOutcome, Cancelled, Running, State
+from switchyard.services.runtime.control import send_cancel
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -14,18 +14,13 @@ from switchyard.broker.dead import DeathCertificate, Reason
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import DEAD_EXCHANGE, DEAD_LOG_QUEUE
 from switchyard.broker.message import JobMessage, now
-from switchyard.broker.node import LOOPBACK
 from switchyard.broker.publisher import envelope_of
 from switchyard.broker.wire import Envelope
-from switchyard.services.dead_letters import DeadLetterIndexer, index_waiting
-from switchyard.services.ledger import (
-    DeadLetter,
-    Ledger,
-    LedgerUnavailable,
-    NewJob,
-    State,
-)
-from switchyard.services.publishing import JobRequest
+from switchyard.cli.system.node import LOOPBACK
+from switchyard.services.dead.indexing import DeadLetterIndexer, index_waiting
+from switchyard.services.ledger import Ledger
+from switchyard.services.publishing.publisher import JobRequest
+from switchyard.services.records import DeadLetter, LedgerUnavailable, NewJob, State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.system import System, lanes_with, open_system

@@ -20,8 +20,8 @@ from switchyard.broker.dead import (
 from switchyard.broker.lanes import EVENTS_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import MAX_BODY_BYTES
 from switchyard.broker.wire import Envelope
-from switchyard.services.execution import Executor
-from switchyard.services.ledger import AttemptOutcome, State
+from switchyard.services.records import AttemptOutcome, State
+from switchyard.services.runtime.execution import Executor
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import MEMORY_LIMIT_MB, journal

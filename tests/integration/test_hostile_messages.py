@@ -18,15 +18,16 @@ from switchyard.broker.lanes import (
     EVENTS_EXCHANGE,
 )
 from switchyard.broker.message import JobMessage, now
-from switchyard.services.bulk import BulkRunner
-from switchyard.services.dead_letters import DeadLetterIndexer, index_waiting
-from switchyard.services.job_events import EventFeed
-from switchyard.services.ledger import DeadLetterFilter, Ledger, State
-from switchyard.services.letter_files import exported, import_letters, parse_line
-from switchyard.services.letters import LetterFilter
-from switchyard.services.purge import PurgeHandler, count_letters, start_purge
-from switchyard.services.redrive import Change, Redriver
-from switchyard.services.redrive_sending import Tally
+from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.dead.files import exported, import_letters, parse_line
+from switchyard.services.dead.indexing import DeadLetterIndexer, index_waiting
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.dead.purge import PurgeHandler, count_letters, start_purge
+from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.job_events import EventFeed
+from switchyard.services.records import DeadLetterFilter, State
+from switchyard.services.redrive.redriver import Change, Redriver
+from switchyard.services.redrive.sending import Tally
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.raw_amqp import BAD_ID, HOSTILE, RawPublisher, short, with_headers

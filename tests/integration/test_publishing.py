@@ -11,14 +11,9 @@ from switchyard.broker.dead import Reason
 from switchyard.broker.errors import BrokerAway, LaneFull
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publisher import Publisher
-from switchyard.services.ledger import (
-    AttemptOutcome,
-    IdempotencyConflict,
-    LedgerUnavailable,
-    State,
-)
-from switchyard.services.ledger.tables import jobs as jobs_table
-from switchyard.services.publishing import (
+from switchyard.services.jobs.registry import InvalidPayload
+from switchyard.services.ledger.sql.tables import jobs as jobs_table
+from switchyard.services.publishing.publisher import (
     InvalidJob,
     JobPublisher,
     JobRequest,
@@ -26,7 +21,12 @@ from switchyard.services.publishing import (
     job_id_of,
     prepare,
 )
-from switchyard.services.registry import InvalidPayload
+from switchyard.services.records import (
+    AttemptOutcome,
+    IdempotencyConflict,
+    LedgerUnavailable,
+    State,
+)
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

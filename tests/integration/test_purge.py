@@ -5,19 +5,18 @@ import time
 from datetime import timedelta
 
 from switchyard.broker.message import now
-from switchyard.services import bulk_control
-from switchyard.services.bulk import BulkRunner
-from switchyard.services.bulk_handlers import bulk_handlers
-from switchyard.services.dead_scan import LEASE
-from switchyard.services.leases import holding_lease
-from switchyard.services.ledger import BulkOperation, BulkState, DeadLetterState
-from switchyard.services.letters import LetterFilter
-from switchyard.services.purge import (
+from switchyard.services.bulk import control as bulk_control
+from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.dead.purge import (
     Progress,
     PurgeHandler,
     count_letters,
     start_purge,
 )
+from switchyard.services.dead.scan import LEASE
+from switchyard.services.records import BulkOperation, BulkState, DeadLetterState
+from switchyard.services.scheduler.bulk_handlers import bulk_handlers
 from tests.integration.test_redrive import bury, bury_many, ids, indexed
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -106,7 +105,7 @@ async def test_a_cancelled_purge_leaves_the_rest(broker310: TestBroker, sqlite_u
     async with open_system(broker310, sqlite_url) as system:
         await bury_many(system, ["a", "b"])
         operation = await started(system)
-        async with holding_lease(system.ledger, LEASE):
+        async with system.ledger.holding_lease(LEASE):
             running = asyncio.create_task(run(system, operation))
 
             async def waits() -> bool:

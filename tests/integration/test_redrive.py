@@ -14,12 +14,18 @@ from switchyard.broker.dead_queue import scanning
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.broker.publisher import Outgoing, envelope_of
-from switchyard.services.bulk import BulkRunner
-from switchyard.services.dead_letters import index_waiting
-from switchyard.services.ledger import Ledger, NewJob, RedrivenCopy, State
-from switchyard.services.purge import PurgeHandler, start_purge
-from switchyard.services.redrive import Change, LetterFilter, Redriver, Tally
-from switchyard.services.scheduler import Pace, Scheduler
+from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.dead.indexing import index_waiting
+from switchyard.services.dead.purge import PurgeHandler, start_purge
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import NewJob, RedrivenCopy, State
+from switchyard.services.redrive.redriver import (
+    Change,
+    LetterFilter,
+    Redriver,
+    Tally,
+)
+from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

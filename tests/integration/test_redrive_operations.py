@@ -11,17 +11,17 @@ from switchyard.broker.dead import DeathCertificate, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publisher import envelope_of
-from switchyard.services import bulk_control
-from switchyard.services.bulk import BulkRunner
-from switchyard.services.bulk_control import BulkConflict
-from switchyard.services.dead_letters import index_waiting
-from switchyard.services.dead_scan import wait_at_most
-from switchyard.services.ledger import BulkOperation, BulkState, NewJob, State
-from switchyard.services.letter_changes import Change, InvalidRedrive
-from switchyard.services.letters import LetterFilter, cause_of_letter
-from switchyard.services.redrive_operations import RedriveHandler
-from switchyard.services.redrive_plan import plan_redrive
-from switchyard.services.redrive_spec import (
+from switchyard.services.bulk import control as bulk_control
+from switchyard.services.bulk.control import BulkConflict
+from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.dead.changes import Change, InvalidRedrive
+from switchyard.services.dead.indexing import index_waiting
+from switchyard.services.dead.letters import LetterFilter, cause_of_letter
+from switchyard.services.dead.scan import wait_at_most
+from switchyard.services.records import BulkOperation, BulkState, NewJob, State
+from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.plan import plan_redrive
+from switchyard.services.redrive.spec import (
     Progress,
     RedriveConflict,
     RedriveSpec,

@@ -9,21 +9,20 @@ import pytest
 from switchyard.broker.dead_queue import scanning
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
 from switchyard.broker.message import JobMessage, Metadata, now
-from switchyard.services.dead_letters import GRACE_SECONDS, index_waiting, tidy
-from switchyard.services.ledger import (
+from switchyard.services.dead.changes import Change
+from switchyard.services.dead.edits import NothingToUndo, latest_edits, undo
+from switchyard.services.dead.indexing import GRACE_SECONDS, index_waiting, tidy
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.ledger import Ledger, to_message
+from switchyard.services.records import (
     BulkState,
+    ClaimRequest,
     DeadLetterState,
     FinishRequest,
-    Ledger,
     State,
-    to_message,
 )
-from switchyard.services.ledger.requests import ClaimRequest
-from switchyard.services.letter_changes import Change
-from switchyard.services.letter_edits import NothingToUndo, latest_edits, undo
-from switchyard.services.letters import LetterFilter
-from switchyard.services.redrive_plan import plan_redrive
-from switchyard.services.redrive_spec import Progress, RedriveSpec
+from switchyard.services.redrive.plan import plan_redrive
+from switchyard.services.redrive.spec import Progress, RedriveSpec
 from tests.integration.test_redrive_operations import bury, ids, names, run, start
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -10,14 +10,15 @@ import pytest
 from switchyard.broker.errors import LaneFull, PublishError, Unroutable
 from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE
 from switchyard.broker.publisher import Outgoing, Publisher, Result
-from switchyard.services.ledger import Created, Ledger, State
-from switchyard.services.publishing import (
+from switchyard.services.ledger import Ledger
+from switchyard.services.publishing.publisher import (
     JobPublisher,
     JobRequest,
     Published,
     prepare,
 )
-from switchyard.services.scheduler import Pace, Scheduler
+from switchyard.services.records import Created, State
+from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 from tests.support.system import System, declare, lanes_with, open_system

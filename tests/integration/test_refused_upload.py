@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.errors import LaneFull
-from switchyard.services.documents import DocumentDesk
-from switchyard.services.inbox import About, Inbox
-from switchyard.services.ledger import State
-from switchyard.services.publishing import JobPublisher
-from switchyard.services.registry import BUILT_IN_MODULES
+from switchyard.services.documents.desk import DocumentDesk
+from switchyard.services.documents.inbox import About, Inbox
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.records import State
 from tests.integration.test_refused_again import SlowPublisher
 from tests.support.brokers import TestBroker
 from tests.support.system import System, lanes_with, open_system

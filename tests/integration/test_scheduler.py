@@ -12,10 +12,11 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.message import now
-from switchyard.broker.node import LOOPBACK
-from switchyard.services.ledger import ClaimRequest, NewJob, State, to_message
-from switchyard.services.publishing import JobRequest, prepare
-from switchyard.services.scheduler import Pace, Scheduler, Turn
+from switchyard.cli.system.node import LOOPBACK
+from switchyard.services.ledger import to_message
+from switchyard.services.publishing.publisher import JobRequest, prepare
+from switchyard.services.records import ClaimRequest, NewJob, State
+from switchyard.services.scheduler.scheduler import Pace, Scheduler, Turn
 from tests.support.brokers import TestBroker
 from tests.support.chaos import CHAOS_MODULES, Effects
 from tests.support.eventually import eventually
@@ -118,7 +119,7 @@ async def test_scheduled_job_that_finds_its_lane_full_waits_for_room(
 async def test_due_jobs_of_a_full_queue_do_not_stand_in_the_way_of_others(
     broker310: TestBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.scheduler.BATCH", 3)
+    monkeypatch.setattr("switchyard.services.scheduler.scheduler.BATCH", 3)
     lanes = lanes_with(max_length={"backfill": 1})
     async with (
         open_system(broker310, database_url, lanes=lanes) as system,

@@ -14,7 +14,12 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from switchyard.broker.node import CommandError, LocalNode, StartError, free_port
+from switchyard.cli.system.node import (
+    CommandError,
+    LocalNode,
+    StartError,
+    free_port,
+)
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
@@ -133,7 +138,7 @@ def test_a_node_ends_with_its_owner_even_if_that_is_killed(
     owner = f"""
 import os, signal
 from pathlib import Path
-from switchyard.broker.node import LocalNode
+from switchyard.cli.system.node import LocalNode
 LocalNode(base_dir=Path({str(tmp_path)!r}), amqp_port={port}).start()
 os.kill(os.getpid(), signal.SIGKILL)
 """

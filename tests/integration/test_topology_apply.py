@@ -13,11 +13,11 @@ import pytest
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.lanes import Route
 from switchyard.broker.management import ManagementClient
-from switchyard.broker.node import LocalNode
 from switchyard.broker.reconcile import Report, apply, diff
 from switchyard.broker.settings import with_vhost
 from switchyard.broker.topology import Binding, Topology, build, render
-from switchyard.services.registry import Registry
+from switchyard.cli.system.node import LocalNode
+from switchyard.services.jobs.registry import Registry
 from tests.support.brokers import TestBroker
 from tests.support.management import Management
 

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner, Result
 
-from switchyard.cli.topology import app
-from switchyard.services.registry import Registry
+from switchyard.cli.system.topology import app
+from switchyard.services.jobs.registry import Registry
 from tests.support.brokers import TestBroker
 
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_changed_fails_and_extras_do_not(broker: TestBroker) -> N
 def test_a_module_of_ones_own_adds_its_binding(monkeypatch: pytest.MonkeyPatch) -> None:
     from pydantic import BaseModel
 
-    from switchyard.services.registry import job
+    from switchyard.services.jobs.registry import job
 
     class Abstract(BaseModel):
         text: str

@@ -16,17 +16,17 @@ from switchyard.broker.lanes import JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publisher import Publisher
 from switchyard.broker.wire import Envelope
-from switchyard.services.ledger import (
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import (
     AttemptOutcome,
     Claimed,
     ClaimRequest,
     FinishRequest,
-    Ledger,
     LedgerUnavailable,
     State,
 )
-from switchyard.services.registry import Registry
-from switchyard.services.worker import (
+from switchyard.services.runtime.worker import (
     LANE_WORKER_PRIORITY,
     LAST_WORDS,
     Share,

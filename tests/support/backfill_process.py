@@ -14,13 +14,14 @@ import sys
 import time
 from typing import Any
 
-from switchyard.services import bulk
 from switchyard.services.backfill.handler import BackfillHandler
 from switchyard.services.backfill.sources import Sources
-from switchyard.services.bulk import BulkRunner, BulkSession
-from switchyard.services.bulk_control import BulkConflict
-from switchyard.services.ledger import BulkState, Ledger
-from switchyard.services.registry import Registry
+from switchyard.services.bulk import operations as bulk
+from switchyard.services.bulk.control import BulkConflict
+from switchyard.services.bulk.operations import BulkRunner, BulkSession
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import BulkState
 from switchyard.services.settings import Settings
 from tests.support.system import lanes_with
 

@@ -20,10 +20,10 @@ from switchyard.services.backfill.sources import (
     Unusable,
 )
 from switchyard.services.backfill.spec import Backfills, parse_spec
-from switchyard.services.bulk import BulkRunner
-from switchyard.services.bulk_control import require_bulk
-from switchyard.services.ledger import BulkOperation
-from switchyard.services.storage import Storage
+from switchyard.services.bulk.control import require_bulk
+from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.files.storage import Storage
+from switchyard.services.records import BulkOperation
 from tests.support.system import System
 
 

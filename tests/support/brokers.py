@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import httpx
 
-from switchyard.broker.node import LocalNode, find_installed
+from switchyard.cli.system.node import LocalNode, find_installed
 from tests.support.management import Management
 from tests.support.missing import MissingError
 

@@ -18,18 +18,22 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from switchyard.broker.errors import PublishError
-from switchyard.services.context import JobContext
-from switchyard.services.ledger import LedgerUnavailable, State
-from switchyard.services.outcomes import (
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import (
     Done,
     Job,
     Next,
     Outcome,
     PermanentError,
 )
-from switchyard.services.publishing import InvalidJob, JobRequest, Published
-from switchyard.services.registry import job
-from switchyard.services.scheduler import Pace, Scheduler
+from switchyard.services.jobs.registry import job
+from switchyard.services.publishing.publisher import (
+    InvalidJob,
+    JobRequest,
+    Published,
+)
+from switchyard.services.records import LedgerUnavailable, State
+from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.eventually import eventually
 from tests.support.system import Broker, System, open_system
 from tests.support.worker_process import Process, Processes

@@ -24,8 +24,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.context import JobContext
-from switchyard.services.outcomes import (
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import (
     Discard,
     Done,
     Job,
@@ -36,7 +36,7 @@ from switchyard.services.outcomes import (
     RetryableError,
     Snooze,
 )
-from switchyard.services.registry import job
+from switchyard.services.jobs.registry import job
 
 SIGNAL_TIMEOUT = 20.0
 CPU_LIMIT = 2.0

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from switchyard.broker.node import LOOPBACK, end_with_this_process, free_port
+from switchyard.cli.system.node import LOOPBACK, end_with_this_process, free_port
 from tests.support.missing import MissingError
 
 # PostgreSQL refuses to run as root: its package has made a user for it.

@@ -13,7 +13,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from switchyard.broker.node import LocalNode
+from switchyard.cli.system.node import LocalNode
 from tests.support.brokers import new_node
 from tests.support.postgres import PostgresServer
 

@@ -22,11 +22,12 @@ from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publisher import Publisher
 from switchyard.broker.topology import build
-from switchyard.services.ledger import JobRecord, Ledger, State, upgrade
-from switchyard.services.publishing import JobPublisher, JobRequest
-from switchyard.services.registry import Registry
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.publishing.publisher import JobPublisher, JobRequest
+from switchyard.services.records import JobRecord, State
+from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.settings import Settings
-from switchyard.services.worker import Worker, share_of
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -288,7 +289,7 @@ def workers_publish_by(proxy: TcpProxy, broker: Broker, monkeypatch: pytest.Monk
     def by_proxy(settings: Settings, **options: Any) -> Publisher:
         return Publisher(settings.model_copy(update={"amqp_url": url}), **options)
 
-    monkeypatch.setattr("switchyard.services.worker.Publisher", by_proxy)
+    monkeypatch.setattr("switchyard.services.runtime.worker.Publisher", by_proxy)
 
 
 async def declare(

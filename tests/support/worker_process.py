@@ -24,16 +24,17 @@ from typing import Any, Self
 
 from pydantic import SecretStr
 
-from switchyard.services.bulk import BulkRunner
-from switchyard.services.ledger import Ledger, database
+from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.sql import database
 from switchyard.services.logs import configure
-from switchyard.services.publishing import JobRequest, prepare
-from switchyard.services.redrive import Change, LetterFilter, Redriver
-from switchyard.services.redrive_operations import RedriveHandler
-from switchyard.services.registry import Registry
-from switchyard.services.scheduler import Pace, Scheduler
+from switchyard.services.publishing.publisher import JobRequest, prepare
+from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.redriver import Change, LetterFilter, Redriver
+from switchyard.services.runtime.worker import Worker, share_of
+from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import Settings
-from switchyard.services.worker import Worker, share_of
 from tests.support.eventually import eventually
 
 READY_TIMEOUT = 20.0

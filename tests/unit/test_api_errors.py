@@ -2,7 +2,7 @@
 
 import pytest
 
-from switchyard.api.errors import problem_of
+from switchyard.api.http.errors import problem_of
 from switchyard.broker.errors import BrokerAway, LaneFull
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from switchyard.api.access import is_loopback
-from switchyard.services.api_keys import (
+from switchyard.api.entry.access import is_loopback
+from switchyard.services.access.api_keys import (
     InvalidKeySetting,
     NewKey,
     Principal,

@@ -3,8 +3,8 @@
 import time
 
 from switchyard.services.backfill.gate import Gate
-from switchyard.services.hot_traffic import STEP, HotTraffic
-from switchyard.services.lane_pressure import (
+from switchyard.services.bulk.hot_traffic import STEP, HotTraffic
+from switchyard.services.monitoring.lane_pressure import (
     LaneDepth,
     Pressure,
     QueueDepth,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.causes import (
+from switchyard.services.dead.causes import (
     FINGERPRINT_LENGTH,
     Cause,
     cause_of,

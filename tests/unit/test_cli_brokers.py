@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.broker import node
-from switchyard.cli import brokers
-from switchyard.cli.errors import CommandFailed
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.system import brokers, node
 from switchyard.services.settings import Settings
 
 

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from switchyard.cli.main import app
-from switchyard.cli.settings_page import page
+from switchyard.cli.system.settings_page import page
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -46,5 +46,5 @@ def test_no_command_is_documented_that_there_is_not() -> None:
 
 def test_settings_page_is_that_of_the_settings() -> None:
     assert (DOCS / "settings.md").read_text() == page(), (
-        "make it anew: python -m switchyard.cli.settings_page > docs/settings.md"
+        "make it anew: python -m switchyard.cli.system.settings_page > docs/settings.md"
     )

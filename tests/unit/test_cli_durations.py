@@ -2,8 +2,8 @@
 
 import pytest
 
-from switchyard.cli.durations import age, duration, parse_duration
-from switchyard.cli.errors import WrongUsage
+from switchyard.cli.base.durations import age, duration, parse_duration
+from switchyard.cli.base.errors import WrongUsage
 
 
 @pytest.mark.parametrize(

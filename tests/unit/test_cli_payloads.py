@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from switchyard.cli.errors import WrongUsage
-from switchyard.cli.payloads import (
+from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.base.payloads import (
     StandardInput,
     parse_lines,
     parse_payload,

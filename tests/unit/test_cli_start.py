@@ -7,9 +7,9 @@ import sys
 import pytest
 import typer
 
-from switchyard.cli.jobs import StateName
+from switchyard.cli.jobs.jobs import StateName
 from switchyard.cli.main import app
-from switchyard.services.ledger import State
+from switchyard.services.records import State
 
 HEAVY = (
     "aio_pika", "aiormq", "alembic", "asyncio", "httpx", "lancedb", "multiprocessing", "pebble",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.cli.supervisor import FIRST_BACKOFF, Child, Supervisor
+from switchyard.cli.system.supervisor import FIRST_BACKOFF, Child, Supervisor
 
 
 @pytest.fixture

@@ -2,7 +2,12 @@
 
 import pytest
 
-from switchyard.services.hot_traffic import LONGEST_STEP, REST, STEP, HotTraffic
+from switchyard.services.bulk.hot_traffic import (
+    LONGEST_STEP,
+    REST,
+    STEP,
+    HotTraffic,
+)
 
 
 class Ledger:

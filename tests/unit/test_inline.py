@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from switchyard.services.context import JobContext
-from switchyard.services.inline import InlineRunner
-from switchyard.services.ledger import ClaimRequest, Ledger, State, upgrade
-from switchyard.services.outcomes import (
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import (
     Done,
     Job,
     Next,
@@ -22,13 +20,16 @@ from switchyard.services.outcomes import (
     Retry,
     Snooze,
 )
-from switchyard.services.publishing import (
+from switchyard.services.jobs.registry import InvalidPayload, Registry, job
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.publishing.publisher import (
     InvalidJob,
     JobRequest,
     job_id_of,
     prepare,
 )
-from switchyard.services.registry import InvalidPayload, Registry, job
+from switchyard.services.records import ClaimRequest, State
+from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
 from tests.support.eventually import eventually
 

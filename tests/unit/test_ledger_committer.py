@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from switchyard.services.ledger.committer import GroupCommitter
-from switchyard.services.ledger.errors import LedgerUnavailable, RowRejected
+from switchyard.services.ledger.sql.committer import GroupCommitter
+from switchyard.services.records import LedgerUnavailable, RowRejected
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,17 @@
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.services.ledger import (
+from switchyard.services.ledger.sql.rows import JobRow
+from switchyard.services.ledger.sql.rules import (
+    decide_claim,
+    is_held,
+    is_held_by,
+    may_overflow,
+    may_queue,
+    may_redrive,
+)
+from switchyard.services.records import (
+    TRANSITIONS,
     Claimed,
     ClaimRequest,
     ClaimResult,
@@ -12,16 +22,6 @@ from switchyard.services.ledger import (
     State,
     Superseded,
 )
-from switchyard.services.ledger.rows import JobRow
-from switchyard.services.ledger.rules import (
-    decide_claim,
-    is_held,
-    is_held_by,
-    may_overflow,
-    may_queue,
-    may_redrive,
-)
-from switchyard.services.ledger.states import TRANSITIONS
 
 HELD = HeldBy("worker-1", "claim-1")
 

@@ -7,19 +7,19 @@ import pytest
 
 from switchyard.broker.dead import PROPERTIES_HEADER, DeathCertificate, Reason
 from switchyard.broker.message import JobMessage, Metadata, now
-from switchyard.services.ledger import DeadLetter
-from switchyard.services.letter_changes import (
+from switchyard.services.dead.changes import (
     Change,
     InvalidRedrive,
     changed,
     difference,
     merged,
 )
-from switchyard.services.letter_files import InvalidLine, line_of, parse_line
-from switchyard.services.letters import LetterFilter, cause_of_letter
-from switchyard.services.redrive_spec import RedriveSpec, title_of
-from switchyard.services.redrive_stored import StoredLetter
-from switchyard.services.registry import Registry
+from switchyard.services.dead.files import InvalidLine, line_of, parse_line
+from switchyard.services.dead.letters import LetterFilter, cause_of_letter
+from switchyard.services.dead.stored import StoredLetter
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.records import DeadLetter
+from switchyard.services.redrive.spec import RedriveSpec, title_of
 
 REGISTRY = Registry.load(["tests.support.jobs"])
 

@@ -11,22 +11,22 @@ from switchyard.services.backfill.arxiv import ArxivSource
 from switchyard.services.backfill.files import FileSource
 from switchyard.services.backfill.sources import Item, Source
 from switchyard.services.backfill.spec import BackfillSpec, Plan
-from switchyard.services.context import JobContext
-from switchyard.services.job_requests import InvalidRequest
-from switchyard.services.letter_changes import Change, InvalidRedrive, changed
-from switchyard.services.letters import LetterFilter
-from switchyard.services.local_fields import LocalOnly, local_fields
-from switchyard.services.outcomes import Done, Outcome
-from switchyard.services.publishing import JobRequest, prepare
-from switchyard.services.redrive_spec import RedriveSpec
-from switchyard.services.redrive_stored import StoredLetter
-from switchyard.services.registry import (
+from switchyard.services.dead.changes import Change, InvalidRedrive, changed
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.dead.stored import StoredLetter
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.local_fields import LocalOnly, local_fields
+from switchyard.services.jobs.outcomes import Done, Outcome
+from switchyard.services.jobs.registry import (
     InvalidPayload,
     NotFromOutside,
     Registry,
     RegistryError,
     job,
 )
+from switchyard.services.publishing.publisher import JobRequest, prepare
+from switchyard.services.publishing.requests import InvalidRequest
+from switchyard.services.redrive.spec import RedriveSpec
 
 HostPath = Annotated[str, LocalOnly("send the file")]
 
@@ -69,8 +69,8 @@ async def other(payload: Part, ctx: JobContext) -> Outcome:
 REGISTRY = Registry.load(
     [
         __name__,
-        "switchyard.services.ingest.jobs",
-        "switchyard.services.ingest.arxiv_jobs",
+        "switchyard.services.workers.ingest.documents",
+        "switchyard.services.workers.ingest.arxiv",
         "tests.support.jobs",
     ]
 )

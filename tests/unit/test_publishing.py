@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.services.outcomes import Job
-from switchyard.services.publishing import (
+from switchyard.services.jobs.outcomes import Job
+from switchyard.services.jobs.registry import (
+    InvalidPayload,
+    Registry,
+    UnknownJobType,
+)
+from switchyard.services.publishing.publisher import (
     MAX_DELAY,
     InvalidJob,
     JobRequest,
@@ -16,7 +21,6 @@ from switchyard.services.publishing import (
     job_id_of,
     prepare,
 )
-from switchyard.services.registry import InvalidPayload, Registry, UnknownJobType
 from tests.support.system import JOB_MODULES
 
 REGISTRY = Registry.load(JOB_MODULES)

@@ -13,14 +13,14 @@ from switchyard.broker.dead_queue import Letter
 from switchyard.broker.delivery import Delivery
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.wire import PipelinedChannel
-from switchyard.services.letter_changes import (
+from switchyard.services.dead.changes import (
     Change,
     InvalidRedrive,
     changed,
     parse_assignment,
 )
-from switchyard.services.letters import LetterFilter
-from switchyard.services.registry import Registry
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.jobs.registry import Registry
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 REGISTRY = Registry.load(["tests.support.jobs"])

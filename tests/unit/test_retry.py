@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from switchyard.broker.dead import Reason
-from switchyard.services.outcomes import (
+from switchyard.services.jobs.outcomes import (
     Discard,
     Done,
     Job,
@@ -16,7 +16,7 @@ from switchyard.services.outcomes import (
     RetryableError,
     Snooze,
 )
-from switchyard.services.retry import (
+from switchyard.services.jobs.retry import (
     MAX_DELAY,
     Delayed,
     Died,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.outcomes import (
+from switchyard.services.jobs.outcomes import (
     Discard,
     Done,
     Job,
@@ -15,7 +15,7 @@ from switchyard.services.outcomes import (
     Retry,
     Snooze,
 )
-from switchyard.services.retry import (
+from switchyard.services.jobs.retry import (
     MAX_DELAY,
     Delayed,
     Died,

@@ -10,9 +10,9 @@ from typer.testing import CliRunner, Result
 from switchyard.broker.errors import BrokerError
 from switchyard.broker.lanes import retry_name
 from switchyard.broker.topology import build, render_text
-from switchyard.cli.errors import CommandFailed
-from switchyard.cli.topology import app
-from switchyard.services.registry import Registry, RegistryError
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.system.topology import app
+from switchyard.services.jobs.registry import Registry, RegistryError
 
 NO_BROKER = "amqp://someone:s3cret@127.0.0.1:1/"
 
@@ -93,10 +93,10 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
         "httpx",
         "rich.table",
         "aio_pika",
-        "switchyard.services.registry",
+        "switchyard.services.jobs.registry",
         "switchyard.broker.topology",
     }
-    code = f"import sys, switchyard.cli.topology; print({heavy!r} & set(sys.modules))"
+    code = f"import sys, switchyard.cli.system.topology; print({heavy!r} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from switchyard.broker.lanes import LANES, Route
 from switchyard.broker.settings import Profile
 from switchyard.broker.topology import build, render, render_text
-from switchyard.services.registry import Registry
+from switchyard.services.jobs.registry import Registry
 
 DEFINITIONS = Path(__file__).parents[2] / "definitions.json"
 ROUTES = [Route(lane.name, "summarize_content", "llm") for lane in LANES]

@@ -10,28 +10,27 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from switchyard.api import (
+from switchyard.api.entry.access import check_keys
+from switchyard.api.entry.bodies import BodyLimits
+from switchyard.api.entry.edge import Edge
+from switchyard.api.entry.rate_limit import RateLimiter
+from switchyard.api.http import errors, openapi
+from switchyard.api.routes import (
     admin,
     backfills,
     contract,
     dead,
     documents,
-    errors,
     events,
     extract,
     health,
     jobs,
-    openapi,
     pressure,
     search,
 )
-from switchyard.api.access import check_keys
-from switchyard.api.bodies import BodyLimits
-from switchyard.api.edge import Edge
 from switchyard.api.state import open_state
-from switchyard.services.asyncapi import version
-from switchyard.services.documents import open_desks
-from switchyard.services.rate_limit import RateLimiter
+from switchyard.services.documents.desk import open_desks
+from switchyard.services.publishing.asyncapi import version
 from switchyard.services.settings import Settings
 
 ROUTERS = (

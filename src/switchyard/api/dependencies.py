@@ -1,6 +1,6 @@
 """The desks of documents and extractions, as FastAPI dependencies.
 
-The application opens them when it starts (`services.documents.open_desks`):
+The application opens them when it starts (`services.documents.desk.open_desks`):
 `app.state.desks`.
 All are async: FastAPI runs others in a thread of their own.
 """
@@ -11,8 +11,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from switchyard.services.documents import Desks, DocumentDesk
-from switchyard.services.extractions import ExtractionDesk
+from switchyard.services.documents.desk import Desks, DocumentDesk
+from switchyard.services.documents.extractions import ExtractionDesk
 
 
 def _desks(request: Request) -> Desks:

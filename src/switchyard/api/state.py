@@ -10,18 +10,18 @@ from typing import Annotated
 import structlog
 from fastapi import Depends, Request
 
-from switchyard.api.problems import Problem
+from switchyard.api.entry.rate_limit import RateLimiter
+from switchyard.api.http.problems import Problem
 from switchyard.broker.background import Background
-from switchyard.services.api_keys import KeyRing, configured_keys
-from switchyard.services.job_events import EventFeed
-from switchyard.services.lane_pressure import LanePressure
+from switchyard.services.access.api_keys import KeyRing, configured_keys
+from switchyard.services.files.storage import Storage
+from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.prompt_publisher import PromptPublisher
-from switchyard.services.publishing import JobPublisher
-from switchyard.services.rate_limit import RateLimiter
-from switchyard.services.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.monitoring.job_events import EventFeed
+from switchyard.services.monitoring.lane_pressure import LanePressure
+from switchyard.services.publishing.prompt import PromptPublisher
+from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.settings import Settings
-from switchyard.services.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)

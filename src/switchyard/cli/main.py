@@ -13,33 +13,36 @@ from typing import NoReturn
 
 import typer
 
-from switchyard.cli import (
-    api,
-    backfill,
-    cancel,
-    db,
-    dead,
-    dead_edit,
-    dead_files,
-    dead_groups,
-    demo,
-    doctor,
-    documents,
-    jobs,
-    keys,
-    lanes,
-    publish,
+from switchyard.cli.backfill import operations as backfill
+from switchyard.cli.base.errors import (
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    explain,
+    one_line,
+)
+from switchyard.cli.dead import (
+    edit as dead_edit,
+)
+from switchyard.cli.dead import (
+    files as dead_files,
+)
+from switchyard.cli.dead import (
+    groups as dead_groups,
+)
+from switchyard.cli.dead import (
+    letters as dead,
+)
+from switchyard.cli.dead import (
     purge,
     redrive,
     redrives,
-    scheduler,
-    search,
-    topology,
-    up,
-    worker,
-    workers,
 )
-from switchyard.cli.errors import FAILED, INTERRUPTED, USAGE, explain, one_line
+from switchyard.cli.demo import command as demo
+from switchyard.cli.jobs import cancel, jobs, publish
+from switchyard.cli.look import doctor, documents, lanes, search, workers
+from switchyard.cli.process import api, scheduler, up, worker
+from switchyard.cli.system import db, keys, topology
 
 app = typer.Typer(
     name="jobctl",

@@ -13,8 +13,8 @@ import pytest
 from fastapi.routing import APIRoute
 
 from switchyard.api.app import ROUTERS
-from switchyard.api.problems import KINDS
-from switchyard.services.api_keys import Scope, create_key
+from switchyard.api.http.problems import KINDS
+from switchyard.services.access.api_keys import Scope, create_key
 from switchyard.services.settings import Settings
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.arxiv_server import ArxivServer, Paper
@@ -184,7 +184,7 @@ async def test_operators_see_lanes_workers_and_dead_letters(
 
 
 async def index(system: System) -> int:
-    from switchyard.services.dead_letters import index_waiting
+    from switchyard.services.dead.indexing import index_waiting
 
     return await index_waiting(system.settings, system.ledger, system.registry)
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from switchyard.services.job_events import BACKLOG, EventFeed, JobEvent
-from switchyard.services.ledger import State
+from switchyard.services.monitoring.job_events import BACKLOG, EventFeed, JobEvent
+from switchyard.services.records import State
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.ledger import State
+from switchyard.services.records import State
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

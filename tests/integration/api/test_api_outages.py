@@ -15,14 +15,14 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from switchyard.broker.node import LocalNode
-from switchyard.services.documents import run_id
-from switchyard.services.job_events import EventFeed
-from switchyard.services.ledger import JobFilter, State
-from switchyard.services.publishing import JobRequest, Published, prepare
-from switchyard.services.registry import BUILT_IN_MODULES
-from switchyard.services.scheduler import Pace, Scheduler
-from switchyard.services.stages import document_id_of
+from switchyard.cli.system.node import LocalNode
+from switchyard.services.documents.desk import run_id
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.monitoring.job_events import EventFeed
+from switchyard.services.publishing.publisher import JobRequest, Published, prepare
+from switchyard.services.records import JobFilter, State
+from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.workers.stages import document_id_of
 from tests.integration.api.document_server import send
 from tests.support import peers
 from tests.support.api_server import RunningApi, api_process, environment_of, problem, serving

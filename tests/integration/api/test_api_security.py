@@ -9,9 +9,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from switchyard.api.access import KeysMissing
 from switchyard.api.app import create_app
-from switchyard.services.api_keys import (
+from switchyard.api.entry.access import KeysMissing
+from switchyard.services.access.api_keys import (
     REMEMBERED_FOR,
     Scope,
     create_key,

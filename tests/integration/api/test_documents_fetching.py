@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from switchyard.services.fetching import (
+from switchyard.services.files.fetching import (
     Address,
     FetchFailed,
     FetchRefused,

@@ -12,13 +12,13 @@ import httpx
 import pymupdf
 import pytest
 
-from switchyard.services.documents import open_desks, run_id
-from switchyard.services.inbox import About
+from switchyard.services.documents.desk import open_desks, run_id
+from switchyard.services.documents.inbox import About
+from switchyard.services.documents.samples import sample
+from switchyard.services.files.storage import Storage
+from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.registry import Registry
-from switchyard.services.samples import sample
 from switchyard.services.settings import Settings
-from switchyard.services.storage import Storage
 from tests.integration.api.document_server import in_parts, send, serving
 from tests.integration.ledger import made
 from tests.integration.pipeline.pdfs import encrypted, pdf, scanned, sized

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.ledger import State
-from switchyard.services.redrive import Change, LetterFilter, Redriver
-from switchyard.services.registry import BUILT_IN_MODULES
-from switchyard.services.samples import sample
+from switchyard.services.documents.samples import sample
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.records import State
+from switchyard.services.redrive.redriver import Change, LetterFilter, Redriver
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving
 from tests.integration.pipeline.pdfs import pdf, scanned

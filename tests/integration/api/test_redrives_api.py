@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from switchyard.api.client import AsyncClient, Conflict, Invalid, NotFound
-from switchyard.services.bulk import BulkRunner
-from switchyard.services.ledger import State
-from switchyard.services.redrive_operations import RedriveHandler
+from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.records import State
+from switchyard.services.redrive.operations import RedriveHandler
 from tests.integration.test_redrive_operations import bury, names
 from tests.support.api_server import RunningApi
 from tests.support.eventually import eventually

@@ -3,7 +3,7 @@
 from typing import Any
 
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.services.ledger import (
+from switchyard.services.records import (
     AttemptOutcome,
     ClaimRequest,
     DeadLetterRecord,

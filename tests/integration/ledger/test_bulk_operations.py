@@ -3,10 +3,12 @@ import time
 
 import pytest
 
-from switchyard.services import bulk, bulk_control
-from switchyard.services.bulk import BulkRunner, BulkSession, TryLater
-from switchyard.services.bulk_control import BulkConflict, UnknownBulkOperation
-from switchyard.services.ledger import BulkOperation, BulkState, Ledger, State
+from switchyard.services.bulk import control as bulk_control
+from switchyard.services.bulk import operations as bulk
+from switchyard.services.bulk.control import BulkConflict, UnknownBulkOperation
+from switchyard.services.bulk.operations import BulkRunner, BulkSession, TryLater
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import BulkOperation, BulkState, State
 from tests.integration.ledger.made import NOW, message, new_job
 from tests.support.eventually import eventually
 

@@ -14,17 +14,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from switchyard.services.ledger import (
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.records import (
+    TRANSITIONS,
     AttemptOutcome,
     Claimed,
     HeldBy,
     JobRecord,
-    Ledger,
     RedrivenCopy,
     State,
-    upgrade,
 )
-from switchyard.services.ledger.states import TRANSITIONS
 from tests.integration.ledger.made import NOW, claim, finish, letter, message, new_job
 
 WORKERS = st.sampled_from(["worker-1", "worker-2", "worker-3"])

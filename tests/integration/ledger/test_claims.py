@@ -2,13 +2,13 @@ import asyncio
 
 import pytest
 
-from switchyard.services.ledger import (
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import (
     AttemptOutcome,
     Cancelled,
     Claimed,
     Finished,
     HeldBy,
-    Ledger,
     State,
     Superseded,
 )

@@ -1,13 +1,9 @@
 import pytest
 
-from switchyard.services.causes import cause_of
-from switchyard.services.dead_letters import group_of
-from switchyard.services.ledger import (
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLetterState,
-    Ledger,
-)
+from switchyard.services.dead.causes import cause_of
+from switchyard.services.dead.indexing import group_of
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import DeadLetter, DeadLetterFilter, DeadLetterState
 from tests.integration.ledger.made import NOW, letter
 
 HOUR = 3600.0

@@ -1,12 +1,7 @@
 import pytest
 
-from switchyard.services.ledger import (
-    DeadLetterFilter,
-    DeadLetterState,
-    Ledger,
-    RedrivenCopy,
-    State,
-)
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import DeadLetterFilter, DeadLetterState, RedrivenCopy, State
 from tests.integration.ledger.made import NOW, claim, finish, letter, new_job
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.ledger import Edge, Ledger
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import Edge
 
 
 async def test_the_same_content_is_the_same_document(ledger: Ledger) -> None:

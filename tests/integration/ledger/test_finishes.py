@@ -1,12 +1,12 @@
 import pytest
 
-from switchyard.services.ledger import (
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import (
     AlreadyFinished,
     AttemptOutcome,
     Cancelled,
     Claimed,
     FinishRequest,
-    Ledger,
     NotFound,
     RowRejected,
     Running,

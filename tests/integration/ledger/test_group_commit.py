@@ -5,15 +5,8 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.message import Metadata
-from switchyard.services.ledger import (
-    Claimed,
-    Created,
-    Ledger,
-    LedgerError,
-    RowRejected,
-    State,
-    upgrade,
-)
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.records import Claimed, Created, LedgerError, RowRejected, State
 from tests.integration.ledger.made import NOW, claim, finish, message, new_job
 
 ROOT = Path(__file__).parents[3]

@@ -9,16 +9,11 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-import switchyard.services.ledger
-from switchyard.services.ledger import (
-    Created,
-    Ledger,
-    LedgerError,
-    SchemaOutdated,
-    upgrade,
-)
-from switchyard.services.ledger.database import connect
-from switchyard.services.ledger.tables import SCHEMA_REVISION, metadata
+import switchyard.services.ledger.sql
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger.sql.database import connect
+from switchyard.services.ledger.sql.tables import SCHEMA_REVISION, metadata
+from switchyard.services.records import Created, LedgerError, SchemaOutdated
 from tests.integration.ledger.made import new_job
 
 
@@ -89,6 +84,6 @@ async def test_an_address_that_is_not_to_be_used_is_refused(url: str) -> None:
 
 def test_the_program_knows_the_newest_migration() -> None:
     config = Config()
-    folder = Path(switchyard.services.ledger.__file__).parent / "migrations"
+    folder = Path(switchyard.services.ledger.sql.__file__).parent / "migrations"
     config.set_main_option("script_location", str(folder))
     assert ScriptDirectory.from_config(config).get_heads() == [SCHEMA_REVISION]

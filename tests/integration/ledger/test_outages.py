@@ -4,15 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.ledger import (
-    Claimed,
-    Created,
-    Ledger,
-    LedgerUnavailable,
-    State,
-    upgrade,
-)
-from switchyard.services.ledger import database as database_module
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger.sql import database as database_module
+from switchyard.services.records import Claimed, Created, LedgerUnavailable, State
 from tests.integration.ledger.made import claim, finish, message, new_job
 from tests.support.postgres import PostgresServer
 

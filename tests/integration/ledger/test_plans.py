@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.ledger.dialect import keys_parameter, select_by_keys
+from switchyard.services.ledger.sql.dialect import keys_parameter, select_by_keys
 
 
 @pytest.mark.postgres

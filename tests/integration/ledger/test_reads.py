@@ -1,6 +1,7 @@
 import pytest
 
-from switchyard.services.ledger import AttemptOutcome, JobFilter, Ledger, State
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import AttemptOutcome, JobFilter, State
 from tests.integration.ledger.made import NOW, claim, finish, message, new_job
 
 

@@ -3,16 +3,9 @@ import asyncio
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.ledger import (
-    Created,
-    Existing,
-    IdempotencyConflict,
-    Ledger,
-    RowRejected,
-    State,
-    to_message,
-)
+from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.ledger.jobs import MANY
+from switchyard.services.records import Created, Existing, IdempotencyConflict, RowRejected, State
 from tests.integration.ledger.made import NOW, claim, finish, message, new_job
 
 NOBODY = [f"nobody-{number}" for number in range(MANY)]

@@ -5,13 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from switchyard.services.ledger import (
-    Created,
-    Existing,
-    Ledger,
-    LedgerUnavailable,
-    State,
-)
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import Created, Existing, LedgerUnavailable, State
 from tests.integration.ledger.made import NOW, claim, message, new_job
 
 

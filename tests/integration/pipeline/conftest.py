@@ -15,12 +15,12 @@ import pebble
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.services.context import JobContext
+from switchyard.services.files.storage import Storage
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Job, Next, Outcome
+from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.outcomes import Job, Next, Outcome
-from switchyard.services.registry import Registry
 from switchyard.services.settings import Settings
-from switchyard.services.storage import Storage
 from tests.support.llm_server import LlmServer
 
 

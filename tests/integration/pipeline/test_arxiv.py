@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.dead import Reason
-from switchyard.services.ledger import State
-from switchyard.services.registry import BUILT_IN_MODULES, InvalidPayload
-from switchyard.services.storage import Storage, result_key
+from switchyard.services.files.storage import Storage, result_key
+from switchyard.services.jobs.registry import BUILT_IN_MODULES, InvalidPayload
+from switchyard.services.records import State
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, Paper, many
 from tests.support.brokers import TestBroker
@@ -86,7 +86,7 @@ async def test_one_job_takes_a_paper_through_every_stage(system: System, site: A
 async def test_the_papers_of_a_query_go_through_every_stage(
     system: System, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.ingest.arxiv_jobs.PAGE_SIZE", 2)
+    monkeypatch.setattr("switchyard.services.workers.ingest.arxiv.PAGE_SIZE", 2)
     site.papers = many(3)
     await system.start_worker("ingest", "llm", "embed", "link")
     query = await system.publish("hot.ingest_arxiv", {"query": "cat:physics.ao-ph"})

@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.ingest import arxiv
-from switchyard.services.ingest.arxiv import ArxivClient, Cursor, Page, payload_of
-from switchyard.services.ingest.arxiv_errors import (
+from switchyard.services.ledger import Ledger
+from switchyard.services.settings import Settings
+from switchyard.services.sources.arxiv import client as arxiv
+from switchyard.services.sources.arxiv.client import (
+    ArxivClient,
+    Cursor,
+    Page,
+    payload_of,
+)
+from switchyard.services.sources.arxiv.errors import (
     ArxivBusy,
     ArxivNonsense,
     ArxivRefused,
     ArxivUnavailable,
 )
-from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, Paper, many
 

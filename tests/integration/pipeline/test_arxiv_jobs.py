@@ -14,22 +14,22 @@ from uuid import uuid4
 
 import pytest
 
-from switchyard.services.embed.embedder import embedder_for
-from switchyard.services.fetching import FetchFailed, FetchRefused
-from switchyard.services.index import ChunkIndex
-from switchyard.services.ingest.arxiv_documents import Taken, takes_over
-from switchyard.services.ingest.arxiv_errors import (
+from switchyard.services.files.fetching import FetchFailed, FetchRefused
+from switchyard.services.files.storage import result_key, stage_key
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.embedder import embedder_for
+from switchyard.services.jobs.outcomes import Done, Next, Outcome, Snooze
+from switchyard.services.jobs.registry import InvalidPayload
+from switchyard.services.llm.errors import LlmRefused
+from switchyard.services.records import Document
+from switchyard.services.sources.arxiv.errors import (
     ArxivNonsense,
     ArxivNotFound,
     ArxivRefused,
 )
-from switchyard.services.ingest.arxiv_jobs import snooze_for
-from switchyard.services.ledger import Document
-from switchyard.services.llm.errors import LlmRefused
-from switchyard.services.outcomes import Done, Next, Outcome, Snooze
-from switchyard.services.registry import InvalidPayload
-from switchyard.services.stages import INGEST
-from switchyard.services.storage import result_key, stage_key
+from switchyard.services.workers.ingest.arxiv import snooze_for
+from switchyard.services.workers.ingest.arxiv_documents import Taken, takes_over
+from switchyard.services.workers.stages import INGEST
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, pdf
 from tests.support import arxiv_server as server
@@ -368,7 +368,7 @@ async def test_a_page_in_the_place_of_a_pdf_is_tried_again(
 async def test_a_query_is_followed_page_by_page(
     arxiv: Pipeline, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.ingest.arxiv_jobs.PAGE_SIZE", 4)
+    monkeypatch.setattr("switchyard.services.workers.ingest.arxiv.PAGE_SIZE", 4)
     site.papers = many(15)
     payload = {"query": "cat:physics.ao-ph", "start": 1, "max_results": 10, "force": True}
     ids, sizes, starts = [], [], []

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.embed.chunks import Chunk, chunk_id
-from switchyard.services.index import ChunkIndex, IndexMismatch
+from switchyard.services.index.chunk_index import ChunkIndex, IndexMismatch
+from switchyard.services.text.chunks import Chunk, chunk_id
 
 DIMENSIONS = 8
 SPAWN = multiprocessing.get_context("spawn")
@@ -190,7 +190,7 @@ async def test_processes_that_make_the_index_at_the_same_time_lose_nothing(url: 
 async def test_a_marker_of_a_process_that_died_does_not_stop_others(
     url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("switchyard.services.index._CREATION_TIMEOUT", 0.2)
+    monkeypatch.setattr("switchyard.services.index.chunk_index._CREATION_TIMEOUT", 0.2)
     Path(url).mkdir()
     Path(url, "chunks.creating").touch()
     async with opened(url) as index:

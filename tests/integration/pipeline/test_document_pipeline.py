@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.embed.embedder import embedder_for
-from switchyard.services.index import ChunkIndex
-from switchyard.services.ingest.errors import EncryptedDocument, UnsupportedMedia
-from switchyard.services.ledger import Ledger, NewJob
+from switchyard.services.documents.samples import sample, write_samples
+from switchyard.services.files.errors import EncryptedDocument, UnsupportedMedia
+from switchyard.services.files.storage import content_hash, result_key, stage_key
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.ranking import Hit, search
+from switchyard.services.jobs.outcomes import Done, PermanentError
+from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
-from switchyard.services.outcomes import Done, PermanentError
-from switchyard.services.samples import sample, write_samples
-from switchyard.services.search import Hit, search
-from switchyard.services.stages import EMBED, MissingOutput
-from switchyard.services.storage import content_hash, result_key, stage_key
+from switchyard.services.records import NewJob
+from switchyard.services.workers.stages import EMBED, MissingOutput
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned
 from tests.support import llm_server as server
@@ -344,8 +345,8 @@ async def test_a_shorter_text_leaves_no_orphan_chunks(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     payload = written(tmp_path, "a.pdf", sample(0).content)
-    monkeypatch.setattr("switchyard.services.embed.chunks.CHUNK_WORDS", 40)
-    monkeypatch.setattr("switchyard.services.embed.chunks.OVERLAP_WORDS", 0)
+    monkeypatch.setattr("switchyard.services.text.chunks.CHUNK_WORDS", 40)
+    monkeypatch.setattr("switchyard.services.text.chunks.OVERLAP_WORDS", 0)
     document_id = await ingested(pipeline, payload)
     many = await chunk_count(pipeline, document_id)
     monkeypatch.undo()

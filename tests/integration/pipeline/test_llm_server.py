@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.embed.remote import BATCH, RemoteEmbedder
+from switchyard.services.index.remote import BATCH, RemoteEmbedder
+from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.llm.client import NETWORK_TRIES, LlmClient
 from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
-from switchyard.services.outcomes import PermanentError
 from switchyard.services.settings import Settings
 from tests.support import llm_server as server
 from tests.support.eventually import eventually

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from switchyard.services.ingest.errors import (
+from switchyard.services.documents.samples import samples
+from switchyard.services.files.errors import (
     CorruptDocument,
     DocumentTooLarge,
     EncryptedDocument,
 )
-from switchyard.services.ingest.extraction import extract
-from switchyard.services.ingest.media import MARKDOWN, PLAIN_TEXT
-from switchyard.services.ingest.pdf import Limits, PdfText, read_pdf
-from switchyard.services.samples import samples
+from switchyard.services.files.media import MARKDOWN, PLAIN_TEXT
+from switchyard.services.text.extraction import extract
+from switchyard.services.text.pdf import Limits, PdfText, read_pdf
 from tests.integration.pipeline.conftest import outcome_of
 from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned, sized
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.ingest.documents import receive
-from switchyard.services.ingest.errors import DocumentTooLarge, UnsupportedMedia
-from switchyard.services.storage import (
+from switchyard.services.files.errors import DocumentTooLarge, UnsupportedMedia
+from switchyard.services.files.storage import (
     InvalidKey,
     NotStored,
     Storage,
     TooLarge,
     content_hash,
 )
+from switchyard.services.files.uploads import receive
 from tests.integration.pipeline.pdfs import pdf
 
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from switchyard.services.ingest.arxiv import Cursor
-from switchyard.services.ingest.arxiv_feed import ArxivId, Entry
+from switchyard.services.sources.arxiv.client import Cursor
+from switchyard.services.sources.arxiv.feed import ArxivId, Entry
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.embed.chunks import (
+from switchyard.services.documents.sample_texts import ARTICLES
+from switchyard.services.text.chunks import (
     CHUNK_WORDS,
     OVERLAP_WORDS,
     chunk_id,
     split,
 )
-from switchyard.services.ingest.text import count_words, words
-from switchyard.services.sample_texts import ARTICLES
+from switchyard.services.text.plain import count_words, words
 
 PAGES = [{"page": n, "text": article.text} for n, article in enumerate(ARTICLES, start=1)]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from switchyard.services.ingest.text import count_words, sentences
-from switchyard.services.llm.extractive import MAX_SENTENCES, MAX_WORDS, summarize
-from switchyard.services.sample_texts import ARTICLES
+from switchyard.services.documents.sample_texts import ARTICLES
+from switchyard.services.text.extractive import MAX_SENTENCES, MAX_WORDS, summarize
+from switchyard.services.text.plain import count_words, sentences
 
 GERMAN = """Die Gezeiten entstehen durch die Anziehung des Mondes. Das Wasser der Meere hebt und \
 senkt sich zweimal am Tag.

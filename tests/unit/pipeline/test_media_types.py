@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from switchyard.services.ingest.errors import UnsupportedMedia
-from switchyard.services.ingest.media import (
+from switchyard.services.files.errors import UnsupportedMedia
+from switchyard.services.files.media import (
     MARKDOWN,
     PDF,
     PLAIN_TEXT,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.ingest.text import (
+from switchyard.services.text.plain import (
     clean,
     content_words,
     count_words,

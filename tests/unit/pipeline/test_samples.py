@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.ingest.pdf import read_pdf
-from switchyard.services.ingest.text import words
-from switchyard.services.sample_texts import ARTICLES
-from switchyard.services.samples import sample, samples, write_samples
-from switchyard.services.storage import content_hash
+from switchyard.services.documents.sample_texts import ARTICLES
+from switchyard.services.documents.samples import sample, samples, write_samples
+from switchyard.services.files.storage import content_hash
+from switchyard.services.text.pdf import read_pdf
+from switchyard.services.text.plain import words
 
 
 @pytest.mark.parametrize("number", range(len(ARTICLES)))
@@ -27,8 +27,8 @@ def test_a_sample_says_what_its_article_says(number: int):
 
 def test_samples_have_the_same_bytes_in_every_run():
     program = (
-        "from switchyard.services.samples import samples\n"
-        "from switchyard.services.storage import content_hash\n"
+        "from switchyard.services.documents.samples import samples\n"
+        "from switchyard.services.files.storage import content_hash\n"
         "print([content_hash(made.content) for made in samples()])"
     )
     done = subprocess.run(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.storage import (
+from switchyard.services.files.storage import (
     InvalidKey,
     Storage,
     check_key,

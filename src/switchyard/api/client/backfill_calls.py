@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from switchyard.api import backfill_models
 from switchyard.api.client.call import (
     UPLOAD_PATIENCE,
     Call,
@@ -16,6 +15,7 @@ from switchyard.api.client.call import (
     in_path,
     operation,
 )
+from switchyard.api.models import backfills as backfill_models
 
 
 @operation("backfills-start")

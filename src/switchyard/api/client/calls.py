@@ -12,14 +12,6 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from switchyard.api import (
-    admin,
-    contract,
-    document_models,
-    health,
-    models,
-    pressure,
-)
 from switchyard.api.client.call import (
     UPLOAD_PATIENCE,
     Call,
@@ -30,6 +22,9 @@ from switchyard.api.client.call import (
     in_path,
     operation,
 )
+from switchyard.api.models import documents as document_models
+from switchyard.api.models import jobs as models
+from switchyard.api.routes import admin, contract, health, pressure
 
 M = TypeVar("M", bound=BaseModel)
 

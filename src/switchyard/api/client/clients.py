@@ -22,10 +22,10 @@ from switchyard.api.client.following import (
     check_stream,
 )
 from switchyard.api.client.operations import streams
-from switchyard.api.document_models import DocumentView
-from switchyard.api.models import JobDetails
-from switchyard.services.ledger.states import FINISHED
-from switchyard.services.stages import FAILED, FINISHED_STATES
+from switchyard.api.models.documents import DocumentView
+from switchyard.api.models.jobs import JobDetails
+from switchyard.services.records import FINISHED
+from switchyard.services.workers.stages import FAILED, FINISHED_STATES
 
 RECONNECTS = 8
 """How often in a row a stream of events is opened in vain."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from switchyard.api import dead_models
 from switchyard.api.client.call import Call, get, given, in_path, operation
+from switchyard.api.models import dead as dead_models
 
 _REDRIVES = "/admin/dead/redrives"
 

@@ -17,10 +17,14 @@ from switchyard.services.backfill.sources import (
     SourceFailed,
     Unusable,
 )
-from switchyard.services.ingest.arxiv import FIRST_DAY, ArxivClient, payload_of
-from switchyard.services.ingest.arxiv import Cursor as Place
-from switchyard.services.ingest.arxiv_errors import ArxivRefused
-from switchyard.services.outcomes import RetryableError
+from switchyard.services.jobs.outcomes import RetryableError
+from switchyard.services.sources.arxiv.client import (
+    FIRST_DAY,
+    ArxivClient,
+    payload_of,
+)
+from switchyard.services.sources.arxiv.client import Cursor as Place
+from switchyard.services.sources.arxiv.errors import ArxivRefused
 
 PAGE_SIZE = 200
 

@@ -19,7 +19,7 @@ from switchyard.services.backfill.sources import (
     SourceFailed,
     Unusable,
 )
-from switchyard.services.storage import NotStored, Storage, StorageError
+from switchyard.services.files.storage import NotStored, Storage, StorageError
 
 MAX_INPUT_BYTES = 10 * 1024**3
 MAX_RECORD_BYTES = 1024 * 1024

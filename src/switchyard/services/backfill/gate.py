@@ -8,9 +8,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from switchyard.broker.lanes import HOT
 from switchyard.services.backfill.sources import InvalidBackfill
-from switchyard.services.bulk import BulkSession
-from switchyard.services.hot_traffic import HotTraffic
-from switchyard.services.lane_pressure import LanePressure, QueueDepth, Snapshot
+from switchyard.services.bulk.hot_traffic import HotTraffic
+from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.monitoring.lane_pressure import (
+    LanePressure,
+    QueueDepth,
+    Snapshot,
+)
 
 HOT_BACKLOG = 20
 """Hot jobs that wait for a worker from which backfills slow down."""

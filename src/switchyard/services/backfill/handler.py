@@ -39,15 +39,15 @@ from switchyard.services.backfill.spec import (
     job_or_reason,
     parse_spec,
 )
-from switchyard.services.bulk import BulkFailed, BulkSession, TryLater
-from switchyard.services.hot_traffic import HotTraffic
-from switchyard.services.lane_pressure import LanePressure
-from switchyard.services.ledger import BulkState, Ledger, NewJob, State
-from switchyard.services.ledger.states import FINISHED
-from switchyard.services.publishing import JobPublisher
-from switchyard.services.registry import Registry
+from switchyard.services.bulk.hot_traffic import HotTraffic
+from switchyard.services.bulk.operations import BulkFailed, BulkSession, TryLater
+from switchyard.services.files.storage import Storage
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.lane_pressure import LanePressure
+from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.records import FINISHED, BulkState, NewJob, State
 from switchyard.services.settings import Settings
-from switchyard.services.storage import Storage
 
 BATCH = 500
 """Jobs that are recorded and published together."""

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from switchyard.services.backfill.counts import Counts, Sample
-from switchyard.services.bulk import AT_ONCE
-from switchyard.services.ledger import (
+from switchyard.services.bulk.operations import AT_ONCE
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import (
+    ACTIVE,
+    FINISHED,
     BulkDeaths,
     BulkOperation,
     BulkState,
-    Ledger,
     State,
 )
-from switchyard.services.ledger.bulk_operations import ACTIVE
-from switchyard.services.ledger.states import FINISHED
 
 RECENT = (60.0, 600.0)
 """Seconds over which rates are taken, beside that since the start."""

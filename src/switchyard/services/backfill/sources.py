@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ValidationError
 
 from switchyard.broker.message import describe
-from switchyard.services.local_fields import refusals
+from switchyard.services.jobs.local_fields import refusals
 
 if TYPE_CHECKING:
+    from switchyard.services.files.storage import Storage
     from switchyard.services.ledger import Ledger
     from switchyard.services.settings import Settings
-    from switchyard.services.storage import Storage
 
 BUILT_IN_MODULES = (
     "switchyard.services.backfill.arxiv",

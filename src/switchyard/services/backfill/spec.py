@@ -29,31 +29,25 @@ from switchyard.services.backfill.sources import (
     Unusable,
 )
 from switchyard.services.backfill.template import MissingField, render
-from switchyard.services.bulk import LISTEN
-from switchyard.services.bulk_control import (
+from switchyard.services.bulk.control import (
     LEAST_RATE,
     MOST_RATE,
     new_bulk_id,
     require_bulk,
 )
-from switchyard.services.bulk_control import cancel as cancel_bulk
-from switchyard.services.ledger import (
-    BulkOperation,
-    Cancelled,
-    Ledger,
-    LedgerError,
-    NewJob,
-)
-from switchyard.services.ledger.states import WAITING
-from switchyard.services.publishing import InvalidJob, JobRequest, prepare
-from switchyard.services.registry import (
+from switchyard.services.bulk.control import cancel as cancel_bulk
+from switchyard.services.bulk.operations import LISTEN
+from switchyard.services.files.storage import Storage
+from switchyard.services.jobs.registry import (
     InvalidPayload,
     JobType,
     Registry,
     UnknownJobType,
 )
+from switchyard.services.ledger import Ledger
+from switchyard.services.publishing.publisher import InvalidJob, JobRequest, prepare
+from switchyard.services.records import WAITING, BulkOperation, Cancelled, LedgerError, NewJob
 from switchyard.services.settings import Settings
-from switchyard.services.storage import Storage
 
 KIND = "backfill"
 PEEK = 20

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
 from switchyard.services.backfill.sources import Cursor, Item, Source, Unusable
-from switchyard.services.ledger.documents import DocumentFilter
+from switchyard.services.records import DocumentFilter
 
 PAGE = 500
 

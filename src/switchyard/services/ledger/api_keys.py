@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, exists, insert, select, update
 
-from switchyard.services.ledger.base import LedgerBase
-from switchyard.services.ledger.tables import api_keys
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKeyRecord:
-    """What the ledger knows of a key. Times are seconds since the epoch, UTC."""
-
-    id: str
-    """Public: it names the key in logs and commands."""
-    name: str
-    """Who uses it, in somebody's words."""
-    key_hash: str
-    """SHA-256 of the key, hexadecimal."""
-    scopes: tuple[str, ...]
-    created_at: float
-    last_used_at: float | None
-    """To about a minute; None where it was never used."""
-    revoked_at: float | None
+from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.tables import api_keys
+from switchyard.services.records.keys import ApiKeyRecord
 
 
 class ApiKeys(LedgerBase):

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
-from switchyard.services.ledger.base import LedgerBase
-from switchyard.services.ledger.states import FINISHED, State
-from switchyard.services.ledger.tables import jobs
-
-
-@dataclass(frozen=True, slots=True)
-class BulkDeaths:
-    """Jobs of one operation that died of one cause."""
-
-    job_type: str
-    reason: str | None
-    error_type: str | None
-    count: int
-    sample_id: str
-    sample_message: str | None
+from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.tables import jobs
+from switchyard.services.records.bulk import BulkDeaths
+from switchyard.services.records.states import FINISHED, State
 
 
 class BulkJobs(LedgerBase):

@@ -9,76 +9,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, or_, select, text, update
 
-from switchyard.services.ledger.base import LedgerBase
-from switchyard.services.ledger.codec import clean, to_json
-from switchyard.services.ledger.dialect import clock
-from switchyard.services.ledger.paging import fetch_page
-from switchyard.services.ledger.results import Page
-from switchyard.services.ledger.tables import bulk_operations
-
-
-class BulkState(StrEnum):
-    """Where a bulk operation stands."""
-
-    WAITING = "waiting"
-    """For a process that runs it."""
-    RUNNING = "running"
-    DRAINING = "draining"
-    """All its jobs are published, and some are not finished."""
-    PAUSED = "paused"
-    """By somebody; goes on where it was when it is resumed."""
-    HALTED = "halted"
-    """By itself, for the reason in its note; can be resumed."""
-    COMPLETED = "completed"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-    """It can't go on, for the reason in its note; can be resumed once that is mended."""
-
-
-ACTIVE = frozenset({BulkState.WAITING, BulkState.RUNNING, BulkState.DRAINING})
-"""A process runs it, or will."""
-RESUMABLE = frozenset({BulkState.PAUSED, BulkState.HALTED, BulkState.FAILED})
-ENDED = frozenset({BulkState.COMPLETED, BulkState.CANCELLED})
-
-
-@dataclass(frozen=True, slots=True)
-class BulkOperation:
-    """The record of a bulk operation. Times are seconds since the epoch."""
-
-    id: str
-    """`<kind>-<10 hexadecimal digits>`."""
-    kind: str
-    """backfill, redrive, …"""
-    title: str
-    state: BulkState
-    rate: float | None
-    """Jobs a second at most; None for no limit."""
-    max_open: int | None
-    """Jobs of it that may be unfinished at once; None for no limit."""
-    created_by: str
-    reason: str | None
-    """Why somebody started it."""
-    note: str | None
-    """Why it stands where it stands: what it waits for, or what went wrong."""
-    created_at: float
-    started_at: float | None
-    updated_at: float
-    finished_at: float | None
-    holder: str | None
-    """The process that runs it."""
-    lease_until: float | None
-    spec: Mapping[str, Any]
-    """What is to be done; its kind knows the form. JSON."""
-    cursor: Mapping[str, Any] | None
-    """How far it has come; None at the start. JSON."""
-    counts: Mapping[str, Any]
-    """What it has done. JSON."""
+from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.codec import clean, to_json
+from switchyard.services.ledger.sql.dialect import clock
+from switchyard.services.ledger.sql.paging import fetch_page
+from switchyard.services.ledger.sql.tables import bulk_operations
+from switchyard.services.records.bulk import ACTIVE, ENDED, BulkOperation, BulkState
+from switchyard.services.records.results import Page
 
 
 class BulkOperations(LedgerBase):

@@ -7,15 +7,11 @@ from collections.abc import Callable, Collection
 
 from sqlalchemy import Connection, Integer, bindparam, cast, func, select, text, tuple_, update
 
-from switchyard.services.ledger.dead_letters import (
-    DeadLetters,
-    DeadLetterState,
-    filtered,
-    to_letter,
-)
-from switchyard.services.ledger.requests import DeadLetterFilter
-from switchyard.services.ledger.results import DeadGroup, DeadLetter
-from switchyard.services.ledger.tables import dead_letters
+from switchyard.services.ledger.dead_letters import DeadLetters, filtered, to_letter
+from switchyard.services.ledger.sql.tables import dead_letters
+from switchyard.services.records.requests import DeadLetterFilter
+from switchyard.services.records.results import DeadGroup, DeadLetter
+from switchyard.services.records.states import DeadLetterState
 
 HOURS = 24
 """Length of a group's trend."""

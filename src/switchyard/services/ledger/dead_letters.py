@@ -5,34 +5,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, case, func, select, text
 
-from switchyard.services.ledger.base import LedgerBase
-from switchyard.services.ledger.codec import clean, to_json
-from switchyard.services.ledger.dialect import (
+from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.codec import clean, to_json
+from switchyard.services.ledger.sql.dialect import (
     insert_into,
     keys_condition,
     keys_parameter,
 )
-from switchyard.services.ledger.operations import Bury
-from switchyard.services.ledger.paging import fetch_page
-from switchyard.services.ledger.requests import DeadLetterFilter, DeadLetterRecord
-from switchyard.services.ledger.results import DeadLetter, Page
-from switchyard.services.ledger.tables import dead_letters, jobs
-
-
-class DeadLetterState(StrEnum):
-    """What became of a dead letter."""
-
-    WAITING = "waiting"
-    REDRIVEN = "redriven"
-    PURGED = "purged"
-    """Thrown away by somebody."""
-    DROPPED = "dropped"
-    """The broker no longer has it: its time there was over."""
+from switchyard.services.ledger.sql.operations import Bury
+from switchyard.services.ledger.sql.paging import fetch_page
+from switchyard.services.ledger.sql.tables import dead_letters, jobs
+from switchyard.services.records.requests import DeadLetterFilter, DeadLetterRecord
+from switchyard.services.records.results import DeadLetter, Page
+from switchyard.services.records.states import DeadLetterState
 
 
 class DeadLetters(LedgerBase):

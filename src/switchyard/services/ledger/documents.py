@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -24,40 +23,12 @@ from sqlalchemy import (
     update,
 )
 
-from switchyard.services.ledger.base import LedgerBase
-from switchyard.services.ledger.dialect import insert_into
-from switchyard.services.ledger.paging import fetch_page
-from switchyard.services.ledger.requests import Edge
-from switchyard.services.ledger.results import Document, EdgeRecord, Page
-from switchyard.services.ledger.tables import documents, edges
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentFilter:
-    """Which documents: those that fit every field that is set."""
-
-    state: str | None = None
-    source_prefix: str | None = None
-    media_type: str | None = None
-    since: float | None = None
-    """Made at this time or later, in seconds since the epoch."""
-    until: float | None = None
-    """Made before this time."""
-
-    def apply(self, query: Select[Any]) -> Select[Any]:
-        """The query, for these documents alone."""
-        columns = documents.c
-        if self.state is not None:
-            query = query.where(columns.state == self.state)
-        if self.source_prefix is not None:
-            query = query.where(columns.source.startswith(self.source_prefix, autoescape=True))
-        if self.media_type is not None:
-            query = query.where(columns.media_type == self.media_type)
-        if self.since is not None:
-            query = query.where(columns.created_at >= self.since)
-        if self.until is not None:
-            query = query.where(columns.created_at < self.until)
-        return query
+from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.dialect import insert_into
+from switchyard.services.ledger.sql.paging import fetch_page
+from switchyard.services.ledger.sql.tables import documents, edges
+from switchyard.services.records.requests import DocumentFilter, Edge
+from switchyard.services.records.results import Document, EdgeRecord, Page
 
 
 class Documents(LedgerBase):
@@ -171,7 +142,7 @@ class Documents(LedgerBase):
     ) -> list[Document]:
         """Documents, oldest first, from behind that `(created_at, id)` on."""
         key = tuple_(documents.c.created_at, documents.c.id)
-        query = wanted.apply(select(documents))
+        query = _filtered(select(documents), wanted)
         if after is not None:
             query = query.where(key > tuple_(*after))
         query = query.order_by(documents.c.created_at, documents.c.id).limit(limit)
@@ -181,7 +152,7 @@ class Documents(LedgerBase):
 
     async def count_documents(self, wanted: DocumentFilter) -> int:
         """How many there are."""
-        query = wanted.apply(select(func.count()).select_from(documents))
+        query = _filtered(select(func.count()).select_from(documents), wanted)
         return await self._database.read(lambda connection: connection.scalar(query) or 0)
 
     async def set_stage(
@@ -332,3 +303,19 @@ def _document(row: Row[Any]) -> Document:
     columns = row._mapping
     fields = {column.name: columns[column.name] for column in documents.c}
     return Document(**{**fields, "completed_stages": tuple(json.loads(fields["completed_stages"]))})
+
+
+def _filtered(query: Select[Any], wanted: DocumentFilter) -> Select[Any]:
+    """The query, for these documents alone."""
+    columns = documents.c
+    if wanted.state is not None:
+        query = query.where(columns.state == wanted.state)
+    if wanted.source_prefix is not None:
+        query = query.where(columns.source.startswith(wanted.source_prefix, autoescape=True))
+    if wanted.media_type is not None:
+        query = query.where(columns.media_type == wanted.media_type)
+    if wanted.since is not None:
+        query = query.where(columns.created_at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(columns.created_at < wanted.until)
+    return query

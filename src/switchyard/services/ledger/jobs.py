@@ -7,20 +7,20 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, insert, literal, select, text, update
 
-from switchyard.services.ledger import operations as ops
-from switchyard.services.ledger.base import LedgerBase
-from switchyard.services.ledger.codec import to_json
-from switchyard.services.ledger.dialect import keys_condition, keys_parameter
-from switchyard.services.ledger.errors import IdempotencyConflict
-from switchyard.services.ledger.requests import ClaimRequest, FinishRequest, NewJob
-from switchyard.services.ledger.results import (
+from switchyard.services.ledger.sql import operations as ops
+from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.codec import to_json
+from switchyard.services.ledger.sql.dialect import keys_condition, keys_parameter
+from switchyard.services.ledger.sql.tables import attempts, jobs
+from switchyard.services.records.errors import IdempotencyConflict
+from switchyard.services.records.requests import ClaimRequest, FinishRequest, NewJob
+from switchyard.services.records.results import (
     CancelResult,
     ClaimResult,
     Created,
     Recorded,
 )
-from switchyard.services.ledger.states import UNCONFIRMED, AttemptOutcome, State
-from switchyard.services.ledger.tables import attempts, jobs
+from switchyard.services.records.states import UNCONFIRMED, AttemptOutcome, State
 
 Answer = TypeVar("Answer")
 

@@ -9,15 +9,16 @@ from sqlalchemy import Connection, text
 from switchyard.services.ledger.api_keys import ApiKeys
 from switchyard.services.ledger.bulk_jobs import BulkJobs
 from switchyard.services.ledger.bulk_operations import BulkOperations
-from switchyard.services.ledger.database import connect
 from switchyard.services.ledger.dead_groups import DeadGroups
 from switchyard.services.ledger.documents import Documents
-from switchyard.services.ledger.errors import SchemaOutdated
 from switchyard.services.ledger.jobs import JobWrites
+from switchyard.services.ledger.leases import Leases
 from switchyard.services.ledger.reads import JobReads
 from switchyard.services.ledger.redrives import Redrives
-from switchyard.services.ledger.tables import SCHEMA_REVISION
+from switchyard.services.ledger.sql.database import connect
+from switchyard.services.ledger.sql.tables import SCHEMA_REVISION
 from switchyard.services.ledger.workers import Workers
+from switchyard.services.records.errors import SchemaOutdated
 
 
 class Ledger(
@@ -26,6 +27,7 @@ class Ledger(
     DeadGroups,
     Redrives,
     Workers,
+    Leases,
     Documents,
     ApiKeys,
     BulkOperations,
@@ -33,7 +35,7 @@ class Ledger(
 ):
     """One database, used by one event loop.
 
-    `jobs` changes jobs, `reads` reads them; workers and leases, dead letters, redrives,
+    `jobs` changes jobs, `reads` reads them; workers, leases, dead letters, redrives,
     documents, bulk operations, their jobs, and keys of the API have a module each. Errors are
     those of `errors`.
     """

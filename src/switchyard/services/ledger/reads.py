@@ -20,18 +20,22 @@ from sqlalchemy import (
 )
 
 from switchyard.broker.lanes import LANES
-from switchyard.services.ledger.base import LedgerBase
-from switchyard.services.ledger.dialect import clock, keys_condition, keys_parameter
-from switchyard.services.ledger.paging import fetch_page
-from switchyard.services.ledger.requests import JobFilter
-from switchyard.services.ledger.results import (
+from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.dialect import (
+    clock,
+    keys_condition,
+    keys_parameter,
+)
+from switchyard.services.ledger.sql.paging import fetch_page
+from switchyard.services.ledger.sql.tables import attempts, jobs, workers
+from switchyard.services.records.requests import JobFilter
+from switchyard.services.records.results import (
     AttemptRecord,
     JobRecord,
     JobSummary,
     Page,
 )
-from switchyard.services.ledger.states import State
-from switchyard.services.ledger.tables import attempts, jobs, workers
+from switchyard.services.records.states import State
 
 _LONG = ("metadata", "payload", "result", "fingerprint")
 _URGENCY = case({lane.name: rank for rank, lane in enumerate(LANES)}, value=jobs.c.lane, else_=0)

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, text, update
 
-from switchyard.services.ledger import dialect as sql
-from switchyard.services.ledger import operations as ops
-from switchyard.services.ledger.base import LedgerBase
-from switchyard.services.ledger.codec import to_json
 from switchyard.services.ledger.reads import to_record
-from switchyard.services.ledger.requests import LetterEdit, NewJob, RedrivenCopy
-from switchyard.services.ledger.results import JobRecord
-from switchyard.services.ledger.states import State
-from switchyard.services.ledger.tables import (
+from switchyard.services.ledger.sql import dialect as sql
+from switchyard.services.ledger.sql import operations as ops
+from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.codec import to_json
+from switchyard.services.ledger.sql.tables import (
     dead_letters,
     jobs,
     letter_edits,
     redriven_letters,
 )
-
-
-class RedriveOutcome(StrEnum):
-    """What became of a letter that was redriven."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    """It died again, or was cancelled."""
-    UNDONE = "undone"
-    """Somebody took it back before it ran."""
-
+from switchyard.services.records.requests import LetterEdit, NewJob, RedrivenCopy
+from switchyard.services.records.results import JobRecord
+from switchyard.services.records.states import RedriveOutcome, State
 
 _COPIES: sql.Columns = {"id": "text", "redrives": "integer"}
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, select, text
 
-from switchyard.services.ledger.base import LedgerBase
-from switchyard.services.ledger.dialect import clock
-from switchyard.services.ledger.results import WorkerRecord
-from switchyard.services.ledger.tables import workers
+from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.dialect import clock
+from switchyard.services.ledger.sql.tables import workers
+from switchyard.services.records.results import WorkerRecord
 
 
 class Workers(LedgerBase):
@@ -102,65 +102,6 @@ class Workers(LedgerBase):
             return found
 
         return await self._database.read(work)
-
-    async def acquire_lease(self, name: str, holder: str, ttl: float) -> bool:
-        """Take the lease for `ttl` seconds when nobody else holds it. The holder may take it
-        again, which renews it."""
-
-        def work(connection: Connection) -> bool:
-            now = clock(connection)
-            taken = connection.execute(
-                text(
-                    f"INSERT INTO leases (name, holder, expires_at) "
-                    f"VALUES (:name, :holder, {now} + :ttl) "
-                    "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, "
-                    "expires_at = excluded.expires_at "
-                    f"WHERE leases.holder = excluded.holder OR leases.expires_at <= {now} "
-                    "RETURNING name"
-                ),
-                {"name": name, "holder": holder, "ttl": ttl},
-            )
-            return taken.first() is not None
-
-        return await self._database.write(work)
-
-    async def lease_remaining(self, name: str) -> float:
-        """Seconds until a lease runs out, by the database's clock; 0 when nobody holds it."""
-
-        def work(connection: Connection) -> float:
-            query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
-            return max(0.0, float(connection.scalar(query, {"name": name}) or 0.0))
-
-        return await self._database.read(work)
-
-    async def renew_lease(self, name: str, holder: str, ttl: float) -> bool:
-        """Keep the lease for `ttl` seconds more. False when it ran out or another has it."""
-
-        def work(connection: Connection) -> bool:
-            now = clock(connection)
-            kept = connection.execute(
-                text(
-                    f"UPDATE leases SET expires_at = {now} + :ttl "
-                    f"WHERE name = :name AND holder = :holder AND expires_at > {now} "
-                    "RETURNING name"
-                ),
-                {"name": name, "holder": holder, "ttl": ttl},
-            )
-            return kept.first() is not None
-
-        return await self._database.write(work)
-
-    async def release_lease(self, name: str, holder: str) -> bool:
-        """Give the lease back. False when another has it."""
-
-        def work(connection: Connection) -> bool:
-            gone = connection.execute(
-                text("DELETE FROM leases WHERE name = :name AND holder = :holder RETURNING name"),
-                {"name": name, "holder": holder},
-            )
-            return gone.first() is not None
-
-        return await self._database.write(work)
 
     async def _touch(self, statement: str, worker_id: str) -> bool:
         def work(connection: Connection) -> bool:

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from switchyard.services.files.storage import NotStored, Storage, content_hash
 from switchyard.services.llm.client import Answer, LlmClient
-from switchyard.services.storage import NotStored, Storage, content_hash
 
 _log = logging.getLogger(__name__)
 

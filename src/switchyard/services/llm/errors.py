@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from switchyard.services.outcomes import PermanentError, RetryableError
+from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 
 if TYPE_CHECKING:
     import openai
@@ -32,7 +32,7 @@ def translate(error: openai.APIError) -> LlmUnavailable | LlmNonsense | LlmRefus
     """The error of this module that an error of the `openai` package stands for."""
     import openai
 
-    from switchyard.services.retry import retry_after
+    from switchyard.services.jobs.retry import retry_after
 
     if isinstance(error, openai.APITimeoutError):
         return LlmUnavailable("the LLM server did not answer in time")

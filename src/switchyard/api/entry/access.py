@@ -1,0 +1,133 @@
+"""Who may do what: API keys, scopes, and the limit for each key."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Security
+from fastapi.security import APIKeyHeader, HTTPBearer
+from fastapi.security.http import HTTPAuthorizationCredentials
+
+from switchyard.api.entry.rate_limit import Allowance
+from switchyard.api.http.problems import Problem
+from switchyard.api.state import ApiState, state_of
+from switchyard.services.access.api_keys import Principal, Scope
+
+BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key.")
+HEADER = APIKeyHeader(
+    name="X-API-Key", auto_error=False, scheme_name="header", description="An API key."
+)
+ANYBODY = Principal("anybody", frozenset(Scope))
+"""Everyone on this machine, as long as there are no keys."""
+
+
+class KeysMissing(Exception):
+    """The service was to listen beyond this machine, and nobody has a key."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether that address, or name, is this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+async def check_keys(state: ApiState) -> None:
+    """Refuse to start where everybody could get in. Raises KeysMissing, LedgerError."""
+    host = state.settings.api_host
+    if not is_loopback(host) and not await state.keys.has_usable_keys():
+        raise KeysMissing(
+            f"without an API key the service listens on this machine only, not on {host}: make "
+            "one with `jobctl keys create`, or set JOBS_API_KEYS or JOBS_API_HOST=127.0.0.1"
+        )
+
+
+async def documented_principal(
+    request: Request,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)] = None,
+    header: Annotated[str | None, Security(HEADER)] = None,
+) -> Principal:
+    """`identify` as a dependency, whose parameters tell OpenAPI how keys are sent."""
+    return await identify(request)
+
+
+async def identify(request: Request) -> Principal:
+    """Who makes this request. Raises Problem (401, 403, 429), LedgerError."""
+    state = state_of(request)
+    key = key_in(request)
+    if key is not None:
+        principal = await state.keys.identify(key)
+        if principal is None:
+            raise _unauthorized("the API key is unknown or revoked")
+    elif await state.keys.has_keys():
+        raise _unauthorized("send an API key: `Authorization: Bearer KEY` or `X-API-Key: KEY`")
+    else:
+        _require_this_machine(request)
+        principal = ANYBODY
+    request.state.principal = principal.id
+    if principal is not ANYBODY:
+        limit(request, state.key_limiter.take(principal.id))
+    return principal
+
+
+def key_in(request: Request) -> str | None:
+    """The key that was sent, in either header; None when neither was.
+
+    Raises Problem (401) for one that is not of this form: a key that was sent and can't be right
+    is never overlooked, also where nobody needs one.
+    """
+    headers = request.headers
+    if "authorization" in headers:
+        scheme, _, credentials = headers["authorization"].partition(" ")
+        if scheme.lower() != "bearer" or not credentials.strip():
+            raise _unauthorized("`Authorization` must be `Bearer KEY`")
+        return credentials.strip()
+    if "x-api-key" in headers and not headers["x-api-key"].strip():
+        raise _unauthorized("the API key in `X-API-Key` is empty")
+    return headers.get("x-api-key")
+
+
+def limit(request: Request, allowance: Allowance) -> None:
+    """Note what the client has left. Raises Problem (429) when that is nothing."""
+    request.state.allowance = allowance
+    if not allowance.allowed:
+        raise rate_limited(allowance)
+
+
+def rate_limited(allowance: Allowance) -> Problem:
+    return Problem("rate-limited", "slow down", retry_after=allowance.retry_after)
+
+
+def needs(*scopes: Scope) -> Any:
+    """A dependency: the request's key has one of these scopes, or `admin`."""
+    return Depends(_guard(scopes))
+
+
+def require_scope(principal: Principal, *scopes: Scope) -> None:
+    """Raises Problem (403) for a key that has none of these scopes."""
+    if not any(principal.may(scope) for scope in scopes):
+        raise Problem("forbidden", f"this needs the scope {' or '.join(scopes)}")
+
+
+def _guard(scopes: tuple[Scope, ...]) -> Callable[..., Awaitable[None]]:
+    async def guard(principal: Annotated[Principal, Depends(documented_principal)]) -> None:
+        require_scope(principal, *scopes)
+
+    return guard
+
+
+def _unauthorized(detail: str) -> Problem:
+    return Problem("unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def _require_this_machine(request: Request) -> None:
+    """Without keys, only programs on this machine come in: whatever address the server was
+    bound to, and no web page that has its own name resolve to loopback."""
+    client = request.client.host if request.client is not None else ""
+    if not is_loopback(client) or not is_loopback(request.url.hostname or ""):
+        raise Problem("forbidden", "without API keys only this machine is served, by its own name")

@@ -1,0 +1,104 @@
+"""What every request goes through: an id, the limit for its address, headers, the access log.
+
+Plain ASGI, and the outermost layer, so that also a defect is answered as a problem.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from switchyard.api.entry.access import rate_limited
+from switchyard.api.entry.rate_limit import Allowance, RateLimiter
+from switchyard.api.http.problems import Problem, render
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+UNLIMITED = "/health"
+SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+
+
+class Edge:
+    """The outermost layer. Bodies, queries and keys never reach the log."""
+
+    def __init__(self, app: ASGIApp, limiter: RateLimiter) -> None:
+        self._app = app
+        self._limiter = limiter
+        self._log = structlog.get_logger("access")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id = _request_id(Headers(scope=scope))
+        status = 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = int(message["status"])
+                _add_headers(MutableHeaders(scope=message), request_id, state.get("allowance"))
+            await send(message)
+
+        try:
+            refused = self._over_limit(scope)
+            if refused is not None:
+                await render(refused, request_id)(scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer)
+        except Exception:
+            self._log.exception("defect", request_id=request_id, path=scope["path"])
+            if status:
+                raise  # the answer has begun: the server cuts it off
+            await render(Problem("internal-error"), request_id)(scope, receive, answer)
+        finally:
+            self._log.info(
+                "request",
+                request_id=request_id,
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                milliseconds=round((time.perf_counter() - began) * 1000, 1),
+                client=_address(scope),
+                key=state.get("principal"),
+                trouble=state.get("trouble"),
+            )
+
+    def _over_limit(self, scope: Scope) -> Problem | None:
+        if scope["path"].startswith(UNLIMITED):
+            return None
+        allowance = self._limiter.take(_address(scope))
+        scope["state"]["allowance"] = allowance
+        return None if allowance.allowed else rate_limited(allowance)
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else "unknown"
+
+
+def _add_headers(headers: MutableHeaders, request_id: str, allowance: Allowance | None) -> None:
+    headers["X-Request-ID"] = request_id
+    for name, value in SECURITY_HEADERS.items():
+        headers.setdefault(name, value)
+    if allowance is not None:
+        headers["RateLimit-Limit"] = str(allowance.limit)
+        headers["RateLimit-Remaining"] = str(allowance.remaining)
+        headers["RateLimit-Reset"] = str(round(allowance.reset_after + 0.5))

@@ -1,0 +1,1 @@
+"""How HTTP is spoken: problems, OpenAPI, event streams."""

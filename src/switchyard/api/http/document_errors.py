@@ -1,0 +1,71 @@
+"""What can go wrong with documents: the kinds of problems, and what one without a result says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from switchyard.api.http.problems import Problem, responses
+from switchyard.services.documents.desk import NotFinished
+from switchyard.services.documents.extractions import ExtractionNotFinished
+from switchyard.services.documents.status import DocumentStatus
+from switchyard.services.records import State
+from switchyard.services.workers.stages import FAILED
+
+POLL_AFTER = 0.5
+"""Seconds after which a result that is not there yet may be."""
+
+UPLOAD_PROBLEMS = responses(
+    "malformed-request",
+    "request-timeout",
+    "too-large",
+    "unsupported-media-type",
+    "invalid",
+    "document-unreadable",
+    "lane-full",
+    "broker-away",
+    "ledger-away",
+    "storage-full",
+)
+READ_PROBLEMS = responses("not-found", "invalid", "ledger-away")
+RESULT_PROBLEMS = responses(
+    "not-found", "invalid", "ledger-away", "not-finished", "document-failed"
+)
+SEARCH_PROBLEMS = responses("invalid", "ledger-away", "search-away")
+
+
+def unfinished(error: NotFinished | ExtractionNotFinished) -> Problem:
+    """There is no result yet, or never will be."""
+    if isinstance(error, NotFinished):
+        return _without_result(error.status)
+    return _without_text(error)
+
+
+def unreadable(error: NotFinished | ExtractionNotFinished) -> Problem:
+    """For an upload that was worked at once, and failed: it is the request that is at fault."""
+    problem = unfinished(error)
+    return Problem("document-unreadable", problem.text, **problem.extra)
+
+
+def _without_result(status: DocumentStatus) -> Problem:
+    failure = status.error
+    extra: dict[str, Any] = {
+        "document_id": status.document_id,
+        "state": status.state,
+        "current_stage": status.current_stage,
+        "job_id": failure.job_id if failure else status.job_id,
+    }
+    if status.state != FAILED or failure is None:
+        said = f"the document is {status.state}: ask again"
+        return Problem("not-finished", said, retry_after=POLL_AFTER, **extra)
+    extra |= {"reason": failure.reason, "error_type": failure.error_type}
+    said = f"it failed at {status.current_stage}: {failure.message or failure.reason}"
+    return Problem("document-failed", said, **extra)
+
+
+def _without_text(error: ExtractionNotFinished) -> Problem:
+    record = error.record
+    extra: dict[str, Any] = {"job_id": record.id, "state": str(record.state)}
+    if record.state not in (State.DEAD, State.CANCELLED):
+        return Problem("not-finished", str(error), retry_after=POLL_AFTER, **extra)
+    extra |= {"reason": record.reason, "error_type": record.error_type}
+    return Problem("document-failed", record.error_message or str(error), **extra)

@@ -1,0 +1,173 @@
+"""How each error is answered: those of the layers beneath, and of the framework, as problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
+
+from switchyard.api.entry.uploads import InvalidUpload
+from switchyard.api.http.document_errors import unfinished
+from switchyard.api.http.problems import (
+    Problem,
+    invalid,
+    overflowed,
+    render,
+    try_later,
+)
+from switchyard.broker.errors import BrokerAway, BrokerError, LaneFull
+from switchyard.services.backfill.sources import InvalidBackfill, SourceAway
+from switchyard.services.bulk.control import BulkConflict, UnknownBulkOperation
+from switchyard.services.dead.changes import InvalidRedrive
+from switchyard.services.dead.scan import ScanBusy
+from switchyard.services.documents.desk import NotFinished, UnknownDocument
+from switchyard.services.documents.extractions import (
+    ExtractionNotFinished,
+    UnknownExtraction,
+)
+from switchyard.services.files.errors import DocumentTooLarge, UnsupportedMedia
+from switchyard.services.files.quota import StorageFull
+from switchyard.services.jobs.registry import InvalidPayload
+from switchyard.services.publishing.requests import Complaint, InvalidRequest
+from switchyard.services.records import InvalidCursor, LedgerError, RowRejected
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem that an error of the layers beneath, or of the framework, stands for.
+
+    Texts that may name hosts or statements stay in the log.
+    """
+    match error:
+        case Problem():
+            return error
+        case RequestValidationError():
+            return _invalid_request(error.errors())
+        case InvalidRequest():
+            return invalid(*error.complaints)
+        case InvalidBackfill() | InvalidRedrive():
+            return invalid(Complaint((), str(error)))
+        case InvalidCursor():
+            return invalid(Complaint(("cursor",), str(error)), place="query")
+        case UnknownBulkOperation() | UnknownDocument() | UnknownExtraction():
+            return Problem("not-found", str(error))
+        case BulkConflict() | ScanBusy():
+            return Problem("wrong-state", str(error))
+        case NotFinished() | ExtractionNotFinished():
+            return unfinished(error)
+        case InvalidUpload():
+            return Problem("malformed-request", str(error))
+        case DocumentTooLarge():
+            return Problem("too-large", str(error))
+        case UnsupportedMedia():
+            return Problem("unsupported-media-type", str(error))
+        case StorageFull():
+            return Problem("storage-full", str(error))
+        case InvalidPayload():
+            return Problem("invalid", str(error))
+        case SourceAway():
+            return try_later("source-away", str(error))
+        case RowRejected():
+            return Problem("invalid", "the ledger can't keep one of the values")
+        case LedgerError():
+            text = "try again later, with an Idempotency-Key: then nothing is done twice"
+            return try_later("ledger-away", text)
+        case LaneFull(dead_lettered=True):
+            return overflowed()
+        case LaneFull():
+            return try_later("lane-full", "nothing was done; try again later")
+        case BrokerAway(maybe_accepted=True):
+            text = "the job may be done nevertheless; try again later, nothing is done twice"
+            return try_later("broker-away", text)
+        case BrokerError():
+            return try_later("broker-away", "nothing was done; try again later")
+        case StarletteHTTPException():
+            return _of_status(error)
+        case _:
+            return Problem("internal-error")
+
+
+def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Answer every error as a problem. `routes` are all that the app has."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        trouble = error.__cause__ if isinstance(error, Problem) else error
+        if isinstance(trouble, LedgerError | BrokerError):
+            request.state.trouble = f"{type(trouble).__name__}: {trouble}"
+        problem = problem_of(error)
+        if problem.kind.status is HTTPStatus.METHOD_NOT_ALLOWED:
+            problem.headers = {"Allow": ", ".join(_methods(routes, request.scope))}
+        return render(problem, getattr(request.state, "request_id", None))
+
+    for kind in (
+        StarletteHTTPException,
+        RequestValidationError,
+        InvalidRequest,
+        InvalidBackfill,
+        InvalidRedrive,
+        InvalidCursor,
+        InvalidUpload,
+        InvalidPayload,
+        DocumentTooLarge,
+        UnsupportedMedia,
+        StorageFull,
+        UnknownBulkOperation,
+        UnknownDocument,
+        UnknownExtraction,
+        BulkConflict,
+        ScanBusy,
+        NotFinished,
+        ExtractionNotFinished,
+        SourceAway,
+        LedgerError,
+        BrokerError,
+    ):
+        app.add_exception_handler(kind, handle)
+
+
+def _methods(routes: Sequence[BaseRoute], scope: Scope) -> list[str]:
+    """All methods of a path: the framework names those of the first route alone."""
+    methods: set[str] = set()
+    for route in routes:
+        match, _ = route.matches(scope)
+        if match is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return sorted(methods)
+
+
+def _invalid_request(errors: Sequence[Any]) -> Problem:
+    if any(error["type"] == "json_invalid" for error in errors):
+        return Problem("malformed-request", "the body is not valid JSON")
+    listed = [
+        {"location": list(error["loc"]), "message": str(error["msg"])} for error in errors[:50]
+    ]
+    text = "; ".join(
+        f"{'.'.join(map(str, each['location']))}: {each['message']}" for each in listed[:3]
+    )
+    return Problem("invalid", text, errors=listed)
+
+
+def _of_status(error: StarletteHTTPException) -> Problem:
+    names = {
+        400: "malformed-request",
+        401: "unauthorized",
+        403: "forbidden",
+        404: "not-found",
+        405: "method-not-allowed",
+        409: "not-finished",
+        413: "too-large",
+        415: "unsupported-media-type",
+        422: "invalid",
+        429: "rate-limited",
+        507: "storage-full",
+    }
+    name = names.get(error.status_code, "internal-error")
+    phrase = HTTPStatus(error.status_code).phrase
+    detail = str(error.detail) if error.detail and error.detail != phrase else None
+    return Problem(name, detail, headers=error.headers, **getattr(error, "extra", {}))

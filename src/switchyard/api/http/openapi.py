@@ -1,0 +1,96 @@
+"""The OpenAPI document, completed: what every operation may answer is said once, here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+from switchyard.api.http.problems import (
+    MEDIA_TYPE,
+    FieldError,
+    ProblemDetails,
+    responses,
+)
+
+PUBLIC = ("/health", "/problems")
+"""Paths that need no key."""
+WITH_KEY = ("unauthorized", "forbidden", "rate-limited", "ledger-away")
+WITH_BODY = ("malformed-request", "request-timeout", "too-large")
+REF = "#/components/schemas/"
+
+
+def operation_id(route: APIRoute) -> str:
+    """An operation's name in the document: `jobs-publish`, of its tag and its function."""
+    tag = route.tags[0] if route.tags else "api"
+    return f"{tag}-{route.name}"
+
+
+def install(app: FastAPI) -> None:
+    """Let the app serve the completed document."""
+
+    def complete() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(
+                title=app.title,
+                version=app.version,
+                description=app.description,
+                routes=app.routes,
+                tags=app.openapi_tags,
+            )
+            _complete(document)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = complete  # type: ignore[method-assign]
+
+
+def _complete(document: dict[str, Any]) -> None:
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for model in (ProblemDetails, FieldError):
+        schema = model.model_json_schema(ref_template=REF + "{model}")
+        schema.pop("$defs", None)
+        schemas[model.__name__] = schema
+    for path, operation in _operations(document):
+        names = [] if path.startswith(PUBLIC) else list(WITH_KEY)
+        if "requestBody" in operation:
+            names += WITH_BODY
+        if operation.get("parameters") or "requestBody" in operation:
+            names.append("invalid")
+        if path.startswith("/problems"):
+            names.append("rate-limited")
+        if not path.startswith(PUBLIC):
+            operation.setdefault("security", [{"bearer": []}, {"header": []}])
+        answers = operation.setdefault("responses", {})
+        if _is_default(answers.get("422")):
+            del answers["422"]
+        for status, documented in responses(*names).items():
+            _merge(answers, str(status), documented)
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            yield path, operation
+
+
+def _is_default(answer: dict[str, Any] | None) -> bool:
+    """Whether FastAPI has put it there: its own errors are never sent."""
+    return answer is not None and "application/json" in answer.get("content", {})
+
+
+def _merge(answers: dict[str, Any], status: str, documented: dict[str, Any]) -> None:
+    known = answers.setdefault(status, documented)
+    if known is documented:
+        return
+    content = known.setdefault("content", {})
+    if MEDIA_TYPE not in content:
+        content.update(documented["content"])
+        return
+    examples = content[MEDIA_TYPE].setdefault("examples", {})
+    examples.update(documented["content"][MEDIA_TYPE]["examples"])

@@ -1,0 +1,235 @@
+"""What goes in and out of `/backfills`, as JSON."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from switchyard.api.models import jobs as models
+from switchyard.broker.lanes import BACKFILL
+from switchyard.broker.message import MAX_PRIORITY
+from switchyard.services.backfill.files import FileFormat
+from switchyard.services.backfill.progress import Progress
+from switchyard.services.backfill.spec import MOST_WAITING, BackfillSpec, Preview
+from switchyard.services.bulk.control import LEAST_RATE, MOST_RATE
+from switchyard.services.records import BulkState, State
+
+BACKFILL_ID = r"^[a-z]{1,32}-[0-9a-f]{4,32}$"
+EXAMPLE_ID = "backfill-3fa9c01b22"
+
+
+class BackfillPlan(BaseModel):
+    """What is gone through, and what becomes of each item; docs/backfills.md explains it."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "source": "arxiv",
+                "options": {"query": "cat:cs.DB", "from": "2024-01-01", "to": "2024-12-31"},
+                "rate": 20,
+                "reason": "the year 2024 was missing",
+            }
+        },
+    )
+
+    source: str = Field(pattern=models.NAME, description="arxiv, file, documents, or your own.")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The source's: for arxiv `query`, `from`, `to`, `full_text`; for file `key` "
+        "and `format`, as `POST /backfills/inputs` answers; for documents `state`, `source`, "
+        "`media_type`, `since`, `until`.",
+    )
+    job_type: str | None = Field(
+        default=None, pattern=models.NAME, description="The source's own where not given."
+    )
+    lane: str = Field(default=BACKFILL.name, pattern=models.NAME)
+    payload: dict[str, Any] | None = Field(
+        default=None,
+        description="Template of the payloads: `{field}` becomes the item's value. The item itself "
+        "where not given.",
+    )
+    priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
+    max_attempts: int | None = Field(default=None, ge=1, le=1000)
+    low: int | None = Field(
+        default=None, ge=0, le=MOST_WAITING, description="Jobs in a queue at which it goes on."
+    )
+    high: int | None = Field(
+        default=None, ge=1, le=MOST_WAITING, description="Jobs in a queue at which it waits."
+    )
+    until: models.Moment | None = Field(
+        default=None, description="Nothing is published after this time."
+    )
+    rate: float | None = Field(
+        default=None, ge=LEAST_RATE, le=MOST_RATE, description="Jobs a second at most."
+    )
+    max_open: int | None = Field(
+        default=None, ge=1, le=2_000_000_000, description="Unfinished jobs of it at most."
+    )
+    reason: str | None = Field(default=None, max_length=1000, pattern=models.PLAIN)
+
+    def spec(self) -> BackfillSpec:
+        """Raises pydantic's ValidationError where fields do not fit together."""
+        given = self.model_dump(exclude={"rate", "max_open", "reason"})
+        return BackfillSpec.model_validate({**given, "remote": True})
+
+
+class BackfillLimits(BaseModel):
+    """Limits to change; those that are left out stay. null takes a limit away."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"example": {"rate": 5, "max_open": None}}
+    )
+
+    rate: float | None = Field(
+        default=None, ge=LEAST_RATE, le=MOST_RATE, description="Jobs a second at most."
+    )
+    max_open: int | None = Field(default=None, ge=1, le=2_000_000_000)
+
+
+class Cancellation(BaseModel):
+    """How a backfill is cancelled."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"jobs": True}})
+
+    jobs: bool = Field(default=False, description="Also its jobs that have not begun.")
+
+
+class CancelledBackfill(BaseModel):
+    """A backfill that was cancelled."""
+
+    id: str = Field(examples=[EXAMPLE_ID])
+    state: BulkState
+    cancelled_jobs: int
+
+
+class BackfillInput(BaseModel):
+    """A file that was stored: the options of a backfill from the source `file`."""
+
+    key: str = Field(examples=["backfills/0b0f6c1e6a5e4a0e.jsonl"])
+    format: FileFormat
+    name: str | None
+
+
+class JobPreview(BaseModel):
+    """A job that a backfill would publish."""
+
+    routing_key: str
+    priority: int
+    payload: dict[str, Any]
+
+
+class BackfillPreview(BaseModel):
+    """What a backfill would do."""
+
+    title: str
+    total: int | None = Field(description="Items in all; null where the source does not know.")
+    jobs: list[JobPreview] = Field(description="The first jobs.")
+    unusable: list[str] = Field(description="Why some of the first items would be skipped.")
+
+    @classmethod
+    def of(cls, preview: Preview) -> BackfillPreview:
+        jobs = [
+            JobPreview(
+                routing_key=job.routing_key,
+                priority=job.message.priority,
+                payload=job.message.payload,
+            )
+            for job in preview.jobs
+        ]
+        return cls(
+            title=preview.title, total=preview.total, jobs=jobs, unusable=list(preview.unusable)
+        )
+
+
+class DeathCause(BaseModel):
+    """Jobs of a backfill that died of one cause."""
+
+    count: int
+    job_type: str
+    reason: str | None
+    error_type: str | None
+    sample_id: str
+    sample_message: str | None
+
+
+class BackfillView(BaseModel):
+    """A backfill: how it was started, how far it is, and what came of it."""
+
+    id: str = Field(examples=[EXAMPLE_ID])
+    title: str
+    state: BulkState
+    note: str | None = Field(description="What it waits for, or what went wrong.")
+    reason: str | None
+    created_by: str
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    rate: float | None = Field(description="Jobs a second at most.")
+    max_open: int | None
+    plan: dict[str, Any] = Field(description="As it was asked for.")
+    total: int | None = Field(description="Items in all; null where the source does not know.")
+    read: int
+    published: int
+    skipped: int
+    repeated: int = Field(
+        description="Items whose key another one had before; known once all is published."
+    )
+    exhausted: bool = Field(description="All is published that will be.")
+    notes: list[str] = Field(description="Why items were skipped; the first 50.")
+    jobs: dict[State, int] = Field(description="Its jobs by state.")
+    followers: dict[State, int] = Field(description="What followed from them, by state.")
+    jobs_per_second: float | None = Field(description="Finished ones, in the last minute.")
+    seconds_to_go: tuple[float, float] | None = Field(description="The best and the worst guess.")
+    seconds: float | None = Field(description="From its start to its end, or to now.")
+    dead: list[DeathCause] = Field(description="Dead jobs by cause, followers included.")
+
+    @classmethod
+    def of(cls, progress: Progress) -> BackfillView:
+        operation = progress.operation
+        return cls(
+            id=operation.id,
+            title=operation.title,
+            state=operation.state,
+            note=progress.note,
+            reason=operation.reason,
+            created_by=operation.created_by,
+            created_at=datetime.fromtimestamp(operation.created_at, UTC),
+            started_at=models.moment(operation.started_at),
+            finished_at=models.moment(operation.finished_at),
+            rate=operation.rate,
+            max_open=operation.max_open,
+            plan=dict(operation.spec),
+            total=progress.total,
+            read=progress.read,
+            published=progress.published,
+            skipped=progress.skipped,
+            repeated=progress.repeated,
+            exhausted=progress.exhausted,
+            notes=list(progress.notes),
+            jobs=dict(progress.jobs),
+            followers=dict(progress.followers),
+            jobs_per_second=progress.rate,
+            seconds_to_go=progress.eta,
+            seconds=progress.seconds,
+            dead=[
+                DeathCause(
+                    count=each.count,
+                    job_type=each.job_type,
+                    reason=each.reason,
+                    error_type=each.error_type,
+                    sample_id=each.sample_id,
+                    sample_message=each.sample_message,
+                )
+                for each in progress.deaths
+            ],
+        )
+
+
+class BackfillPage(BaseModel):
+    """A page of the backfills, newest first."""
+
+    backfills: list[BackfillView]
+    next_cursor: str | None

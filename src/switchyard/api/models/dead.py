@@ -1,0 +1,247 @@
+"""What goes in and out of `/admin/dead/groups` and `/admin/dead/redrives`, as JSON."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from switchyard.api.models import jobs as models
+from switchyard.broker.message import MAX_PRIORITY
+from switchyard.services.bulk.control import LEAST_RATE, MOST_RATE
+from switchyard.services.dead.causes import cause_of
+from switchyard.services.dead.changes import Change
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.records import BulkOperation, BulkState, DeadGroup
+from switchyard.services.redrive.sending import Tally
+from switchyard.services.redrive.spec import Progress, RedriveSpec
+
+REDRIVE_ID = r"^redrive-[0-9a-f]{4,32}$"
+EXAMPLE_ID = "redrive-3fa9c01b22"
+GROUP_ID = r"^[0-9a-f]{1,10}$"
+
+
+class DeadGroupView(BaseModel):
+    """Dead letters of one cause."""
+
+    group: str = Field(examples=["ab12cd34ef"])
+    count: int
+    first_at: datetime | None
+    last_at: datetime | None
+    trend: list[int] = Field(description="Deaths in each of the last 24 hours, the latest last.")
+    job_type: str | None
+    reason: str = Field(examples=["exhausted"])
+    error_type: str | None
+    message: str | None = Field(
+        description="With placeholders for numbers, ids, paths, times, addresses, quoted text."
+    )
+    location: str | None = Field(description="Where in the job's own code it was raised.")
+    sample_id: str = Field(description="The one that died last.")
+    sample_message: str | None
+
+    @classmethod
+    def of(cls, group: DeadGroup) -> Self:
+        sample = group.sample
+        cause = cause_of(
+            sample.reason,
+            sample.job_type,
+            sample.error_type,
+            sample.error_message,
+            sample.traceback,
+        )
+        return cls(
+            group=group.fingerprint,
+            count=group.count,
+            first_at=models.moment(group.first_at),
+            last_at=models.moment(group.last_at),
+            trend=list(group.trend),
+            job_type=cause.job_type or None,
+            reason=cause.reason,
+            error_type=cause.error_type or None,
+            message=cause.message or None,
+            location=cause.location or None,
+            sample_id=sample.id,
+            sample_message=sample.error_message,
+        )
+
+
+class DeadGroups(BaseModel):
+    groups: list[DeadGroupView]
+
+
+class LetterChoice(BaseModel):
+    """Which dead letters: those that fit every field that is given."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ids: list[str] = Field(default_factory=list, max_length=10_000)
+    group: str | None = Field(default=None, pattern=GROUP_ID)
+    job_type: str | None = Field(default=None, pattern=models.NAME)
+    lane: str | None = Field(default=None, pattern=models.NAME)
+    reason: str | None = Field(default=None, pattern=models.NAME)
+    error_type: str | None = Field(default=None, pattern=models.PLAIN, max_length=200)
+    operation: str | None = Field(
+        default=None, pattern=models.PLAIN, max_length=100, description="A backfill's jobs."
+    )
+    older_than: float | None = Field(default=None, ge=0, le=1e9, description="Seconds.")
+    younger_than: float | None = Field(default=None, ge=0, le=1e9, description="Seconds.")
+
+    def filter(self) -> LetterFilter:
+        return LetterFilter.from_json(self.model_dump(exclude_none=True))
+
+
+class LetterChange(BaseModel):
+    """What is changed in each of them; checked against its job type."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    payload: dict[str, Any] | None = Field(default=None, description="In place of the old one.")
+    merge: dict[str, Any] | None = Field(
+        default=None, description="A JSON merge patch (RFC 7396) for the payload."
+    )
+    priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
+    max_attempts: int | None = Field(default=None, ge=1, le=1000)
+    to: str | None = Field(
+        default=None, pattern=models.ROUTING_KEY, description="Where to instead: a routing key."
+    )
+
+    def change(self) -> Change:
+        return Change(**self.model_dump())
+
+
+class NewRedrive(BaseModel):
+    """A redrive to be started; docs/redrive.md explains it."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "filter": {"group": "ab12cd34ef"},
+                "canary": 5,
+                "rate": 50,
+                "halt_on": 0.2,
+                "reason": "the server is back",
+            }
+        },
+    )
+
+    filter: LetterChoice = Field(default_factory=LetterChoice)
+    all: bool = Field(default=False, description="All dead letters, where no filter is given.")
+    change: LetterChange = Field(default_factory=LetterChange)
+    limit: int | None = Field(default=None, ge=1, le=2_000_000_000, description="The oldest.")
+    canary: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="So many first; the others only when all these have succeeded.",
+    )
+    rate: float | None = Field(
+        default=None, ge=LEAST_RATE, le=MOST_RATE, description="Letters a second at most."
+    )
+    halt_on: float | None = Field(
+        default=None, gt=0, le=1, description="Part that may fail again before it stops itself."
+    )
+    from_ledger: bool = Field(
+        default=False, description="Those that the broker has no longer, from the ledger."
+    )
+    reason: str | None = Field(default=None, max_length=1000, pattern=models.PLAIN)
+    dry_run: bool = Field(default=False, description="Only tell what would go where.")
+
+    @model_validator(mode="after")
+    def _says_which(self) -> Self:
+        if self.filter.filter().is_empty != self.all:
+            raise ValueError("give a filter, or all: true, and not both")
+        return self
+
+    def spec(self) -> RedriveSpec:
+        return RedriveSpec(
+            self.filter.filter(),
+            self.change.change(),
+            limit=self.limit,
+            canary=self.canary,
+            halt_on=self.halt_on,
+            from_ledger=self.from_ledger,
+            remote=True,
+        )
+
+
+class RedriveRate(BaseModel):
+    """Another rate; null takes the limit away."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"rate": 20}})
+
+    rate: float | None = Field(ge=LEAST_RATE, le=MOST_RATE, description="Letters a second at most.")
+
+
+class RedrivePlan(BaseModel):
+    """What a redrive would do."""
+
+    matched: int
+    redriven: int = Field(description="So many would go.")
+    dropped: int = Field(description="Their jobs need no redrive any more.")
+    invalid: int = Field(description="With the change they would not be valid.")
+    routes: dict[str, int] = Field(
+        description="Letters by routing key.", examples=[{"hot.summarize_content": 12}]
+    )
+    notes: list[str] = Field(description="A line for each letter; the first 100.")
+
+    @classmethod
+    def of(cls, tally: Tally) -> Self:
+        return cls(
+            matched=tally.matched,
+            redriven=tally.done,
+            dropped=tally.dropped,
+            invalid=tally.invalid,
+            routes=tally.routes,
+            notes=tally.notes,
+        )
+
+
+class RedriveView(BaseModel):
+    """A redrive: who, what, why, and how far it is."""
+
+    id: str = Field(examples=[EXAMPLE_ID])
+    title: str
+    state: BulkState
+    note: str | None = Field(description="Why it stands where it stands.")
+    reason: str | None
+    created_by: str
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    rate: float | None
+    spec: dict[str, Any]
+    total: int | None = Field(description="Letters that fitted when it began, by the index.")
+    redriven: int
+    dropped: int
+    invalid: int
+    succeeded: int
+    failed: int = Field(description="Died again.")
+    undone: int
+    unfinished: int
+    notes: list[str]
+
+    @classmethod
+    def of(cls, operation: BulkOperation) -> Self:
+        return cls(
+            id=operation.id,
+            title=operation.title,
+            state=operation.state,
+            note=operation.note,
+            reason=operation.reason,
+            created_by=operation.created_by,
+            created_at=models.moment(operation.created_at),
+            started_at=models.moment(operation.started_at),
+            finished_at=models.moment(operation.finished_at),
+            rate=operation.rate,
+            spec=dict(operation.spec),
+            **Progress.of(operation).to_json(),
+        )
+
+
+class RedrivePage(BaseModel):
+    """Part of a listing."""
+
+    redrives: list[RedriveView]
+    next_cursor: str | None

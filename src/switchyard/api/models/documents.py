@@ -1,0 +1,126 @@
+"""What goes in and out of the endpoints of documents, extraction and search, as JSON."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from switchyard.services.index.ranking import MAX_LIMIT, Mode
+
+
+class FailureView(BaseModel):
+    """Why a document's pipeline stands still."""
+
+    reason: str = Field(examples=["permanent"])
+    error_type: str | None = Field(examples=["CorruptDocument"])
+    message: str | None
+    job_id: str | None = Field(description="The job to redrive.")
+    attempts: int
+
+
+class DocumentView(BaseModel):
+    """How far a document is."""
+
+    document_id: str
+    state: str = Field(
+        examples=["summarizing"],
+        description="queued, storing, extracting, summarizing, embedding, linking, completed, "
+        "needs_ocr or failed; further stages bring states of their own.",
+    )
+    current_stage: str | None = Field(examples=["summarize_content"])
+    completed_stages: list[str] = Field(examples=[["ingest_document", "extract_text"]])
+    job_id: str | None = Field(description="The first job of the pipeline's latest run.")
+    error: FailureView | None
+    title: str | None
+    filename: str | None
+    source: str | None
+    media_type: str | None
+    size: int | None = Field(description="Bytes.")
+    created_at: datetime | None
+    updated_at: datetime | None
+    duplicate: bool = Field(
+        default=False, description="In the answer to an upload: it was known, nothing was started."
+    )
+    result: dict[str, Any] | None = Field(
+        default=None, description="In the answer to an upload without a broker: what was made."
+    )
+
+
+class DocumentSummary(BaseModel):
+    """A document of the listing; `/documents/{id}` says more."""
+
+    document_id: str
+    state: str
+    current_stage: str | None
+    title: str | None
+    filename: str | None
+    source: str | None
+    media_type: str | None
+    size: int | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class DocumentList(BaseModel):
+    documents: list[DocumentSummary]
+    next_cursor: str | None = Field(description="For the following page; null after the last.")
+
+
+class ExtractionView(BaseModel):
+    """A text that was ordered."""
+
+    job_id: str
+    result: dict[str, Any] | None = Field(
+        default=None,
+        description="Without a broker: title, counts, and `pages` with their text; else fetch it "
+        "from /extract/text/{job_id}.",
+    )
+
+
+DocumentIdField = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+SourceField = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]+$")]
+
+
+class FiltersBody(BaseModel):
+    """Which documents to search; filters that are null do not matter, several all hold."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    document_ids: list[DocumentIdField] | None = Field(default=None, max_length=1000)
+    source: SourceField | None = Field(default=None, examples=["https://example.org/paper"])
+
+
+class SearchBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    query: str = Field(min_length=1, max_length=2000, examples=["why the tide rises"])
+    mode: Mode = Field(
+        default=Mode.HYBRID,
+        description="`vector`: near in meaning; `keyword`: has the words; `hybrid`: both.",
+    )
+    limit: int = Field(default=10, ge=1, le=MAX_LIMIT)
+    per_document: int | None = Field(
+        default=None, ge=1, le=MAX_LIMIT, description="Hits that one document may have."
+    )
+    filters: FiltersBody = FiltersBody()
+
+
+class HitView(BaseModel):
+    """A place in a document."""
+
+    document_id: str
+    title: str
+    page: int = Field(description="From 1.")
+    snippet: str
+    highlights: list[tuple[int, int]] = Field(
+        description="Where the query's words are in the snippet: start and end, in characters."
+    )
+    score: float = Field(description="Best first; only comparable within one mode.")
+    chunk_id: str
+
+
+class SearchAnswer(BaseModel):
+    mode: Mode
+    hits: list[HitView]

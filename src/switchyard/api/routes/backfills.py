@@ -1,0 +1,237 @@
+"""`/backfills`: bulk jobs that are started, watched, paused, resumed and cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import ValidationError
+
+from switchyard.api.entry.access import needs
+from switchyard.api.entry.uploads import InvalidUpload, UploadForm
+from switchyard.api.http.problems import Problem, invalid, responses
+from switchyard.api.models import jobs as models
+from switchyard.api.models.backfills import (
+    BACKFILL_ID,
+    EXAMPLE_ID,
+    BackfillInput,
+    BackfillLimits,
+    BackfillPage,
+    BackfillPlan,
+    BackfillPreview,
+    BackfillView,
+    Cancellation,
+    CancelledBackfill,
+)
+from switchyard.api.state import ApiState, State
+from switchyard.broker.message import describe
+from switchyard.services.access.api_keys import Scope
+from switchyard.services.backfill.files import FileFormat, format_of, store_input
+from switchyard.services.backfill.progress import progress_of
+from switchyard.services.backfill.sources import InvalidBackfill
+from switchyard.services.backfill.spec import KIND, Backfills, BackfillSpec
+from switchyard.services.bulk import control as bulk_control
+from switchyard.services.files.quota import Quota, StorageFull
+from switchyard.services.files.storage import TooLarge
+from switchyard.services.publishing.requests import Complaint
+from switchyard.services.records import BulkState
+
+router = APIRouter(prefix="/backfills", tags=["backfills"])
+
+PATIENCE = 5.0
+"""Seconds that a request waits for a turn to ask a source."""
+BackfillId = Annotated[
+    str, Path(pattern=BACKFILL_ID, description="The backfill's id.", examples=[EXAMPLE_ID])
+]
+FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {"file": {"type": "string", "format": "binary"}},
+                }
+            }
+        },
+    }
+}
+
+
+@router.post(
+    "",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    responses={
+        202: {
+            "description": "Recorded; a scheduler publishes its jobs.",
+            "headers": {"Location": {"description": "It.", "schema": {"type": "string"}}},
+        },
+        **responses("invalid", "no-broker", "source-away", "ledger-away"),
+    },
+)
+async def start(
+    body: BackfillPlan, request: Request, response: Response, state: State
+) -> BackfillView:
+    """Start a backfill: one job for each item of a source. Its first items are made into jobs for
+    trial before."""
+    state.require_broker()
+    operation = await _backfills(state).start(
+        _spec(body),
+        created_by=f"api: {request.state.principal}",
+        reason=body.reason,
+        rate=body.rate,
+        max_open=body.max_open,
+    )
+    response.headers["Location"] = f"/backfills/{operation.id}"
+    return BackfillView.of(await progress_of(state.ledger, operation))
+
+
+@router.post(
+    "/preview",
+    dependencies=[needs(Scope.PUBLISH)],
+    responses=responses("invalid", "source-away", "ledger-away"),
+)
+async def preview(body: BackfillPlan, state: State) -> BackfillPreview:
+    """What a backfill would do: the number of items, and the first jobs. Nothing is started."""
+    return BackfillPreview.of(await _backfills(state).preview(_spec(body)))
+
+
+@router.post(
+    "/inputs",
+    status_code=201,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=FORM,
+    responses=responses("invalid", "too-large", "storage-full"),
+)
+async def store_file(
+    request: Request,
+    state: State,
+    file_format: Annotated[
+        FileFormat | None, Query(alias="format", description="By the file's name if not given.")
+    ] = None,
+) -> BackfillInput:
+    """Store a file, as it is sent, for a backfill from the source `file`."""
+    try:
+        quota = Quota(state.storage, state.settings.storage_quota)
+        await quota.check()
+        form = UploadForm(request)
+        parts = quota.metered(await _begun(form))
+        wanted = file_format or format_of(form.filename or "")
+        key = await store_input(state.storage, parts, wanted)
+        try:
+            await form.rest()
+        except BaseException:
+            await state.storage.delete_async(key)
+            raise
+    except InvalidUpload as error:
+        raise invalid(Complaint((), str(error))) from error
+    except TooLarge as error:
+        raise Problem("too-large", str(error)) from error
+    except StorageFull as error:
+        raise Problem("storage-full", str(error)) from error
+    return BackfillInput(key=key, format=wanted, name=form.filename)
+
+
+@router.get("", dependencies=[needs(Scope.READ)], responses=responses("invalid", "ledger-away"))
+async def list_backfills(
+    state: State,
+    wanted: Annotated[BulkState | None, Query(alias="state")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
+) -> BackfillPage:
+    """Backfills, newest first."""
+    states = [] if wanted is None else [wanted]
+    page = await state.ledger.list_bulk(KIND, states=states, limit=limit, cursor=cursor)
+    found = [BackfillView.of(await progress_of(state.ledger, each)) for each in page.items]
+    return BackfillPage(backfills=found, next_cursor=page.next_cursor)
+
+
+@router.get(
+    "/{backfill_id}",
+    dependencies=[needs(Scope.READ)],
+    responses=responses("not-found", "ledger-away"),
+)
+async def show(backfill_id: BackfillId, state: State) -> BackfillView:
+    """How far a backfill is, and what came of it."""
+    return await _view(state, backfill_id)
+
+
+@router.patch(
+    "/{backfill_id}",
+    dependencies=[needs(Scope.PUBLISH)],
+    responses=responses("invalid", "not-found", "wrong-state", "ledger-away"),
+)
+async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: State) -> BackfillView:
+    """Change its limits, also while it runs."""
+    changes: dict[str, Any] = body.model_dump(exclude_unset=True)
+    if changes:
+        await bulk_control.set_limits(state.ledger, backfill_id, changes, kind=KIND)
+    return await _view(state, backfill_id)
+
+
+@router.post(
+    "/{backfill_id}/pause",
+    dependencies=[needs(Scope.PUBLISH)],
+    responses=responses("not-found", "wrong-state", "ledger-away"),
+)
+async def pause(backfill_id: BackfillId, state: State) -> BackfillView:
+    """Publish nothing more of it, within a second, until it is resumed."""
+    await bulk_control.pause(state.ledger, backfill_id, kind=KIND)
+    return await _view(state, backfill_id)
+
+
+@router.post(
+    "/{backfill_id}/resume",
+    dependencies=[needs(Scope.PUBLISH)],
+    responses=responses("not-found", "wrong-state", "ledger-away"),
+)
+async def resume(backfill_id: BackfillId, state: State) -> BackfillView:
+    """Let it go on where it was."""
+    await bulk_control.resume(state.ledger, backfill_id, kind=KIND)
+    return await _view(state, backfill_id)
+
+
+@router.post(
+    "/{backfill_id}/cancel",
+    dependencies=[needs(Scope.PUBLISH)],
+    responses=responses("invalid", "not-found", "wrong-state", "ledger-away"),
+)
+async def cancel(
+    backfill_id: BackfillId, state: State, body: Cancellation | None = None
+) -> CancelledBackfill:
+    """End it for good; with `jobs` also those of its jobs that have not begun."""
+    wanted = body or Cancellation()
+    number = await _backfills(state).cancel(backfill_id, jobs=wanted.jobs)
+    return CancelledBackfill(id=backfill_id, state=BulkState.CANCELLED, cancelled_jobs=number)
+
+
+def _backfills(state: ApiState) -> Backfills:
+    return Backfills.of(state.settings, state.registry, state.ledger, patience=PATIENCE)
+
+
+def _spec(body: BackfillPlan) -> BackfillSpec:
+    try:
+        return body.spec()
+    except ValidationError as error:
+        raise InvalidBackfill(describe(error)) from error
+
+
+async def _view(state: ApiState, backfill_id: str) -> BackfillView:
+    operation = await bulk_control.require_bulk(state.ledger, backfill_id, KIND)
+    return BackfillView.of(await progress_of(state.ledger, operation))
+
+
+async def _begun(form: UploadForm) -> AsyncIterator[bytes]:
+    """The form's file; its name is known by now."""
+    parts = form.file()
+    first = await anext(parts, b"")
+
+    async def all_of_it() -> AsyncIterator[bytes]:
+        yield first
+        async for part in parts:
+            yield part
+
+    return all_of_it()

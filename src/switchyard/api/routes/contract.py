@@ -1,0 +1,111 @@
+"""`/schemas`, `/asyncapi.json` and `/problems`: what the service says about itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, Field
+
+from switchyard.api.entry.access import needs
+from switchyard.api.http.problems import (
+    KINDS,
+    TYPE_BASE,
+    Kind,
+    Problem,
+    responses,
+)
+from switchyard.api.models import jobs as models
+from switchyard.api.state import State
+from switchyard.services.access.api_keys import Scope
+from switchyard.services.jobs.registry import JobType, UnknownJobType
+from switchyard.services.publishing.asyncapi import asyncapi, payload_schema
+
+router = APIRouter(tags=["contract"])
+
+
+class JobTypeView(BaseModel):
+    """A kind of work, and what its payload looks like."""
+
+    job_type: str = Field(examples=["summarize_content"])
+    worker: str
+    routing_keys: list[str] = Field(examples=[["hot.summarize_content"]])
+    timeout: float = Field(description="Seconds that one attempt may take.")
+    max_attempts: int
+    payload: dict[str, Any] = Field(description="JSON Schema of the payload.")
+
+
+class JobTypes(BaseModel):
+    """Every job type."""
+
+    job_types: list[JobTypeView]
+
+
+class ProblemKind(BaseModel):
+    """A kind of problem."""
+
+    type: str
+    status: int
+    title: str
+
+
+class ProblemKinds(BaseModel):
+    """Every kind of problem; docs/api.md explains them."""
+
+    problems: list[ProblemKind]
+
+
+@router.get("/schemas", dependencies=[needs(Scope.READ, Scope.PUBLISH)])
+async def list_schemas(state: State) -> JobTypes:
+    """List the job types with the JSON Schemas of their payloads."""
+    return JobTypes(job_types=[_type_view(job_type) for job_type in state.registry])
+
+
+@router.get(
+    "/schemas/{job_type}",
+    dependencies=[needs(Scope.READ, Scope.PUBLISH)],
+    responses=responses("not-found"),
+)
+async def show_schema(
+    job_type: Annotated[str, Path(pattern=models.NAME)], state: State
+) -> dict[str, Any]:
+    """The JSON Schema of one job type's payload."""
+    try:
+        return payload_schema(state.registry.get(job_type))
+    except UnknownJobType as error:
+        raise Problem("not-found", str(error)) from error
+
+
+@router.get("/asyncapi.json", dependencies=[needs(Scope.READ, Scope.PUBLISH)])
+async def show_asyncapi(state: State) -> dict[str, Any]:
+    """The AsyncAPI 3 document of the exchange, for those who publish to the broker."""
+    return asyncapi(state.registry)
+
+
+@router.get("/problems")
+async def list_problems() -> ProblemKinds:
+    """List the kinds of problems that this service answers with. Needs no key."""
+    return ProblemKinds(problems=[_kind_view(kind) for kind in KINDS.values()])
+
+
+@router.get("/problems/{name}", responses=responses("not-found"))
+async def show_problem(name: Annotated[str, Path(pattern=r"^[a-z-]{1,40}$")]) -> ProblemKind:
+    """What the `type` of a problem leads to. Needs no key."""
+    if name not in KINDS:
+        raise Problem("not-found", f"there is no problem {name}")
+    return _kind_view(KINDS[name])
+
+
+def _kind_view(kind: Kind) -> ProblemKind:
+    return ProblemKind(type=TYPE_BASE + kind.name, status=kind.status.value, title=kind.title)
+
+
+def _type_view(job_type: JobType) -> JobTypeView:
+    return JobTypeView(
+        job_type=job_type.name,
+        worker=job_type.worker,
+        routing_keys=[route.routing_key for route in job_type.routes],
+        timeout=job_type.timeout,
+        max_attempts=job_type.max_attempts,
+        payload=payload_schema(job_type),
+    )

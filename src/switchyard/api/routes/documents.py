@@ -1,0 +1,208 @@
+"""`/documents`: send a document, see how far it is, fetch what was made of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi import Path as InPath
+
+from switchyard.api.dependencies import DocumentsOf
+from switchyard.api.entry.access import needs
+from switchyard.api.entry.uploads import InvalidUpload, UploadForm
+from switchyard.api.http.document_errors import (
+    READ_PROBLEMS,
+    RESULT_PROBLEMS,
+    UPLOAD_PROBLEMS,
+    unreadable,
+)
+from switchyard.api.http.problems import Problem, responses
+from switchyard.api.models import jobs as models
+from switchyard.api.models.documents import (
+    DocumentList,
+    DocumentSummary,
+    DocumentView,
+    FailureView,
+)
+from switchyard.services.access.api_keys import Scope
+from switchyard.services.documents.desk import NotFinished
+from switchyard.services.documents.inbox import About, Inbox
+from switchyard.services.documents.status import DocumentStatus
+from switchyard.services.files.uploads import Upload
+
+router = APIRouter(tags=["documents"])
+
+POLL_AFTER = "1"
+"""Seconds, as `Retry-After` of a document that is on its way."""
+
+DocumentIdOf = Annotated[
+    str, InPath(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="As the upload said it.")
+]
+
+
+FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "source": {"type": "string", "maxLength": 2000},
+                        "title": {"type": "string", "maxLength": 1000},
+                        "lane": {"type": "string", "enum": ["hot", "backfill"], "default": "hot"},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]:
+    """The request's file, stored, and what was said of it.
+
+    Raises InvalidUpload, a problem where what was said is not valid, and as Inbox.receive does.
+    """
+    try:
+        form = UploadForm(request)
+        upload = await inbox.receive(form.file(), lambda: form.filename)
+        try:
+            await form.rest()
+            about = About.of(form.filename, form.fields)
+        except BaseException:
+            await inbox.discard(upload)
+            raise
+    except InvalidUpload:
+        raise
+    except ValueError as error:
+        raise Problem("invalid", str(error)) from error
+    return upload, about
+
+
+@router.post(
+    "/documents",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=FORM,
+    responses={
+        200: {"model": DocumentView, "description": "It was known already."},
+        201: {"model": DocumentView, "description": "Without a broker: it is done."},
+        **UPLOAD_PROBLEMS,
+    },
+)
+async def send_document(
+    request: Request, response: Response, documents: DocumentsOf
+) -> DocumentView:
+    """Send a document: PDF, Markdown or plain text, told by its content. It is summarised,
+    indexed for search and linked; the same content, or the same source, is taken in once."""
+    upload, about = await receive_upload(request, documents.inbox)
+    submitted = await documents.submit(upload, about)
+    status = submitted.status
+    response.headers["Location"] = f"/documents/{status.document_id}"
+    view = _view(status, duplicate=submitted.duplicate)
+    if documents.inbox.is_inline and status.has_ended:
+        if not status.is_finished:
+            raise unreadable(NotFinished(status))
+        view.result = await documents.result(status.document_id)
+        response.status_code = 201
+    if submitted.duplicate:
+        response.status_code = 200
+    if not status.has_ended:
+        response.headers["Retry-After"] = POLL_AFTER
+    return view
+
+
+@router.get(
+    "/documents", dependencies=[needs(Scope.READ)], responses=responses("invalid", "ledger-away")
+)
+async def list_documents(
+    documents: DocumentsOf,
+    state: Annotated[str | None, Query(max_length=40, pattern=r"^[a-z_]+$")] = None,
+    source: Annotated[str | None, Query(max_length=2000, pattern=r"^[^\x00]+$")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
+) -> DocumentList:
+    """Documents that were taken in, newest first. With `state`, a page may have fewer than `limit`
+    although others follow."""
+    try:
+        page = await documents.documents(state=state, source=source, limit=limit, cursor=cursor)
+    except ValueError as error:
+        raise Problem("invalid", str(error)) from error
+    items = [
+        DocumentSummary(
+            document_id=status.document_id,
+            state=status.state,
+            current_stage=status.current_stage,
+            title=status.title,
+            filename=status.filename,
+            source=status.source,
+            media_type=status.media_type,
+            size=status.size,
+            created_at=models.moment(status.created_at),
+            updated_at=models.moment(status.updated_at),
+        )
+        for status in page.items
+    ]
+    return DocumentList(documents=items, next_cursor=page.next_cursor)
+
+
+@router.get(
+    "/documents/{document_id}",
+    dependencies=[needs(Scope.READ)],
+    responses=READ_PROBLEMS,
+)
+async def document_status(
+    document_id: DocumentIdOf, response: Response, documents: DocumentsOf
+) -> DocumentView:
+    """How far a document is; of one that failed, why, and which job to redrive."""
+    status = await documents.status(document_id)
+    if not status.has_ended:
+        response.headers["Retry-After"] = POLL_AFTER
+    return _view(status)
+
+
+@router.get(
+    "/documents/{document_id}/result",
+    dependencies=[needs(Scope.READ)],
+    responses=RESULT_PROBLEMS,
+)
+async def document_result(
+    document_id: DocumentIdOf,
+    documents: DocumentsOf,
+    include: Annotated[list[Literal["text"]] | None, Query()] = None,
+) -> dict[str, Any]:
+    """All that was made of a document: counts, summary, links, and what further stages add; with
+    `include=text` its text, page by page. 409 as long as the document is not finished."""
+    return await documents.result(document_id, with_text="text" in (include or ()))
+
+
+def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:
+    error = status.error
+    return DocumentView(
+        document_id=status.document_id,
+        state=status.state,
+        current_stage=status.current_stage,
+        completed_stages=list(status.completed_stages),
+        job_id=status.job_id,
+        error=None
+        if error is None
+        else FailureView(
+            reason=error.reason,
+            error_type=error.error_type,
+            message=error.message,
+            job_id=error.job_id,
+            attempts=error.attempts,
+        ),
+        title=status.title,
+        filename=status.filename,
+        source=status.source,
+        media_type=status.media_type,
+        size=status.size,
+        created_at=models.moment(status.created_at),
+        updated_at=models.moment(status.updated_at),
+        duplicate=duplicate,
+    )

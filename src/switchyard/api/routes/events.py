@@ -1,0 +1,166 @@
+"""`/events` and `/jobs/{id}/events`: what happens, as it happens, as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+
+from switchyard.api.entry.access import needs
+from switchyard.api.http.event_stream import (
+    HEARTBEAT,
+    MEDIA_TYPE,
+    EventStream,
+    frame,
+)
+from switchyard.api.http.problems import responses, try_later
+from switchyard.api.models import jobs as models
+from switchyard.api.routes.jobs import known_job
+from switchyard.api.state import ApiState, BrokerSide, State
+from switchyard.services.access.api_keys import Scope
+from switchyard.services.monitoring.job_events import ENDINGS, JobEvent
+from switchyard.services.records import FINISHED, LedgerUnavailable
+
+router = APIRouter(tags=["events"])
+
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Events until the client goes away; comments as signs of life.",
+        "content": {
+            MEDIA_TYPE: {
+                "schema": {"type": "string"},
+                "example": "id: 1763000000000000-0a1b2c3d4e5f\nevent: started\n"
+                'data: {"event": "started", "job_id": "0b0f6c1e"}\n\n',
+            }
+        },
+    }
+}
+LastEventId = Annotated[
+    str | None,
+    Header(max_length=100, description="The last id that was seen: what followed comes first."),
+]
+
+
+@router.get(
+    "/events",
+    response_class=EventStream,
+    status_code=200,
+    dependencies=[needs(Scope.READ)],
+    responses={**STREAM, **responses("no-broker", "too-many-streams")},
+)
+async def follow(
+    state: State,
+    lane: Annotated[str | None, Query(pattern=models.NAME)] = None,
+    job_type: Annotated[str | None, Query(pattern=models.NAME)] = None,
+    last_event_id: LastEventId = None,
+) -> EventStream:
+    """Follow what happens to all jobs, or to those of a lane or type.
+
+    `gap` comes first where more has happened since `Last-Event-ID` than is remembered.
+    """
+
+    def wanted(event: JobEvent) -> bool:
+        fields = event.fields
+        return lane in (None, fields.get("lane")) and job_type in (None, fields.get("job_type"))
+
+    return EventStream(_all(state, _room(state), wanted, last_event_id))
+
+
+@router.get(
+    "/jobs/{job_id}/events",
+    response_class=EventStream,
+    status_code=200,
+    dependencies=[needs(Scope.READ)],
+    responses={**STREAM, **responses("not-found", "no-broker", "too-many-streams")},
+)
+async def follow_job(
+    job_id: models.JobIdInPath, state: State, last_event_id: LastEventId = None
+) -> EventStream:
+    """Follow one job to its end.
+
+    `state` comes first: how things stand. `end` comes last, with the state that the job ended
+    in; close the connection then, for a browser would open it again.
+    """
+    broker = _room(state)
+    await known_job(state, job_id)
+    return EventStream(_one(state, broker, job_id, last_event_id))
+
+
+async def _all(
+    state: ApiState,
+    broker: BrokerSide,
+    wanted: Callable[[JobEvent], bool],
+    last_id: str | None,
+) -> AsyncGenerator[bytes, None]:
+    with broker.feed.subscribed(wanted) as subscription:
+        missed = _missed(broker, wanted, last_id)  # now: what comes later is subscribed to
+        yield HEARTBEAT  # the head of the answer leaves at once
+        for each in missed:
+            yield each
+        while True:
+            event = await subscription.next(state.settings.api_heartbeat)
+            if event is not None:
+                yield _framed(event)
+            elif subscription.is_over:
+                return
+            else:
+                yield HEARTBEAT
+
+
+async def _one(
+    state: ApiState, broker: BrokerSide, job_id: str, last_id: str | None
+) -> AsyncGenerator[bytes, None]:
+    def wanted(event: JobEvent) -> bool:
+        return event.job_id == job_id
+
+    with broker.feed.subscribed(wanted) as subscription:
+        missed = _missed(broker, wanted, last_id)
+        # Looked up after subscribing, so that nothing happens in between unseen.
+        status, ended = await _status(state, job_id)
+        yield frame("state", status)
+        for each in missed:
+            yield each
+        while not ended:
+            event = await subscription.next(state.settings.api_heartbeat)
+            if event is not None:
+                yield _framed(event)
+            elif subscription.is_over:
+                return
+            else:
+                yield HEARTBEAT
+            if event is None or event.name in ENDINGS:
+                # Events are best effort: the ledger has the last word.
+                try:
+                    status, ended = await _status(state, job_id)
+                except LedgerUnavailable:
+                    continue  # asked again at the next heartbeat
+        yield frame("end", status)
+
+
+async def _status(state: ApiState, job_id: str) -> tuple[dict[str, Any], bool]:
+    record = await state.ledger.get(job_id)
+    if record is None:  # its publish was refused meanwhile
+        return {"job_id": job_id, "state": None}, True
+    return models.status_view(record).model_dump(mode="json"), record.state in FINISHED
+
+
+def _missed(
+    broker: BrokerSide, wanted: Callable[[JobEvent], bool], last_id: str | None
+) -> list[bytes]:
+    if last_id is None:
+        return []
+    events, complete = broker.feed.since(last_id)
+    gap = [] if complete else [frame("gap", {"after": last_id})]
+    return gap + [_framed(event) for event in events if wanted(event)]
+
+
+def _framed(event: JobEvent) -> bytes:
+    return frame(event.name, event.fields, event_id=event.id)
+
+
+def _room(state: ApiState) -> BrokerSide:
+    broker = state.require_broker()
+    if broker.feed.subscribers >= state.settings.api_max_streams:
+        raise try_later("too-many-streams")
+    return broker

@@ -1,0 +1,62 @@
+"""`/extract/text`: the text of a file and nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Path as InPath
+
+from switchyard.api.dependencies import ExtractionsOf
+from switchyard.api.entry.access import needs
+from switchyard.api.http.document_errors import (
+    RESULT_PROBLEMS,
+    UPLOAD_PROBLEMS,
+    unreadable,
+)
+from switchyard.api.models.documents import ExtractionView
+from switchyard.api.routes.documents import FORM, POLL_AFTER, receive_upload
+from switchyard.services.access.api_keys import Scope
+from switchyard.services.documents.extractions import ExtractionNotFinished
+
+router = APIRouter(prefix="/extract", tags=["extraction"])
+
+
+@router.post(
+    "/text",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=FORM,
+    responses={
+        200: {"model": ExtractionView, "description": "Without a broker: with the text."},
+        **UPLOAD_PROBLEMS,
+    },
+)
+async def order_text(
+    request: Request, response: Response, extractions: ExtractionsOf
+) -> ExtractionView:
+    """Have the text of a PDF, Markdown or text file extracted. It is not kept as a document."""
+    upload, about = await receive_upload(request, extractions.inbox)
+    try:
+        extraction = await extractions.order(upload, about)
+    except ExtractionNotFinished as error:
+        raise unreadable(error) from error
+    if extraction.result is not None:
+        response.status_code = 200
+    else:
+        response.headers["Retry-After"] = POLL_AFTER
+    response.headers["Location"] = f"/extract/text/{extraction.job_id}"
+    return ExtractionView(job_id=extraction.job_id, result=extraction.result)
+
+
+@router.get(
+    "/text/{job_id}",
+    dependencies=[needs(Scope.READ)],
+    responses=RESULT_PROBLEMS,
+)
+async def extracted_text(
+    job_id: Annotated[str, InPath(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")],
+    extractions: ExtractionsOf,
+) -> dict[str, Any]:
+    """The text, page by page. 409 as long as the job has not succeeded, and when it failed."""
+    return await extractions.result(job_id)

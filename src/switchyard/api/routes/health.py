@@ -1,0 +1,96 @@
+"""`/health…`: whether this process, and what it stands on, can do their work. Without a key."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from switchyard.api.state import ApiState, State
+from switchyard.services.monitoring.health import Check, Component, examine
+
+router = APIRouter(prefix="/health", tags=["health"])
+
+EVENTS = "events"
+"""The component that is shown, and not needed to take work."""
+
+
+class ComponentView(BaseModel):
+    """One thing that the service stands on."""
+
+    state: Literal["ok", "away"]
+    latency_ms: float = Field(description="Until it answered, or until that was given up.")
+
+
+class Readiness(BaseModel):
+    """Whether the service can take work: all of its components but `events` are needed."""
+
+    status: Literal["ok", "away"]
+    components: dict[str, ComponentView] = Field(
+        description="broker and events (where there is a broker), ledger and storage. While "
+        "events are away, `/events` is silent, and everything else works."
+    )
+
+
+class Liveness(BaseModel):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+AWAY: dict[int | str, dict[str, Any]] = {
+    503: {"model": Readiness, "description": "Something that is needed is away."}
+}
+
+
+@router.get("/live")
+async def live() -> Liveness:
+    """Say that the process runs; nothing else is asked. For a liveness probe."""
+    return Liveness()
+
+
+@router.get("/ready", responses=AWAY)
+async def ready(state: State, response: Response) -> Readiness:
+    """Ask broker, ledger and storage, each with its latency; 503 when one is away.
+
+    `events` tells whether what happens to jobs is heard here. It makes no 503.
+    """
+    components = await examine(_checks(state))
+    away = any(not each.is_ok for each in components if each.name != EVENTS)
+    if away:
+        response.status_code = 503
+        response.headers["Retry-After"] = "2"
+    return Readiness(
+        status="away" if away else "ok",
+        components={each.name: _view(each) for each in components},
+    )
+
+
+@router.get("", responses=AWAY)
+async def health(state: State, response: Response) -> Readiness:
+    """The same as `/health/ready`."""
+    return await ready(state, response)
+
+
+def _checks(state: ApiState) -> dict[str, Check]:
+    checks: dict[str, Check] = {
+        "ledger": state.ledger.check,
+        "storage": lambda: state.storage.put_async(_probe_key(), b"ok"),
+    }
+    if state.broker is not None:
+        checks["broker"] = state.broker.pressure.probe
+        checks[EVENTS] = state.broker.feed.check
+    return checks
+
+
+def _probe_key() -> str:
+    """A file of this process's own: two that write one file could cross each other."""
+    return f"health/probe-{os.getpid()}"
+
+
+def _view(component: Component) -> ComponentView:
+    return ComponentView(
+        state="ok" if component.is_ok else "away", latency_ms=round(component.latency * 1000, 1)
+    )

@@ -1,0 +1,263 @@
+"""`/jobs`: publish, list, show, cancel."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response
+
+from switchyard.api.entry.access import needs
+from switchyard.api.http.problems import Problem, overflowed, responses, try_later
+from switchyard.api.models import jobs as models
+from switchyard.api.state import BrokerSide, State
+from switchyard.broker.errors import BrokerAway, LaneFull, PublishError
+from switchyard.broker.lanes import LANES
+from switchyard.broker.message import now
+from switchyard.services.access.api_keys import Scope
+from switchyard.services.jobs.registry import InvalidPayload
+from switchyard.services.monitoring.job_events import announce
+from switchyard.services.monitoring.lane_pressure import Pressure
+from switchyard.services.publishing.publisher import (
+    InvalidJob,
+    JobRequest,
+    Published,
+)
+from switchyard.services.publishing.requests import (
+    Complaint,
+    InvalidRequest,
+    check_payload,
+    delay_until,
+    differs,
+    job_id_for,
+    target_of,
+)
+from switchyard.services.records import (
+    AlreadyFinished,
+    Cancelled,
+    IdempotencyConflict,
+    JobFilter,
+    JobRecord,
+    NotFound,
+)
+from switchyard.services.records import State as JobState
+from switchyard.services.runtime.control import send_cancel
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+TRACEPARENT = r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
+ACCEPTED_HEADERS: dict[str, Any] = {
+    "Location": {"description": "The job.", "schema": {"type": "string"}},
+    "X-Lane-Pressure": {
+        "description": "How full the job's queue is: publish less when it is slow.",
+        "schema": {"type": "string", "enum": [each.value for each in Pressure]},
+    },
+    "Idempotency-Replayed": {
+        "description": "`true` when the key was known.",
+        "schema": {"type": "string"},
+    },
+}
+LaneName = Annotated[str | None, Query(pattern=models.NAME, examples=[LANES[0].name])]
+TypeName = Annotated[str | None, Query(pattern=models.NAME)]
+PlainText = Annotated[str | None, Query(pattern=models.PLAIN, max_length=200)]
+
+
+@router.post(
+    "",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    responses={
+        202: {"headers": ACCEPTED_HEADERS, "description": "Recorded; it will be run."},
+        **responses("idempotency-conflict", "lane-full", "broker-away", "no-broker"),
+    },
+)
+async def publish(
+    body: models.NewJob,
+    state: State,
+    response: Response,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=200,
+            pattern=r"^[\x21-\x7e]+$",
+            description="The same key and the same job: the earlier job is the answer.",
+        ),
+    ] = None,
+    traceparent: Annotated[str | None, Header(pattern=TRACEPARENT)] = None,
+) -> models.AcceptedJob:
+    """Publish a job. Answered within two seconds, also when the broker is away."""
+    broker = state.require_broker()
+    target = target_of(
+        state.registry, routing_key=body.routing_key, lane=body.lane, job_type=body.job_type
+    )
+    check_payload(target, body.payload)
+    request = JobRequest(
+        target.routing_key,
+        body.payload,
+        priority=body.priority,
+        max_attempts=body.max_attempts,
+        source=body.source,
+        delay=body.delay if body.run_at is None else delay_until(body.run_at, now()),
+        expires_at=body.expires_at,
+        idempotency_key=idempotency_key,
+        job_id=job_id_for(idempotency_key, target.job_type.name, body.payload),
+        traceparent=traceparent,
+    )
+    depth = broker.pressure.recent(target.queue)
+    if depth is not None and depth.pressure is Pressure.FULL and not request.delay:
+        await _refuse_unless_known(state, request)
+    published = await _publish(broker, request)
+    if published.duplicate:
+        await _check_same(state, request, published)
+        response.headers["Idempotency-Replayed"] = "true"
+    if depth is None and published.state is JobState.QUEUED:
+        depth = await broker.pressure.soon(target.queue)
+    if depth is not None:
+        response.headers["X-Lane-Pressure"] = depth.pressure
+    response.headers["Location"] = f"/jobs/{published.job_id}"
+    return models.AcceptedJob(
+        job_id=published.job_id,
+        routing_key=published.routing_key,
+        state=published.state,
+        duplicate=published.duplicate,
+    )
+
+
+@router.get("", dependencies=[needs(Scope.READ)], responses=responses())
+async def list_jobs(
+    state: State,
+    job_state: Annotated[JobState | None, Query(alias="state")] = None,
+    lane: LaneName = None,
+    job_type: TypeName = None,
+    worker: TypeName = None,
+    source: PlainText = None,
+    parent_id: Annotated[str | None, Query(pattern=models.JOB_ID)] = None,
+    since: Annotated[models.Moment | None, Query(description="Made then or later.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
+) -> models.JobPage:
+    """List jobs, newest first; every filter that is given must fit."""
+    wanted = JobFilter(
+        state=job_state,
+        lane=lane,
+        job_type=job_type,
+        worker=worker,
+        source=source,
+        parent_id=parent_id,
+        since=None if since is None else since.timestamp(),
+    )
+    page = await state.ledger.list_jobs(wanted, limit=limit, cursor=cursor)
+    return models.page_view(page)
+
+
+@router.get("/{job_id}", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
+async def show(job_id: models.JobIdInPath, state: State) -> models.JobDetails:
+    """Show a job with its payload, its result and the attempts that did not simply succeed."""
+    return models.details_view(await known_job(state, job_id))
+
+
+@router.get("/{job_id}/status", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
+async def show_status(job_id: models.JobIdInPath, state: State) -> models.JobStatus:
+    """Show how things stand with a job."""
+    return models.status_view(await known_job(state, job_id))
+
+
+@router.delete(
+    "/{job_id}",
+    dependencies=[needs(Scope.PUBLISH)],
+    responses={
+        200: {"description": "It will not be run."},
+        202: {"model": models.CancelledJob, "description": "It runs; its worker has been told."},
+        **responses("not-found", "already-ended", "broker-away", "no-broker"),
+    },
+)
+async def cancel(
+    job_id: models.JobIdInPath, state: State, response: Response
+) -> models.CancelledJob:
+    """Call a job off. One that waits never runs; one that runs is stopped by its worker."""
+    answer = await state.ledger.cancel(job_id, time.time())
+    if isinstance(answer, NotFound):
+        raise _unknown(job_id)
+    if isinstance(answer, AlreadyFinished):
+        if answer.state is not JobState.CANCELLED:
+            raise Problem("already-ended", f"the job is {answer.state}", state=answer.state)
+        return models.CancelledJob(job_id=job_id, state=answer.state, stopping=False)
+    if isinstance(answer, Cancelled):
+        await _announce_cancelled(state, job_id)
+        return models.CancelledJob(job_id=job_id, state=JobState.CANCELLED, stopping=False)
+    try:
+        await send_cancel(state.require_broker().publisher, job_id)
+    except PublishError as error:
+        raise try_later("broker-away", "its worker could not be told") from error
+    response.status_code = 202
+    return models.CancelledJob(job_id=job_id, state=JobState.RUNNING, stopping=True)
+
+
+async def known_job(state: State, job_id: str) -> JobRecord:
+    """The job's record. Raises Problem (404), LedgerError."""
+    record = await state.ledger.get(job_id)
+    if record is None:
+        raise _unknown(job_id)
+    return record
+
+
+async def _publish(broker: BrokerSide, request: JobRequest) -> Published:
+    try:
+        return await broker.jobs.publish(request)
+    except LaneFull as error:
+        raise _lane_full(request, error.dead_lettered) from error
+    except BrokerAway as error:
+        if not error.maybe_accepted:
+            raise try_later("broker-away", "nothing was kept of the job") from error
+        # It is recorded, and perhaps on the broker: the scheduler sees to it that it runs.
+        return Published(str(request.job_id), request.routing_key, JobState.PENDING)
+    except PublishError as error:
+        raise try_later("broker-away", "nothing was kept of the job") from error
+    except IdempotencyConflict as error:
+        raise Problem("idempotency-conflict", str(error), job_id=error.job_id) from error
+    except InvalidPayload as error:
+        raise InvalidRequest(Complaint(("payload",), str(error))) from error
+    except InvalidJob as error:
+        raise InvalidRequest(Complaint((), str(error))) from error
+
+
+async def _refuse_unless_known(state: State, request: JobRequest) -> None:
+    """Refuse before anything is recorded or dead-lettered. The broker would refuse it too."""
+    if request.idempotency_key is not None and await state.ledger.states([str(request.job_id)]):
+        return
+    raise _lane_full(request, dead_lettered=False)
+
+
+async def _check_same(state: State, request: JobRequest, published: Published) -> None:
+    record = await state.ledger.get(published.job_id)
+    field = None if record is None else differs(request, record)
+    if field is not None:
+        raise Problem(
+            "idempotency-conflict",
+            f"the key belongs to job {published.job_id}, which has another {field}",
+            job_id=published.job_id,
+        )
+
+
+async def _announce_cancelled(state: State, job_id: str) -> None:
+    record = await state.ledger.get(job_id)
+    if state.broker is not None and record is not None:
+        announce(
+            state.broker.publisher,
+            "cancelled",
+            job_id=job_id,
+            job_type=record.job_type,
+            lane=record.lane,
+            attempt=record.attempts + 1,
+        )
+
+
+def _lane_full(request: JobRequest, dead_lettered: bool) -> Problem:
+    if dead_lettered:
+        return overflowed(job_id=request.job_id)
+    return try_later("lane-full", "nothing was kept of the job")
+
+
+def _unknown(job_id: str) -> Problem:
+    return Problem("not-found", f"there is no job {job_id}")

@@ -1,0 +1,57 @@
+"""`POST /search`: places in documents that answer a query."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from switchyard.api.entry.access import needs
+from switchyard.api.http.document_errors import SEARCH_PROBLEMS
+from switchyard.api.http.problems import try_later
+from switchyard.api.models.documents import HitView, SearchAnswer, SearchBody
+from switchyard.api.state import State
+from switchyard.services.access.api_keys import Scope
+from switchyard.services.index.ranking import Hit
+from switchyard.services.index.searching import Filters, search_documents
+from switchyard.services.jobs.outcomes import PermanentError, RetryableError
+
+router = APIRouter(tags=["search"])
+
+
+@router.post(
+    "/search",
+    dependencies=[needs(Scope.READ)],
+    responses=SEARCH_PROBLEMS,
+)
+async def search(body: SearchBody, request: Request, state: State) -> SearchAnswer:
+    """Search all documents whose text has been indexed."""
+    filters = Filters(
+        document_ids=body.filters.document_ids,
+        source=body.filters.source,
+    )
+    try:
+        hits = await search_documents(
+            state.settings,
+            state.ledger,
+            body.query,
+            body.limit,
+            mode=body.mode,
+            filters=filters,
+            per_document=body.per_document,
+        )
+    except (RetryableError, PermanentError) as error:
+        # Its text may name hosts: it stays in the log.
+        request.state.trouble = f"{type(error).__name__}: {error}"
+        raise try_later("search-away", "try again later") from error
+    return SearchAnswer(mode=body.mode, hits=[_view(hit) for hit in hits])
+
+
+def _view(hit: Hit) -> HitView:
+    return HitView(
+        document_id=hit.document_id,
+        title=hit.title,
+        page=hit.page,
+        snippet=hit.snippet,
+        highlights=list(hit.highlights),
+        score=hit.score,
+        chunk_id=hit.chunk_id,
+    )

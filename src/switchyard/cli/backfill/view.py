@@ -1,0 +1,208 @@
+"""A backfill on the terminal: its progress, live, and its report."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from switchyard.cli.base.bulk_records import record_of
+from switchyard.cli.base.durations import duration
+from switchyard.cli.base.output import (
+    cell,
+    console,
+    plain,
+    print_json_line,
+    print_rows,
+    styled,
+    table,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from switchyard.services.backfill.progress import Progress
+    from switchyard.services.ledger import Ledger
+
+WATCH_SECONDS = 1.0
+SHOWN = ("pending", "queued", "running", "retrying", "succeeded", "dead", "cancelled")
+BAR = 30
+
+
+def public(progress: Progress) -> dict[str, Any]:
+    """A backfill as `--json` prints it."""
+    operation = progress.operation
+    shown: dict[str, Any] = plain(
+        {
+            **record_of(operation),
+            "note": progress.note,
+            "rate_limit": operation.rate,
+            "max_open": operation.max_open,
+            "total": progress.total,
+            "read": progress.read,
+            "published": progress.published,
+            "skipped": progress.skipped,
+            "repeated": progress.repeated,
+            "exhausted": progress.exhausted,
+            "notes": progress.notes,
+            "jobs": progress.jobs,
+            "followers": progress.followers,
+            "jobs_per_second": progress.rate,
+            "seconds_to_go": progress.eta,
+            "seconds": progress.seconds,
+            "dead": progress.deaths,
+        }
+    )
+    if progress.dead:
+        shown["redrive"] = redrive_command(progress)
+    return shown
+
+
+def redrive_command(progress: Progress) -> str:
+    """What sends its dead jobs back."""
+    return f"jobctl dead redrive --operation {progress.operation.id}"
+
+
+async def watch_progress(ledger: Ledger, backfill_id: str, *, as_json: bool) -> bool:
+    """Show a backfill until it is over; whether every item was done."""
+    from rich.live import Live
+
+    from switchyard.services.backfill.progress import progress_of
+    from switchyard.services.backfill.spec import KIND
+    from switchyard.services.bulk.control import require_bulk
+
+    async def courses() -> AsyncIterator[Progress]:
+        while True:
+            began = time.monotonic()
+            progress = await progress_of(ledger, await require_bulk(ledger, backfill_id, KIND))
+            took = time.monotonic() - began
+            yield progress
+            if progress.is_over:
+                return
+            # To count a million jobs takes seconds, and the ledger has other work to do.
+            await asyncio.sleep(max(WATCH_SECONDS, 10 * took))
+
+    screen = console(stderr=True)
+    if as_json or not screen.is_terminal:
+        async for progress in courses():
+            if progress.is_over:
+                break
+            if as_json:
+                print_json_line(public(progress))
+            else:
+                screen.print(one_line(progress))
+    else:
+        with Live(console=screen, auto_refresh=False, transient=True) as live:
+            async for progress in courses():
+                live.update(picture(progress), refresh=True)
+    if as_json:
+        print_json_line(public(progress))
+    else:
+        print_progress(progress)
+    return progress.succeeded
+
+
+def one_line(progress: Progress) -> str:
+    """For a log file: one line a second."""
+    parts = [f"{styled(progress.operation.state)} published {progress.published:,}"]
+    if progress.total is not None:
+        parts[0] += f" of {progress.total:,}"
+    parts += [f"{number:,} {state}" for state, number in _jobs(progress)]
+    parts += [text for text in (_speed(progress), cell(progress.note)) if text]
+    return " · ".join(parts)
+
+
+def picture(progress: Progress) -> RenderableType:
+    """For a live view: a bar, the jobs by state, speed and time to go."""
+    from rich.console import Group
+    from rich.text import Text
+
+    operation = progress.operation
+    lines = [f"[bold]{operation.id}[/]  {cell(operation.title)}"]
+    total = progress.total if not progress.exhausted else progress.published + progress.skipped
+    state = styled(operation.state)
+    if total:
+        done, sent = progress.finished + progress.skipped, progress.read
+        full, half = (min(BAR, round(BAR * part / total)) for part in (done, sent))
+        bar = f"[green]{'━' * full}[/][cyan]{'━' * max(0, half - full)}[/]"
+        rest = f"[dim]{'━' * (BAR - max(full, half))}[/]"
+        lines.append(f"{state}  {bar}{rest}  {done:,}/{total:,} ({done / total:.0%})")
+    else:
+        lines.append(f"{state}  {progress.published:,} published")
+    numbers = "  ".join(f"{number:,} {styled(name)}" for name, number in _jobs(progress))
+    lines.append(f"published {progress.published:,}  skipped {progress.skipped:,}  {numbers}")
+    if progress.followers:
+        parts = "  ".join(
+            f"{number:,} {styled(name)}"
+            for name in SHOWN
+            if (number := progress.followers.get(_state(name), 0))
+        )
+        lines.append(f"followed by  {parts}")
+    lines += [text for text in (_speed(progress), cell(progress.note)) if text]
+    return Group(*(Text.from_markup(line) for line in lines))
+
+
+def print_progress(progress: Progress) -> None:
+    """Everything there is to say, on stdout; for one that is over, its report."""
+    operation = progress.operation
+    seconds = progress.seconds
+    limits = [
+        f"{operation.rate:g} jobs a second" if operation.rate else "",
+        f"{operation.max_open:,} open jobs" if operation.max_open else "",
+    ]
+    print_rows(
+        [
+            ("id", operation.id),
+            ("what", operation.title),
+            ("state", operation.state + (f": {progress.note}" if progress.note else "")),
+            ("started by", operation.created_by),
+            ("reason", operation.reason or ""),
+            ("limits", ", ".join(filter(None, limits))),
+            ("items", "" if progress.total is None else f"{progress.total:,}"),
+            ("published", f"{progress.published:,}"),
+            ("skipped", f"{progress.skipped:,}" if progress.skipped else ""),
+            ("repeated", f"{progress.repeated:,}" if progress.repeated else ""),
+            ("jobs", _plain_jobs(progress.jobs)),
+            ("followed by", _plain_jobs(progress.followers)),
+            ("time", "" if seconds is None else duration(round(seconds))),
+            ("speed", _speed(progress)),
+        ]
+    )
+    for note in progress.notes[:10]:
+        console().print(f"[yellow]skipped[/] {cell(note)}")
+    if len(progress.notes) > 10:
+        console().print(f"… and {progress.skipped - 10:,} more: `--json` has the first 50")
+    if not progress.deaths:
+        return
+    rows = table("DEAD", "JOB TYPE", "CAUSE", "SAMPLE", flexible=("CAUSE", "SAMPLE"))
+    for death in progress.deaths:
+        cause = f"{death.error_type or death.reason}: {death.sample_message or death.reason}"
+        rows.add_row(f"{death.count:,}", death.job_type, cell(cause), death.sample_id)
+    console().print(rows)
+    console().print(f"Send them back with `{redrive_command(progress)}`")
+
+
+def _plain_jobs(jobs: Any) -> str:
+    found = [f"{jobs[_state(name)]:,} {name}" for name in SHOWN if jobs.get(_state(name))]
+    return ", ".join(found)
+
+
+def _jobs(progress: Progress) -> list[tuple[str, int]]:
+    return [(name, number) for name in SHOWN if (number := progress.jobs.get(_state(name), 0))]
+
+
+def _state(name: str) -> Any:
+    from switchyard.services.records import State
+
+    return State(name)
+
+
+def _speed(progress: Progress) -> str:
+    parts = []
+    if progress.rate is not None:
+        parts.append(f"{progress.rate:,.1f} done a second")
+    if progress.eta is not None:
+        soonest, latest = (duration(round(seconds)) for seconds in progress.eta)
+        parts.append(f"{soonest} to go" if soonest == latest else f"{soonest} to {latest} to go")
+    return ", ".join(parts)

@@ -1,0 +1,55 @@
+"""The HTTP API as commands call it: which one, with which key, and what to say when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from switchyard.cli.base.common import load_settings
+from switchyard.cli.base.errors import CommandFailed, WrongUsage
+
+if TYPE_CHECKING:
+    from switchyard.api.client import ApiError, Client
+
+
+@contextmanager
+def calling() -> Iterator[Client]:
+    """A client of the API at JOBS_API_URL. Its errors, and those of files, become CommandFailed."""
+    from switchyard.api.client import ApiError, Client
+
+    settings = load_settings()
+    key = settings.api_key.get_secret_value() if settings.api_key is not None else None
+    try:
+        client = Client(settings.api_url, key)
+    except ValueError as error:
+        raise WrongUsage(f"{error}: see JOBS_API_URL and JOBS_API_KEY") from error
+    try:
+        with client:
+            yield client
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":
+            raise  # what is printed, not what was typed
+        raise WrongUsage("an argument is not UTF-8") from error
+    except ApiError as error:
+        raise CommandFailed(advice(error)) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise CommandFailed(file_trouble(error)) from error
+
+
+def advice(error: ApiError) -> str:
+    """What went wrong, and what to do."""
+    from switchyard.api.client import ApiAway, Unauthorized
+
+    if isinstance(error, ApiAway):
+        return f"{error}; `jobctl api` serves it, and JOBS_API_URL says where"
+    if isinstance(error, Unauthorized):
+        return f"{error}; JOBS_API_KEY is the key that is sent"
+    return str(error)
+
+
+def file_trouble(error: OSError) -> str:
+    """A file that can't be read, in a line."""
+    return f"{error.filename}: {error.strerror}"

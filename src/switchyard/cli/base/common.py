@@ -1,0 +1,96 @@
+"""The one place where commands get their settings, job types, ledger and broker from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from switchyard.cli.base.errors import CommandFailed
+
+if TYPE_CHECKING:
+    from switchyard.services.jobs.registry import Registry
+    from switchyard.services.ledger import Ledger
+    from switchyard.services.settings import Settings
+
+T = TypeVar("T")
+
+IncludeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--include",
+        metavar="MODULE",
+        help="A Python module with your own job types, beside those of JOBS_MODULES; repeatable.",
+    ),
+]
+
+
+def load_settings() -> Settings:
+    """The settings from the environment. Raises CommandFailed, naming the variables."""
+    from pydantic import ValidationError
+    from pydantic_settings import SettingsError
+
+    from switchyard.services.settings import Settings
+
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise CommandFailed(f"settings: {_described(error.errors(include_url=False))}") from error
+    except SettingsError as error:
+        raise CommandFailed(f"settings: {error}") from error
+
+
+def _described(problems: Iterable[Any]) -> str:
+    # The values are left out: one of them may be a password.
+    parts = [
+        f"JOBS_{str(problem['loc'][0]).upper()}: {problem['msg']}"
+        if problem["loc"]
+        else str(problem["msg"])
+        for problem in problems
+    ]
+    return "; ".join(parts)
+
+
+def load_registry(settings: Settings, include: Iterable[str] | None = None) -> Registry:
+    """The built-in job types and those of JOBS_MODULES and `--include`. Raises RegistryError."""
+    from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+
+    return Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules, *(include or ()))))
+
+
+def require_broker(settings: Settings) -> str:
+    """The AMQP address. Raises CommandFailed when none is set."""
+    try:
+        return settings.require_amqp_url()
+    except ValueError as error:
+        raise CommandFailed(
+            f"{error}; `jobctl up` starts one and writes its address into .switchyard/env"
+        ) from error
+
+
+@asynccontextmanager
+async def open_ledger(settings: Settings) -> AsyncIterator[Ledger]:
+    """The ledger, its tables checked. Raises LedgerError, which says `jobctl db upgrade`."""
+    from switchyard.services.ledger import Ledger
+
+    ledger = await Ledger.open(settings.ledger_url, check=True)
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+def quiet_logs(level: str = "error") -> None:
+    """Keep the logs of what runs beneath a command off its output: it says itself what failed."""
+    from switchyard.services.logs import configure
+
+    configure(level)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine to its end."""
+    import asyncio
+
+    return asyncio.run(work)

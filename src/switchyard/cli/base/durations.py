@@ -1,0 +1,43 @@
+"""Durations and moments, as a user writes and reads them."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from switchyard.cli.base.errors import WrongUsage
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+DURATION_HELP = "such as 10s, 5m, 2h30m or 7d"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `10s`, `5m`, `1h30m`; a bare number is seconds. Raises WrongUsage."""
+    bare = text.strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", bare):
+        return float(bare)
+    if not bare or _PART.sub("", bare):
+        raise WrongUsage(f"{text!r} is not a duration: write one {DURATION_HELP}")
+    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(bare))
+
+
+def optional_duration(text: str | None) -> float | None:
+    """`parse_duration`, of an option that need not be given."""
+    return None if text is None else parse_duration(text)
+
+
+def duration(seconds: float) -> str:
+    """A length of time in one or two characters and a unit: `0.4s`, `12s`, `5m`, `3h`, `2d`."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if seconds >= 2 * size or (unit != "m" and seconds >= size and seconds % size == 0):
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.1f}s" if seconds < 10 and seconds % 1 else f"{seconds:.0f}s"
+
+
+def age(moment: float | None, now: float | None = None) -> str:
+    """How long ago a moment was, or `in …` where it is to come; empty for none."""
+    if moment is None:
+        return ""
+    seconds = (time.time() if now is None else now) - moment
+    return duration(round(seconds)) if seconds >= 0 else f"in {duration(round(-seconds))}"

@@ -1,0 +1,137 @@
+"""Where `jobctl publish` takes payloads from: the command line, a file, or standard input."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from switchyard.cli.base.errors import WrongUsage
+
+READ_BYTES = 1 << 20
+POLL_SECONDS = 0.2
+"""How long a read waits for input, so that Ctrl-C is heard while there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of JSON Lines."""
+
+    number: int
+    """From 1, empty lines counted."""
+    payload: dict[str, Any] | None
+    error: str = ""
+    """Why there is no payload."""
+
+
+def parse_payload(text: str, where: str) -> dict[str, Any]:
+    """A payload, which is a JSON object. Raises WrongUsage, saying `where`."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise WrongUsage(f"{where} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise WrongUsage(f'{where} must be a JSON object, like {{"x": 1}}, not {_kind(value)}')
+    return value
+
+
+def read_argument(text: str) -> dict[str, Any]:
+    """The payload of `--payload JSON` or `--payload @FILE`. Raises WrongUsage."""
+    if not text.startswith("@"):
+        return parse_payload(text, "--payload")
+    try:
+        content = Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongUsage(f"can't read {text[1:]}: {getattr(error, 'strerror', error)}") from error
+    return parse_payload(content, text[1:])
+
+
+class StandardInput:
+    """Lines of standard input, in batches, as they come: a slow writer is not waited for."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = sys.stdin.fileno() if descriptor is None else descriptor
+        self._rest = b""
+        self._number = 0
+        self.at_end = False
+
+    def read(self, limit: int) -> list[tuple[int, str]]:
+        """At most `limit` lines with their numbers; none when nothing has come for a moment.
+
+        Blocks for a fraction of a second: call it in a thread. `at_end` tells when that was all.
+        """
+        found = self._cut(limit)
+        while not self.at_end and len(found) < limit:
+            if not select.select([self._descriptor], [], [], POLL_SECONDS)[0]:
+                break
+            read = os.read(self._descriptor, READ_BYTES)
+            self._rest += read
+            if not read and self._rest and not self._rest.endswith(b"\n"):
+                self._rest += b"\n"
+            found += self._cut(limit - len(found))
+            self.at_end = not read and not self._rest
+        return found
+
+    def read_all(self) -> str:
+        """Everything that is left, as one text. Blocks until the end."""
+        parts = [self._rest]
+        while read := os.read(self._descriptor, READ_BYTES):
+            parts.append(read)
+        self._rest, self.at_end = b"", True
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def _cut(self, limit: int) -> list[tuple[int, str]]:
+        lines: list[tuple[int, str]] = []
+        while len(lines) < limit:
+            line, newline, rest = self._rest.partition(b"\n")
+            if not newline:
+                break
+            self._rest = rest
+            self._number += 1
+            lines.append((self._number, line.decode("utf-8", "replace")))
+        return lines
+
+
+def parse_lines(lines: list[tuple[int, str]]) -> Iterator[Line]:
+    """Lines as payloads; empty ones are passed over."""
+    for number, text in lines:
+        if not text.strip():
+            continue
+        try:
+            yield Line(number, parse_payload(text, "it"))
+        except WrongUsage as error:
+            yield Line(number, None, str(error))
+
+
+def whole_document(first: list[tuple[int, str]], rest: str) -> dict[str, Any] | None:
+    """The payload, when the input is one JSON object written over several lines.
+
+    None when it is JSON Lines of which the first is damaged. Raises WrongUsage when it is
+    neither.
+    """
+    text = "\n".join([line for _, line in first] + [rest])
+    try:
+        return parse_payload(text, "standard input")
+    except WrongUsage:
+        if any(line.payload is not None for line in parse_lines(_numbered(text))):
+            return None
+        raise
+
+
+def _numbered(text: str) -> list[tuple[int, str]]:
+    return list(enumerate(text.split("\n"), start=1))
+
+
+def numbered_lines(first: list[tuple[int, str]], rest: str) -> list[tuple[int, str]]:
+    """What was read and the rest, as numbered lines."""
+    return _numbered("\n".join([line for _, line in first] + [rest]))
+
+
+def _kind(value: object) -> str:
+    names = {list: "an array", str: "a string", type(None): "null", bool: "a boolean"}
+    return names.get(type(value), "a number")

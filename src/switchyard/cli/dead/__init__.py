@@ -1,0 +1,1 @@
+"""Commands about dead letters: list, groups, edit, export, redrive, purge."""

@@ -1,0 +1,60 @@
+"""How commands are told what to change in dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.cli.base.payloads import parse_payload, read_argument
+
+if TYPE_CHECKING:
+    from switchyard.services.dead.changes import Change
+
+ToOption = Annotated[
+    str | None, typer.Option(metavar="ROUTING_KEY", help="Send them here instead.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Change the message: payload.x=1, priority=9; checked against the job type; "
+        "repeatable.",
+    ),
+]
+MergeOption = Annotated[
+    str | None,
+    typer.Option(metavar="JSON|@FILE", help="A JSON merge patch for the payload; null removes."),
+]
+JqOption = Annotated[
+    str | None,
+    typer.Option(metavar="EXPRESSION", help="A jq expression that makes the new payload."),
+]
+PriorityOption = Annotated[int | None, typer.Option(min=0, max=10, help="Within the lane.")]
+AttemptsOption = Annotated[int | None, typer.Option(min=1, max=1000, help="Tries of each job.")]
+
+
+def change_of(
+    to: str | None,
+    assignments: list[str] | None,
+    merge: str | None,
+    jq: str | None,
+    priority: int | None,
+    max_attempts: int | None,
+) -> Change:
+    """Raises WrongUsage, InvalidRedrive."""
+    from switchyard.services.dead.changes import Change, parse_assignment
+
+    return Change(
+        merge=None if merge is None else _object(merge),
+        jq=jq,
+        values=dict(parse_assignment(text) for text in assignments or ()),
+        priority=priority,
+        max_attempts=max_attempts,
+        to=to,
+    )
+
+
+def _object(text: str) -> dict[str, Any]:
+    return read_argument(text) if text.startswith("@") else parse_payload(text, "--merge")

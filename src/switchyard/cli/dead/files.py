@@ -1,0 +1,230 @@
+"""`jobctl dead export`, `import` and `replay`: dead letters elsewhere, and in this terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.errors import FAILED, CommandFailed, WrongUsage
+from switchyard.cli.base.output import JsonOption, print_json, say
+from switchyard.cli.dead.changes import (
+    JqOption,
+    MergeOption,
+    SetOption,
+    change_of,
+)
+from switchyard.cli.dead.letters import bring_up_to_date, known_state
+from switchyard.cli.dead.options import AllOption, IdsArgument, chosen, filtered
+
+if TYPE_CHECKING:
+    from switchyard.services.dead.files import Imported
+    from switchyard.services.dead.replay import Replayed
+    from switchyard.services.dead.stored import StoredLetter
+
+
+@filtered
+def export(
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    file: Annotated[
+        str, typer.Option("--to", "-o", metavar="FILE", help="Where to; - is standard output.")
+    ] = "-",
+    state: Annotated[
+        str, typer.Option(help="waiting, redriven, purged or dropped; or all.")
+    ] = "waiting",
+    limit: Annotated[int | None, typer.Option(min=1, help="The oldest so many.")] = None,
+    *,
+    which: Any,
+) -> None:
+    """Write dead letters as JSON Lines, oldest first; they stay where they are."""
+    from switchyard.broker.message import now
+    from switchyard.services.dead.files import exported
+
+    which = chosen(which, ids, everything=everything)
+    wanted = which.for_index(known_state(state), now())
+    settings = load_settings()
+    quiet_logs()
+
+    async def work() -> int:
+        count = 0
+        async with open_ledger(settings) as ledger, _writing(file) as output:
+            await bring_up_to_date(settings, ledger, load_registry(settings))
+            async for line in exported(ledger, wanted, limit=limit):
+                output.write(line + "\n")
+                count += 1
+        return count
+
+    say(f"{run(work()):,} exported")
+
+
+@asynccontextmanager
+async def _writing(file: str) -> AsyncIterator[TextIO]:
+    """The output, under its name only when it is whole."""
+    if file == "-":
+        yield sys.stdout
+        return
+    target = Path(file)
+    part = target.with_name(target.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as output:
+            yield output
+    except OSError as error:
+        raise CommandFailed(f"can't write {file}: {error.strerror}") from error
+    part.replace(target)
+
+
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON Lines; - is standard input.")],
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put exported dead letters into this system's; redrive them then.
+
+    All lines are checked first. Those that wait here already are skipped, so that the same file
+    can be imported again after an interruption.
+    """
+    from switchyard.services.dead.files import import_letters
+
+    letters = _read(file)
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+    quiet_logs()
+
+    async def work() -> Imported:
+        from switchyard.broker.publisher import Publisher
+
+        async with (
+            open_ledger(settings) as ledger,
+            Publisher(settings, name="import") as publisher,
+        ):
+            await bring_up_to_date(settings, ledger, registry)
+            done = await import_letters(ledger, publisher, letters)
+            await bring_up_to_date(settings, ledger, registry)
+            return done
+
+    done = run(work())
+    if as_json:
+        print_json({"imported": done.imported, "skipped": done.skipped})
+    else:
+        skipped = f"; {done.skipped:,} skipped: they wait here already" if done.skipped else ""
+        typer.echo(f"{done.imported:,} imported{skipped}")
+
+
+def _read(file: str) -> list[StoredLetter]:
+    from switchyard.services.dead.files import InvalidLine, parse_line
+
+    try:
+        with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
+            found = []
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    found.append(parse_line(line))
+                except InvalidLine as error:
+                    raise CommandFailed(f"line {number}: {error}; nothing was imported") from error
+            return found
+    except OSError as error:
+        raise CommandFailed(f"can't read {file}: {error.strerror}") from error
+
+
+def replay(
+    letter_id: Annotated[str, typer.Argument(metavar="ID", help="As `jobctl dead list` shows it.")],
+    local: Annotated[
+        bool, typer.Option("--local", help="In this terminal, touching nothing.")
+    ] = False,
+    assignments: SetOption = None,
+    merge: MergeOption = None,
+    jq: JqOption = None,
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a dead letter's handler here and print what happens. Nothing is published or recorded.
+
+    It works on copies of files and index; changes to the ledger are rolled back. What it asks of
+    servers elsewhere (an LLM, a website) it really asks. Exit code 1: it would not succeed.
+    """
+    if not local:
+        raise WrongUsage(f"give --local; for real: `jobctl dead redrive {letter_id}`")
+    change = change_of(None, assignments, merge, jq, None, None)
+    settings = load_settings()
+    registry = load_registry(settings, include)
+    quiet_logs()
+
+    async def work() -> Replayed:
+        from switchyard.services.dead.changes import changed
+        from switchyard.services.dead.replay import replay as run_handler
+        from switchyard.services.dead.stored import stored_letter
+
+        async with open_ledger(settings) as ledger:
+            if settings.amqp_url is not None:
+                await bring_up_to_date(settings, ledger, registry)
+            letter = await ledger.get_dead(letter_id)
+        if letter is None:
+            raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
+        message, routing_key = changed(stored_letter(letter), change, registry)
+        return await run_handler(settings, registry, message, routing_key)
+
+    done = run(work())
+    if as_json:
+        print_json(public_replay(done))
+    else:
+        print_replay(done)
+    if not done.succeeded:
+        raise typer.Exit(FAILED)
+
+
+def public_replay(done: Replayed) -> dict[str, Any]:
+    """As `--json` prints it."""
+    failure = done.failure
+    return {
+        "outcome": type(done.decision).__name__.lower(),
+        "seconds": round(done.seconds, 3),
+        "result": done.result,
+        "next_jobs": [
+            {"routing_key": job.routing_key, "payload": job.message.payload}
+            for job in done.following
+        ],
+        "error_type": failure.error_type if failure else None,
+        "error_message": failure.message if failure else None,
+        "traceback": failure.traceback or None if failure else None,
+    }
+
+
+def print_replay(done: Replayed) -> None:
+    """For people."""
+    import json
+
+    from switchyard.services.jobs.retry import Delayed, Died
+
+    match done.decision:
+        case Delayed(level=level, counts=counts):
+            what = f"would be tried again after {level:g} s"
+            typer.echo(what if counts else f"{what}, no attempt used up")
+        case Died(reason=reason):
+            typer.echo(f"would be dead again: {reason}")
+        case _:
+            typer.echo(f"succeeds, in {done.seconds:.2f} s")
+            typer.echo(json.dumps(done.result, indent=2, ensure_ascii=False, default=str))
+    for job in done.following:
+        payload = json.dumps(job.message.payload, ensure_ascii=False)
+        typer.echo(f"would publish {job.routing_key} {payload}")
+    if done.failure is not None:
+        typer.echo(f"{done.failure.error_type}: {done.failure.message}")
+        if done.failure.traceback:
+            typer.echo(done.failure.traceback.rstrip())

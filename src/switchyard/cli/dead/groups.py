@@ -1,0 +1,120 @@
+"""`jobctl dead groups`: dead letters by cause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.cli.base.common import (
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    run,
+)
+from switchyard.cli.base.durations import age
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    plain,
+    print_json,
+    say,
+    table,
+)
+from switchyard.cli.dead.letters import bring_up_to_date, known_state
+
+if TYPE_CHECKING:
+    from switchyard.services.jobs.registry import Registry
+    from switchyard.services.records import DeadGroup
+    from switchyard.services.settings import Settings
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def groups(
+    state: Annotated[
+        str, typer.Option(help="waiting, redriven, purged or dropped; or all.")
+    ] = "waiting",
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Show dead letters by cause, the most frequent first: how many, since when, still going on."""
+    wanted = known_state(state)
+    quiet_logs()
+
+    async def read(settings: Settings, registry: Registry) -> list[DeadGroup]:
+        async with open_ledger(settings) as ledger:
+            await bring_up_to_date(settings, ledger, registry)
+            return await ledger.dead_groups(state=wanted, limit=limit)
+
+    settings = load_settings()
+    found = run(read(settings, load_registry(settings)))
+    if as_json:
+        print_json([public(group) for group in found])
+        return
+    if not found:
+        say("No dead letters." if state == "waiting" else f"No dead letters ({state}).")
+        return
+    rows = table(
+        "GROUP", "COUNT", "FIRST", "LAST", "24 H", "JOB", "REASON", "ERROR",
+        flexible=("JOB", "ERROR"), right=("COUNT", "FIRST", "LAST"),
+    )  # fmt: skip
+    for group in found:
+        described = public(group)
+        error = ": ".join(part for part in (described["error_type"], described["message"]) if part)
+        where = f" ({described['location']})" if described["location"] else ""
+        add_row(
+            rows,
+            group.fingerprint,
+            f"{group.count:,}",
+            age(group.first_at),
+            age(group.last_at),
+            sparkline(group.trend),
+            cell(described["job_type"]),
+            described["reason"],
+            cell(error + where),
+        )
+    console().print(rows)
+    say("One of them: `jobctl dead list --group GROUP`; back: `jobctl dead redrive --group GROUP`.")
+
+
+def public(group: DeadGroup) -> dict[str, Any]:
+    """A group as `--json` prints it."""
+    from switchyard.services.dead.causes import cause_of
+
+    sample = group.sample
+    cause = cause_of(
+        sample.reason, sample.job_type, sample.error_type, sample.error_message, sample.traceback
+    )
+    shown: dict[str, Any] = plain(
+        {
+            "group": group.fingerprint,
+            "count": group.count,
+            "first_at": group.first_at,
+            "last_at": group.last_at,
+            "last_hour": group.trend[-1],
+            "hour_before": group.trend[-2],
+            "trend": list(group.trend),
+            "job_type": cause.job_type or None,
+            "reason": cause.reason,
+            "error_type": cause.error_type or None,
+            "message": cause.message or None,
+            "location": cause.location or None,
+            "sample_id": sample.id,
+            "sample_message": sample.error_message,
+        }
+    )
+    return shown
+
+
+def sparkline(numbers: tuple[int, ...]) -> str:
+    """Numbers as a row of bars; nothing where there is nothing."""
+    most = max(numbers, default=0)
+    if not most:
+        return ""
+    return "".join(
+        " " if not number else SPARKS[min(7, (number * 8 - 1) // most)] for number in numbers
+    )

@@ -1,0 +1,284 @@
+"""`jobctl dead`: what lies in the dead letters, and why."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.durations import age
+from switchyard.cli.base.errors import CommandFailed, WrongUsage, one_line
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    plain,
+    print_json,
+    print_rows,
+    say,
+    table,
+)
+from switchyard.cli.dead.options import filtered
+
+if TYPE_CHECKING:
+    from switchyard.services.jobs.registry import Registry
+    from switchyard.services.ledger import Ledger
+    from switchyard.services.records import DeadLetter, JobRecord, LetterEdit
+    from switchyard.services.settings import Settings
+
+MAX_LIMIT = 1_000
+WAITING, ALL = "waiting", "all"
+
+app = typer.Typer(no_args_is_help=True, help="Dead letters: what died, why, and back again.")
+
+
+@app.command(name="list")
+@filtered
+def list_dead(
+    state: Annotated[
+        str, typer.Option(help="waiting, redriven, purged or dropped; or all.")
+    ] = WAITING,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 50,
+    as_json: JsonOption = False,
+    *,
+    which: Any,
+) -> None:
+    """List dead letters, the latest first."""
+    wanted_state = known_state(state)
+    quiet_logs()
+
+    async def read(settings: Settings, registry: Registry) -> list[DeadLetter]:
+        from switchyard.broker.message import now
+
+        async with open_ledger(settings) as ledger:
+            await bring_up_to_date(settings, ledger, registry)
+            page = await ledger.list_dead(which.for_index(wanted_state, now()), limit=limit)
+            return list(page.items)
+
+    settings = load_settings()
+    letters = run(read(settings, load_registry(settings)))
+    if as_json:
+        print_json([_public(letter, in_full=False) for letter in letters])
+        return
+    if not letters:
+        say("No dead letters." if state == WAITING else f"No dead letters ({state}).")
+        return
+    rows = table("ID", "JOB", "REASON", "DIED", "ERROR", flexible=("JOB", "ERROR"))
+    for letter in letters:
+        add_row(
+            rows,
+            letter.id,
+            cell(letter.routing_key),
+            letter.reason if state == WAITING else f"{letter.reason}, {letter.state}",
+            age(letter.dead_at),
+            cell(error_of(letter)),
+        )
+    console().print(rows)
+    if len(letters) == limit:
+        say(f"The latest {limit}; more with --limit (at most {MAX_LIMIT}) or a filter.")
+
+
+def known_state(state: str) -> str | None:
+    """None for all. Raises WrongUsage for a state that there is not."""
+    from switchyard.services.records import DeadLetterState
+
+    if state not in (ALL, *DeadLetterState):
+        raise WrongUsage(f"--state {state!r}: choose {', '.join(DeadLetterState)} or {ALL}")
+    return None if state == ALL else state
+
+
+@app.command()
+def show(
+    letter_id: Annotated[str, typer.Argument(metavar="ID", help="As `jobctl dead list` shows it.")],
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a dead letter: body, headers, traceback, attempts; and how to redrive it."""
+    quiet_logs()
+
+    async def read(
+        settings: Settings, registry: Registry
+    ) -> tuple[DeadLetter | None, JobRecord | None, list[LetterEdit]]:
+        async with open_ledger(settings) as ledger:
+            await bring_up_to_date(settings, ledger, registry)
+            letter = await ledger.get_dead(letter_id)
+            known = letter is not None and letter.job_id is not None
+            job = await ledger.get(letter_id) if known else None
+            return letter, job, await ledger.letter_edits(letter_id=letter_id)
+
+    settings = load_settings()
+    letter, job, edits = run(read(settings, load_registry(settings, include)))
+    if letter is None:
+        raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
+    if as_json:
+        timeline = plain(job.timeline) if job is not None else []
+        shown = [_public_edit(edit) for edit in edits]
+        print_json(_public(letter, in_full=True) | {"timeline": timeline, "edits": shown})
+        return
+    _print_letter(letter, job, edits)
+
+
+async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registry) -> None:
+    """Index what the broker has beyond the ledger. What is indexed is shown without a broker."""
+    from switchyard.broker.errors import BrokerAway
+    from switchyard.services.dead.indexing import index_waiting
+
+    require_broker(settings)
+    try:
+        await index_waiting(settings, ledger, registry)
+    except BrokerAway as error:
+        say(f"the latest may be missing: {one_line(str(error))}")
+
+
+def error_of(letter: DeadLetter) -> str:
+    """The error in one line."""
+    parts = [part for part in (letter.error_type, letter.error_message) if part]
+    return ": ".join(parts)
+
+
+def _public(letter: DeadLetter, *, in_full: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = plain(letter)
+    if in_full:
+        shown["message"] = _json_or_none(letter.body)
+    else:
+        for long in ("body", "headers", "traceback"):
+            del shown[long]
+    return shown
+
+
+def _json_or_none(body: bytes) -> Any:
+    # `json.loads` has no limit to nesting but Python's own, and lets through what can't be printed.
+    from pydantic_core import from_json
+
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError:
+        return None
+
+
+def _public_edit(edit: LetterEdit) -> dict[str, Any]:
+    return {
+        "redrive": edit.operation_id,
+        "redrives": edit.redrives,
+        "routing_key": edit.routing_key,
+        "edited_by": edit.edited_by,
+        "edited_at": edit.edited_at,
+        "undone_at": edit.undone_at,
+        "original": _json_or_none(edit.original),
+        "edited": _json_or_none(edit.edited),
+    }
+
+
+def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[LetterEdit]) -> None:
+    print_rows(
+        [
+            ("id", letter.id),
+            ("job", letter.routing_key or ""),
+            ("reason", letter.reason),
+            ("group", letter.fingerprint or ""),
+            ("state", letter.state),
+            ("error", error_of(letter)),
+            ("tries", str(letter.attempts)),
+            ("redriven", f"{letter.redrives} times" if letter.redrives else ""),
+            ("died", _when(letter.dead_at)),
+            ("first died", _when(letter.first_at) if letter.first_at != letter.dead_at else ""),
+            ("job is now", str(job.state) if job is not None else ""),
+        ]
+    )
+    screen = console()
+    for attempt in job.timeline if job is not None else ():
+        error = f"{attempt.error_type}: {attempt.error_message}" if attempt.error_type else ""
+        screen.print(
+            f"  attempt {attempt.attempt}  {attempt.outcome}  {age(attempt.finished_at)} ago  "
+            f"{cell(error)}"
+        )
+    for edit in edits:
+        undone = ", undone" if edit.undone_at else ""
+        screen.print(
+            f"  edited by {cell(edit.edited_by)} {age(edit.edited_at)} ago "
+            f"({edit.operation_id}{undone})"
+        )
+    _section("Body")
+    message = _json_or_none(letter.body)
+    if message is None:
+        typer.echo(letter.body.decode("utf-8", "backslashreplace"))
+    else:
+        typer.echo(json.dumps(message, indent=2, ensure_ascii=False))
+    from switchyard.broker.dead import PROPERTIES_HEADER
+
+    # Those of the certificate stand above, in words.
+    others = {
+        key: each
+        for key, each in letter.headers.items()
+        if not key.startswith("x-dead-") or key == PROPERTIES_HEADER
+    }
+    if others:
+        _section("Headers")
+        typer.echo(json.dumps(others, indent=2, ensure_ascii=False))
+    if letter.traceback:
+        _section("Traceback")
+        typer.echo(letter.traceback.rstrip())
+    if letter.state in (WAITING, "dropped"):
+        _section("What to do")
+        for line in hints(letter, message):
+            typer.echo(line)
+
+
+def _section(title: str) -> None:
+    console().print(f"\n[bold]{title}[/]")
+
+
+def _when(moment: float) -> str:
+    shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    return f"{shown} ({age(moment)} ago)"
+
+
+def hints(letter: DeadLetter, message: object) -> list[str]:
+    """The exact commands with which one can go on."""
+    from switchyard.broker.dead import PROPERTIES_HEADER
+
+    again = f"jobctl dead redrive {letter.id}"
+    if letter.state != WAITING:
+        return [f"{again} --from-ledger      # the broker has it no longer"]
+    lines = []
+    if PROPERTIES_HEADER in letter.headers:
+        message = None
+        lines.append(
+            f"Its AMQP properties can't be read (as they came, in base64: {PROPERTIES_HEADER}): "
+            "mend the publisher, and publish the job anew."
+        )
+    elif message is None:
+        lines.append("It is no job message: mend the publisher, and publish the job anew.")
+    elif letter.reason == "unroutable":
+        lines += [
+            "jobctl topology apply      # if the job type is new",
+            f"{again} --to LANE.JOB_TYPE",
+        ]
+    else:
+        lines.append(again)
+        payload = message.get("payload") if isinstance(message, Mapping) else None
+        if isinstance(payload, Mapping) and payload:
+            name, value = next(iter(payload.items()))
+            shown = json.dumps(value, ensure_ascii=False)
+            text = shown if len(shown) <= 40 else "…"
+            lines.append(f"{again} --set 'payload.{name}={text}'      # with another value")
+    if message is not None:
+        lines.append(f"jobctl dead edit {letter.id}      # in your editor")
+        lines.append(
+            f"jobctl dead replay {letter.id} --local      # what happens, touching nothing"
+        )
+    lines.append(f"jobctl dead purge {letter.id}      # throw it away")
+    return lines

@@ -1,0 +1,183 @@
+"""`jobctl dead purge` and `purges`: dead letters go away; their record stays, and who did it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.cli.base.bulk_records import record_of
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.durations import age
+from switchyard.cli.base.errors import CommandFailed, WrongUsage
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    plain,
+    print_json,
+    say,
+    styled,
+    table,
+)
+from switchyard.cli.dead.letters import bring_up_to_date
+from switchyard.cli.dead.options import AllOption, IdsArgument, chosen, filtered
+
+if TYPE_CHECKING:
+    from switchyard.services.dead.letters import LetterFilter
+    from switchyard.services.dead.purge import Progress
+    from switchyard.services.ledger.leases import Wait
+    from switchyard.services.records import BulkOperation
+
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+
+
+@filtered
+def purge(
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    why: Annotated[str | None, typer.Option(help="Why, for the record.")] = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+    *,
+    which: Any,
+) -> None:
+    """Throw dead letters away for good; the ledger remembers them. Always asks first.
+
+    Ctrl-C ends it: what is not purged by then stays. Who purged what: `jobctl dead purges`.
+    """
+    which = chosen(which, ids, everything=everything)
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise WrongUsage("to purge without a terminal to ask at, give --yes")
+    quiet_logs()
+    progress, operation = run(_purge(which, include, why=why, dry_run=dry_run, yes=yes))
+    missing = max(0, len(which.ids) - progress.purged) if which.ids else 0
+    if as_json:
+        shown = progress.to_json() if operation is None else public(operation)
+        print_json(shown | {"missing": missing, "dry_run": dry_run})
+    else:
+        typer.echo(f"{progress.purged:,} {'would be purged' if dry_run else 'purged'}")
+    if operation is not None and operation.state != "completed":
+        raise CommandFailed(
+            f"{operation.id} is {operation.state}: {operation.note or 'it was interrupted'}"
+        )
+    if missing:
+        raise CommandFailed(
+            f"{missing} of the ids named are not in jobs.dead: see `jobctl dead list --state all`"
+        )
+
+
+async def _purge(
+    which: LetterFilter, include: list[str] | None, *, why: str | None, dry_run: bool, yes: bool
+) -> tuple[Progress, BulkOperation | None]:
+    from switchyard.cli.base.bulk_run import run_here
+    from switchyard.cli.base.who import user
+    from switchyard.services.bulk import control as bulk_control
+    from switchyard.services.dead.purge import (
+        Progress,
+        PurgeHandler,
+        count_letters,
+        start_purge,
+    )
+
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+    async with open_ledger(settings) as ledger:
+        # A letter that is not indexed yet would be noted as waiting after it has gone.
+        await bring_up_to_date(settings, ledger, registry)
+        if dry_run or not yes:
+            found = await count_letters(settings, ledger, which, wait_aloud())
+            if dry_run or not found.purged:
+                return found, None
+            ask("purge", found.purged, which)
+        operation = await start_purge(ledger, which, created_by=user(), reason=why)
+        operation = await run_here(
+            ledger,
+            operation,
+            PurgeHandler(settings, ledger),
+            counted="scanned",
+            stop=lambda: bulk_control.cancel(ledger, operation.id),
+        )
+        return Progress.of(operation), operation
+
+
+def purges(
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List purges, the newest first: who threw away what, when and why."""
+
+    async def read() -> list[BulkOperation]:
+        from switchyard.services.dead.purge import KIND
+
+        async with open_ledger(load_settings()) as ledger:
+            return list((await ledger.list_bulk(KIND, limit=limit)).items)
+
+    found = run(read())
+    if as_json:
+        print_json([public(each) for each in found])
+        return
+    if not found:
+        say("No purges.")
+        return
+    rows = table("ID", "STATE", "PURGED", "BY", "AGE", "WHAT", "WHY", right=("PURGED",))
+    for each in found:
+        add_row(
+            rows,
+            each.id,
+            styled(each.state),
+            f"{each.counts.get('purged', 0):,}",
+            cell(each.created_by),
+            age(each.created_at),
+            cell(each.title),
+            cell(each.reason or ""),
+        )
+    console().print(rows)
+
+
+def public(operation: BulkOperation) -> dict[str, Any]:
+    """A purge as `--json` prints it."""
+    from switchyard.services.dead.purge import Progress
+
+    shown: dict[str, Any] = plain({**record_of(operation), **Progress.of(operation).to_json()})
+    return shown
+
+
+def wait_aloud() -> Wait:
+    """To wait until nobody else goes through `jobs.dead`, and say so."""
+    import asyncio
+
+    has_said = False
+
+    async def wait(seconds: float) -> None:
+        nonlocal has_said
+        if not has_said:
+            say(
+                "Waits until another redrive or purge lets it: see `jobctl dead redrives list` and "
+                "`jobctl dead purges`"
+            )
+            has_said = True
+        await asyncio.sleep(seconds)
+
+    return wait
+
+
+def ask(verb: str, number: int, which: LetterFilter) -> None:
+    """Raises Abort when the answer is no."""
+    letters = "one dead letter" if number == 1 else f"{number:,} dead letters"
+    question = f"{verb} {letters} ({which.describe()})?"
+    typer.confirm(question[0].upper() + question[1:], abort=True, err=True)

@@ -1,0 +1,299 @@
+"""`jobctl dead redrive`: dead letters go back, under a record that can be watched and paused."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.errors import CommandFailed, WrongUsage
+from switchyard.cli.base.output import JsonOption, print_json, say
+from switchyard.cli.dead.changes import (
+    AttemptsOption,
+    JqOption,
+    MergeOption,
+    PriorityOption,
+    SetOption,
+    ToOption,
+    change_of,
+)
+from switchyard.cli.dead.letters import bring_up_to_date
+from switchyard.cli.dead.options import AllOption, IdsArgument, chosen, filtered
+from switchyard.cli.dead.purge import DryRunOption, YesOption, ask, wait_aloud
+
+if TYPE_CHECKING:
+    from switchyard.services.jobs.registry import Registry
+    from switchyard.services.ledger import Ledger
+    from switchyard.services.records import BulkOperation
+    from switchyard.services.redrive.sending import Tally
+    from switchyard.services.redrive.spec import RedriveSpec
+    from switchyard.services.settings import Settings
+
+
+@filtered
+def redrive(
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    to: ToOption = None,
+    assignments: SetOption = None,
+    merge: MergeOption = None,
+    jq: JqOption = None,
+    priority: PriorityOption = None,
+    max_attempts: AttemptsOption = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The oldest so many.")] = None,
+    canary: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many first; the others only when all these have succeeded."),
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="N/s", help="So many a second at most: 50/s, 100/m.")
+    ] = None,
+    halt_on: Annotated[
+        str | None,
+        typer.Option(metavar="N%", help="Stop when this part of them has failed again."),
+    ] = None,
+    from_ledger: Annotated[
+        bool,
+        typer.Option("--from-ledger", help="Those that the broker no longer has, from the ledger."),
+    ] = False,
+    why: Annotated[str | None, typer.Option(help="Why, for the record.")] = None,
+    background: Annotated[
+        bool, typer.Option("--background", help="Let a scheduler run it; only start it.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+    *,
+    which: Any,
+) -> None:
+    """Send dead letters back to their lanes, with all their attempts before them again.
+
+    Each is published, confirmed, and only then taken out of the dead letters. Asks before more
+    than one. Ctrl-C pauses it. Exit code 1: it was halted, or some are not valid.
+    """
+    from switchyard.services.redrive.spec import RedriveSpec
+
+    which = chosen(which, ids, everything=everything)
+    spec = RedriveSpec(
+        which,
+        change_of(to, assignments, merge, jq, priority, max_attempts),
+        limit=limit,
+        canary=canary,
+        halt_on=None if halt_on is None else percentage(halt_on),
+        from_ledger=from_ledger,
+        remote=False,
+    )
+    spec.check()
+    per_second = None if rate is None else per_second_of(rate)
+    if not (dry_run or yes or limit == 1 or len(which.ids) == 1 or sys.stdin.isatty()):
+        raise WrongUsage("to redrive without a terminal to ask at, give --yes")
+    quiet_logs()
+    run(
+        _redrive(
+            spec,
+            rate=per_second,
+            why=why,
+            background=background,
+            dry_run=dry_run,
+            yes=yes,
+            include=include,
+            as_json=as_json,
+        )
+    )
+
+
+async def _redrive(
+    spec: RedriveSpec,
+    *,
+    rate: float | None,
+    why: str | None,
+    background: bool,
+    dry_run: bool,
+    yes: bool,
+    include: list[str] | None,
+    as_json: bool,
+) -> None:
+    from switchyard.broker.message import now
+    from switchyard.services.redrive.plan import plan_redrive
+
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+    async with open_ledger(settings) as ledger:
+        # A letter that is not indexed yet would be noted as waiting after it has gone.
+        await bring_up_to_date(settings, ledger, registry)
+        if dry_run:
+            plan = await plan_redrive(settings, registry, ledger, spec, wait=wait_aloud())
+            report_plan(spec, plan, as_json=as_json)
+            return
+        if not yes and not (spec.limit == 1 or len(spec.which.ids) == 1):
+            if spec.from_ledger:
+                plan = await plan_redrive(settings, registry, ledger, spec, wait=wait_aloud())
+                number = plan.matched
+            else:
+                number = await ledger.count_dead(spec.which.for_index("waiting", now()))
+            if number > 1:
+                ask("redrive", min(number, spec.limit or number), spec.which)
+        await begin(
+            settings,
+            registry,
+            ledger,
+            spec,
+            rate=rate,
+            why=why,
+            background=background,
+            as_json=as_json,
+        )
+
+
+async def begin(
+    settings: Settings,
+    registry: Registry,
+    ledger: Ledger,
+    spec: RedriveSpec,
+    *,
+    rate: float | None = None,
+    why: str | None = None,
+    background: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Record a redrive, run it here unless it is for a scheduler, and report."""
+    from switchyard.cli.base.who import user
+    from switchyard.cli.dead.view import public
+    from switchyard.services.redrive.spec import start_redrive
+
+    operation = await start_redrive(ledger, spec, created_by=user(), reason=why, rate=rate)
+    if background:
+        if as_json:
+            print_json(public(operation))
+        else:
+            say(f"watch it with `jobctl dead redrives watch {operation.id}`; a scheduler runs it")
+            typer.echo(operation.id)
+        return
+    operation = await go_on(settings, registry, ledger, operation)
+    report(spec, operation, as_json=as_json)
+
+
+async def go_on(
+    settings: Settings, registry: Registry, ledger: Ledger, operation: BulkOperation
+) -> BulkOperation:
+    """Run a redrive in this process; SIGINT and SIGTERM pause it."""
+    from switchyard.cli.base.bulk_run import run_here
+    from switchyard.services.bulk import control as bulk_control
+    from switchyard.services.redrive.operations import RedriveHandler
+
+    return await run_here(
+        ledger,
+        operation,
+        RedriveHandler(settings, registry, ledger),
+        counted="redriven",
+        stop=lambda: bulk_control.pause(ledger, operation.id, "by Ctrl-C"),
+    )
+
+
+def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> None:
+    """Say how it ended. Raises CommandFailed unless all went as it was asked."""
+    from switchyard.cli.dead.view import public
+    from switchyard.services.records import BulkState
+    from switchyard.services.redrive.spec import Progress
+
+    progress = Progress.of(operation)
+    seen = progress.redriven + progress.dropped + progress.invalid
+    missing = max(0, len(spec.which.ids) - seen) if spec.which.ids else 0
+    if as_json:
+        done = {"done": progress.redriven, "missing": missing, "dry_run": False}
+        print_json(public(operation) | done)
+    else:
+        for note in progress.notes:
+            say(note)
+        typer.echo(summary(progress.redriven, progress.dropped, progress.invalid, "redriven"))
+        if progress.redriven > 1:
+            say(f"What becomes of them: `jobctl dead redrives show {operation.id}`")
+    if operation.state is not BulkState.COMPLETED:
+        raise CommandFailed(
+            f"{operation.id} is {operation.state}: {operation.note or 'by somebody'}; go on with "
+            f"`jobctl dead redrives resume {operation.id}`"
+        )
+    _fail_for(missing, progress.invalid)
+
+
+def report_plan(spec: RedriveSpec, tally: Tally, *, as_json: bool) -> None:
+    """Say what would go where. Raises CommandFailed for what could not go."""
+    missing = max(0, len(spec.which.ids) - tally.matched) if spec.which.ids else 0
+    if as_json:
+        print_json(
+            {
+                "matched": tally.matched,
+                "done": tally.done,
+                "dropped": tally.dropped,
+                "invalid": tally.invalid,
+                "routes": tally.routes,
+                "notes": tally.notes,
+                "missing": missing,
+                "dry_run": True,
+            }
+        )
+    else:
+        for note in tally.notes:
+            say(note)
+        for routing_key, number in sorted(tally.routes.items()):
+            typer.echo(f"{number:,} to {routing_key}")
+        typer.echo(summary(tally.done, tally.dropped, tally.invalid, "would be redriven"))
+    _fail_for(missing, tally.invalid)
+
+
+def summary(done: int, dropped: int, invalid: int, verb: str) -> str:
+    """In one line."""
+    parts = [f"{done:,} {verb}"]
+    if dropped:
+        parts.append(f"{dropped:,} dropped: their jobs have ended meanwhile")
+    if invalid:
+        parts.append(f"{invalid:,} not valid: still dead letters")
+    return "; ".join(parts)
+
+
+def _fail_for(missing: int, invalid: int) -> None:
+    if missing:
+        raise CommandFailed(
+            f"{missing} of the ids named are not in jobs.dead: see `jobctl dead list --state all`; "
+            "what only the ledger has goes back with --from-ledger"
+        )
+    if invalid:
+        raise CommandFailed(f"{invalid} dead letters are still in their place")
+
+
+def percentage(text: str) -> float:
+    """`20%` or `0.2` as a part of one. Raises WrongUsage."""
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = 0
+    if not 0 < number <= 1:
+        raise WrongUsage(f"--halt-on {text!r}: write it as 20%")
+    return number
+
+
+def per_second_of(text: str) -> float:
+    """`50/s`, `100/m`, `20/h`, `50` as a number for each second. Raises WrongUsage."""
+    from switchyard.services.bulk.control import LEAST_RATE, MOST_RATE
+
+    number, _, unit = text.partition("/")
+    seconds = {"": 1, "s": 1, "m": 60, "h": 3600}.get(unit)
+    try:
+        found = float(number)
+    except ValueError:
+        found = 0
+    if seconds is None or not LEAST_RATE <= found / seconds <= MOST_RATE:
+        raise WrongUsage(f"--rate {text!r}: write it as 50/s, 100/m or 20/h; at least 4/h")
+    return found / seconds

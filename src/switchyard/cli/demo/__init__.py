@@ -1,0 +1,1 @@
+"""`jobctl demo`: real documents through every stage."""

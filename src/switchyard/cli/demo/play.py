@@ -1,0 +1,237 @@
+"""What happens in `jobctl demo`: jobs are published, watched, and one is redriven."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.demo.view import View, demo_view
+from switchyard.cli.system.assembly import System, start_all
+from switchyard.cli.system.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from switchyard.services.index.ranking import Hit
+    from switchyard.services.ledger import Ledger
+    from switchyard.services.publishing.publisher import JobPublisher
+    from switchyard.services.records import JobRecord, JobSummary
+    from switchyard.services.redrive.redriver import Tally
+
+LOOK_SECONDS = 0.4
+STUCK_SECONDS = 60.0
+"""Without any change for so long, the demo gives up and says where it stands."""
+STOP_SECONDS = 15.0
+HOT_DOCUMENTS = 200
+"""More documents than that go through the backfill lane, which holds ten times as many jobs."""
+FAILURES = 2
+FIXED_PARTS = 4
+SAMPLE_QUERY = "why does the sea rise and fall twice a day"
+HITS = 3
+
+
+@dataclass(slots=True)
+class DocumentStory:
+    """One document's way."""
+
+    name: str
+    job_id: str | None = None
+    problem: str = ""
+    """Why it could not even be published."""
+    jobs: list[JobSummary] = field(default_factory=list)
+    """Its pipeline's jobs, as last seen."""
+    records: dict[str, JobRecord] = field(default_factory=dict)
+    """The same by job type, with results; at the end."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.job_id is None or (bool(self.jobs) and all(map(_has_ended, self.jobs)))
+
+
+@dataclass(slots=True)
+class Story:
+    """Everything that the summary tells."""
+
+    documents: list[DocumentStory]
+    are_samples: bool
+    flaky: JobRecord | None = None
+    strict: JobRecord | None = None
+    death: str = ""
+    """How the strict job died."""
+    redriven: Tally | None = None
+    states: dict[str, int] = field(default_factory=dict)
+    query: str = ""
+    hits: list[Hit] = field(default_factory=list)
+    search_problem: str = ""
+
+
+async def play(system: System, directory: Path, files: list[Path]) -> Story:
+    """Run the demo; at its end, and also when it is interrupted, all workers have stopped."""
+    from switchyard.broker.publisher import Publisher
+    from switchyard.services.ledger import Ledger
+    from switchyard.services.publishing.publisher import JobPublisher
+
+    are_samples = not files
+    if are_samples:
+        from switchyard.services.documents.samples import write_samples
+
+        files = await asyncio.to_thread(write_samples, directory / "samples")
+    supervisor = Supervisor(directory / "logs", system.environment)
+    ledger = await Ledger.open(system.settings.ledger_url, check=True)
+    try:
+        start_all(supervisor, system.registry)
+        story = Story([DocumentStory(str(file.name)) for file in files], are_samples)
+        async with Publisher(system.settings, name="demo") as publisher:
+            jobs = JobPublisher(system.registry, ledger, publisher)
+            with demo_view(system, ledger, story) as view:
+                await _Play(system, supervisor, ledger, jobs, story, view).run(files)
+        await _collect(ledger, story)
+        await _search(system, story)
+        return story
+    finally:
+        await ledger.close()
+        supervisor.stop(STOP_SECONDS)
+
+
+@dataclass(slots=True)
+class _Play:
+    system: System
+    supervisor: Supervisor
+    ledger: Ledger
+    publisher: JobPublisher
+    story: Story
+    view: View
+    flaky_id: str = ""
+    strict_id: str = ""
+
+    async def run(self, files: list[Path]) -> None:
+        await self._publish(files)
+        seen: object = None
+        changed_at = time.monotonic()
+        while not await self._look():
+            if (progress := self._progress()) != seen:
+                seen, changed_at = progress, time.monotonic()
+            self._check_alive(time.monotonic() - changed_at)
+            await self.view.show()
+            await asyncio.sleep(LOOK_SECONDS)
+        await self.view.show()
+
+    async def _publish(self, files: list[Path]) -> None:
+        from switchyard.services.publishing.publisher import JobRequest, Published
+
+        lane = "hot" if len(files) <= HOT_DOCUMENTS else "backfill"
+        for document, file in zip(self.story.documents, files, strict=True):
+            path = str(file.absolute())
+            try:
+                path.encode()
+            except UnicodeEncodeError:
+                document.problem = "its name is not UTF-8: rename it"
+                continue
+            request = JobRequest(f"{lane}.ingest_document", {"path": path}, source="demo")
+            outcome = (await self.publisher.publish_many([request]))[0]
+            if isinstance(outcome, Published):
+                document.job_id = outcome.job_id
+            else:
+                document.problem = str(outcome)
+        flaky = JobRequest("hot.demo_flaky", {"failures": FAILURES}, source="demo")
+        strict = JobRequest("hot.demo_strict", {"parts": 0}, source="demo")
+        self.flaky_id = (await self.publisher.publish(flaky)).job_id
+        self.strict_id = (await self.publisher.publish(strict)).job_id
+        self.view.tell(
+            f"Published {len(files)} documents, a job that fails {FAILURES} times, and one that "
+            "dies"
+        )
+
+    async def _look(self) -> bool:
+        """Read how things stand; True when all has ended."""
+        from switchyard.services.records import State
+
+        for document in self.story.documents:
+            if document.job_id is not None and not document.is_over:
+                document.jobs = await self.ledger.pipeline(document.job_id)
+        self.story.flaky = await self.ledger.get(self.flaky_id)
+        strict = self.story.strict = await self.ledger.get(self.strict_id)
+        if strict is not None and strict.state is State.DEAD and self.story.redriven is None:
+            await self._redrive(strict)
+        return (
+            all(document.is_over for document in self.story.documents)
+            and all(
+                job is not None and _has_ended(job) for job in (self.story.flaky, self.story.strict)
+            )
+            and self.story.redriven is not None
+        )
+
+    async def _redrive(self, dead: JobRecord) -> None:
+        from switchyard.services.redrive.redriver import Change, LetterFilter, Redriver
+
+        self.story.death = f"{dead.reason}: {dead.error_message}"
+        self.view.tell(f"demo_strict died ({self.story.death}); redriving it with another payload")
+        redriver = Redriver(self.system.settings, self.system.registry, self.ledger)
+        self.story.redriven = await redriver.redrive(
+            LetterFilter(ids=frozenset([dead.id])), Change(values={"payload.parts": FIXED_PARTS})
+        )
+        self.story.strict = await self.ledger.get(dead.id)
+
+    def _progress(self) -> tuple[int, int, int]:
+        """Changes when something has been done. A job that starts over and over does not."""
+        jobs = [job for document in self.story.documents for job in document.jobs]
+        jobs += [job for job in (self.story.flaky, self.story.strict) if job is not None]
+        return (
+            len(jobs),
+            sum(_has_ended(job) for job in jobs),
+            sum(job.attempts + 1_000 * job.redrives for job in jobs),
+        )
+
+    def _check_alive(self, unchanged_for: float) -> None:
+        for child in self.supervisor.dead():
+            raise CommandFailed(f"{child.name} ended before its time; its last words: {child.tail}")
+        limit = STUCK_SECONDS
+        if self.system.settings.llm_base_url is not None:
+            limit += self.system.settings.llm_timeout
+        if unchanged_for > limit:
+            open_ones = [each.name for each in self.story.documents if not each.is_over]
+            raise CommandFailed(
+                f"nothing has moved for {limit:.0f} s; not done: {', '.join(open_ones) or 'jobs'}; "
+                "with --keep-data the logs stay"
+            )
+
+
+async def _collect(ledger: Ledger, story: Story) -> None:
+    for document in story.documents:
+        for job in document.jobs:
+            record = await ledger.get(job.id)
+            if record is not None:
+                document.records[record.job_type] = record
+    for lane in (await ledger.counts()).values():
+        for state, number in lane.items():
+            story.states[str(state)] = story.states.get(str(state), 0) + number
+
+
+async def _search(system: System, story: Story) -> None:
+    from switchyard.services.index.chunk_index import ChunkIndex
+    from switchyard.services.index.embedder import embedder_for
+    from switchyard.services.index.ranking import search
+    from switchyard.services.jobs.outcomes import PermanentError, RetryableError
+
+    titles = [
+        str((document.records["extract_text"].result or {}).get("title", document.name))
+        for document in story.documents
+        if {"extract_text", "link_content"} <= document.records.keys()
+    ]
+    if not titles:
+        return  # nothing was indexed
+    story.query = SAMPLE_QUERY if story.are_samples else titles[0]
+    embedder = embedder_for(system.settings)
+    try:
+        async with ChunkIndex.open(
+            system.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
+        ) as index:
+            story.hits = await search(index, embedder, story.query, HITS, per_document=1)
+    except (PermanentError, RetryableError) as error:
+        story.search_problem = str(error)
+
+
+def _has_ended(job: JobSummary) -> bool:
+    return job.state in ("succeeded", "dead", "cancelled")

@@ -1,0 +1,137 @@
+"""The end of `jobctl demo`: what became of every document and job, and whether that is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from switchyard.cli.base.output import add_row, cell, console, styled, table
+from switchyard.cli.demo.play import FAILURES, FIXED_PARTS, DocumentStory, Story
+
+if TYPE_CHECKING:
+    from switchyard.services.records import JobRecord
+
+NEEDS_OCR = "needs OCR"
+
+
+def print_summary(story: Story, seconds: float) -> None:
+    """Print documents, jobs, what failed on purpose, and the search."""
+    screen = console()
+    rows = table(
+        "DOCUMENT",
+        "STATE",
+        "PAGES",
+        "WORDS",
+        "SUMMARY",
+        "CHUNKS",
+        "LINKS",
+        "TOOK",
+        flexible=("DOCUMENT", "SUMMARY"),
+        right=("PAGES", "WORDS", "CHUNKS", "LINKS", "TOOK"),
+    )
+    for document in story.documents:
+        add_row(rows, cell(document.name), *_cells(document))
+    screen.print()
+    screen.print(rows)
+    for document in story.documents:
+        if error := error_of(document):
+            screen.print(f"[red]{cell(document.name)}[/]: {cell(error)}")
+    screen.print()
+    states = ", ".join(
+        f"{number} {styled(state)}" for state, number in sorted(story.states.items())
+    )
+    screen.print(f"Jobs: {states}; {_retries(story)} retries; in {seconds:.0f} s")
+    if story.flaky is not None:
+        delays = "after 1 s and 2 s, in production 5 s and 10 s"
+        screen.print(
+            f"demo_flaky failed {_failures(story.flaky)} times ({delays}), then {story.flaky.state}"
+        )
+    if story.strict is not None and story.redriven is not None:
+        screen.print(
+            f"demo_strict died ({cell(story.death)}), was redriven with "
+            f"--set payload.parts={FIXED_PARTS}, then {story.strict.state}"
+        )
+    if story.query:
+        screen.print(f"\nSearch for “{cell(story.query)}”:")
+        for hit in story.hits:
+            screen.print(f"  {hit.score:.2f}  [bold]{cell(hit.title)}[/], page {hit.page}")
+            typer.echo(f"        {_shortened(hit.snippet, min(screen.width, 120) - 8)}")
+    screen.print()
+
+
+def judge(story: Story) -> list[str]:
+    """What is not as it should be, in words; empty when all is well."""
+    problems = []
+    failed = [document.name for document in story.documents if error_of(document)]
+    if failed:
+        problems.append(f"{len(failed)} of {len(story.documents)} documents failed")
+    if (
+        story.flaky is None
+        or story.flaky.state != "succeeded"
+        or _failures(story.flaky) != FAILURES
+    ):
+        problems.append("demo_flaky did not succeed at its third attempt")
+    if story.redriven is None or story.redriven.done != 1:
+        problems.append("demo_strict was not redriven")
+    elif story.strict is None or story.strict.state != "succeeded":
+        problems.append("demo_strict did not succeed after its redrive")
+    if story.search_problem:
+        problems.append(f"the search failed: {story.search_problem}")
+    elif story.query and not story.hits:
+        problems.append("the search found nothing")
+    return problems
+
+
+def error_of(document: DocumentStory) -> str:
+    """Why a document failed; empty when it did not."""
+    if document.problem:
+        return document.problem
+    for job in document.jobs:
+        if job.state != "succeeded":
+            return f"{job.job_type} is {job.state}: {job.error_message or job.reason or ''}"
+    return "" if document.jobs else "its job was never seen"
+
+
+def _cells(document: DocumentStory) -> tuple[str, ...]:
+    records = document.records
+    if error_of(document):
+        return ("[red]failed[/]", "", "", "", "", "", _seconds(document))
+    ingested = _result(records.get("ingest_document"))
+    if "extract_text" not in records and ingested.get("duplicate"):
+        return ("known already", "", "", "", "", "", _seconds(document))
+    extracted = _result(records.get("extract_text"))
+    state = "[green]done[/]" if "link_content" in records else f"[yellow]{NEEDS_OCR}[/]"
+    return (
+        state,
+        str(extracted.get("page_count", "")),
+        f"{extracted.get('word_count', 0):,}",
+        str(_result(records.get("summarize_content")).get("method", "")),
+        str(_result(records.get("embed_content")).get("chunks", "")),
+        str(len(_result(records.get("link_content")).get("links", ()))),
+        _seconds(document),
+    )
+
+
+def _result(record: JobRecord | None) -> dict[str, Any]:
+    return (record.result if record is not None else None) or {}
+
+
+def _seconds(document: DocumentStory) -> str:
+    ends = [job.finished_at for job in document.jobs if job.finished_at is not None]
+    return f"{max(ends) - document.jobs[0].created_at:.1f} s" if ends else ""
+
+
+def _failures(record: JobRecord) -> int:
+    return sum(1 for attempt in record.timeline if attempt.outcome == "retry")
+
+
+def _retries(story: Story) -> int:
+    records = [record for document in story.documents for record in document.records.values()]
+    records += [record for record in (story.flaky, story.strict) if record is not None]
+    return sum(_failures(record) for record in records)
+
+
+def _shortened(text: str, limit: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"

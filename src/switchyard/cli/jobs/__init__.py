@@ -1,0 +1,1 @@
+"""Commands about jobs: publish, list, show, cancel."""

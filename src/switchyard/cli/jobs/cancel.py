@@ -1,0 +1,76 @@
+"""`jobctl jobs cancel`: calling a job off, also one that runs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from switchyard.cli.base.common import (
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.output import JsonOption, print_json, say
+from switchyard.cli.jobs.jobs import JobIdArgument, unknown_job
+
+if TYPE_CHECKING:
+    from switchyard.services.ledger import Ledger
+    from switchyard.services.records import State
+    from switchyard.services.settings import Settings
+
+WAIT_SECONDS = 5.0
+"""How long a running job is given to stop before the command tells how things stand."""
+
+
+def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
+    """Call a job off. One that runs is stopped by its worker; one that has ended stays as it is."""
+    quiet_logs()
+    was, state = run(_cancel(load_settings(), job_id))
+    shown: dict[str, Any] = {"job_id": job_id, "was_running": was, "state": state}
+    if as_json:
+        print_json(shown)
+    elif state == "cancelled":
+        typer.echo(f"{job_id} cancelled")
+    if state != "cancelled":
+        raise CommandFailed(
+            f"job {job_id} has not stopped within {WAIT_SECONDS:g} s, it is {state}: its worker "
+            f"has been told; see `jobctl jobs watch {job_id}`"
+        )
+
+
+async def _cancel(settings: Settings, job_id: str) -> tuple[bool, str]:
+    from switchyard.services.records import AlreadyFinished, NotFound, Running
+
+    async with open_ledger(settings) as ledger:
+        answer = await ledger.cancel(job_id, time.time())
+        if isinstance(answer, NotFound):
+            raise unknown_job(job_id)
+        if isinstance(answer, AlreadyFinished):
+            if answer.state == "cancelled":
+                return False, "cancelled"
+            raise CommandFailed(f"job {job_id} has ended already: it is {answer.state}")
+        if not isinstance(answer, Running):
+            return False, "cancelled"
+        return True, str(await _stop_running(settings, ledger, job_id, answer.worker_id))
+
+
+async def _stop_running(
+    settings: Settings, ledger: Ledger, job_id: str, worker_id: str
+) -> State | str:
+    from switchyard.broker.publisher import Publisher
+    from switchyard.cli.base.waiting import wait_for_end
+    from switchyard.services.runtime.control import send_cancel
+
+    require_broker(settings)
+    say(f"it runs on {worker_id}: telling the workers to stop it")
+    async with Publisher(settings, name="jobctl") as publisher:
+        await send_cancel(publisher, job_id)
+    try:
+        return (await wait_for_end(ledger, [job_id], timeout=WAIT_SECONDS))[job_id]
+    except CommandFailed:
+        return (await ledger.states([job_id])).get(job_id, "unknown")

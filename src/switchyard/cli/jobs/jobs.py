@@ -1,0 +1,246 @@
+"""`jobctl jobs`: what the ledger knows of jobs."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.cli.base.common import load_settings, open_ledger, run
+from switchyard.cli.base.durations import (
+    DURATION_HELP,
+    age,
+    duration,
+    optional_duration,
+)
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    print_json,
+    print_json_line,
+    print_rows,
+    say,
+    styled,
+    table,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.records import JobRecord, JobSummary
+    from switchyard.services.settings import Settings
+
+MAX_LIMIT = 1_000
+JobIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+
+app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel.")
+
+
+class StateName(StrEnum):
+    """The states, for the command line; held against `services.records.State` by a test."""
+
+    SCHEDULED = "scheduled"
+    PENDING = "pending"
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    SUCCEEDED = "succeeded"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+
+@app.command(name="list")
+def list_jobs(
+    state: Annotated[StateName | None, typer.Option(help="Only jobs in this state.")] = None,
+    lane: Annotated[str | None, typer.Option(help="Only this lane.")] = None,
+    job_type: Annotated[
+        str | None, typer.Option("--type", metavar="JOB_TYPE", help="Only this job type.")
+    ] = None,
+    worker: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Only jobs of this kind of worker.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"Made in this time, {DURATION_HELP}.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """List jobs, the newest first."""
+    from switchyard.services.records import JobFilter, State
+
+    within = optional_duration(since)
+    wanted = JobFilter(
+        state=None if state is None else State(state.value),
+        lane=lane,
+        job_type=job_type,
+        worker=worker,
+        since=None if within is None else time.time() - within,
+    )
+
+    async def read(settings: Settings) -> tuple[tuple[JobSummary, ...], bool]:
+        async with open_ledger(settings) as ledger:
+            page = await ledger.list_jobs(wanted, limit=limit)
+            return page.items, page.next_cursor is not None
+
+    jobs, more = run(read(load_settings()))
+    if as_json:
+        print_json([_public(job) for job in jobs])
+        return
+    if not jobs:
+        say("No jobs.")
+        return
+    rows = table("ID", "JOB", "STATE", "TRIES", "AGE", "ERROR", flexible=("JOB", "ERROR"))
+    for job in jobs:
+        add_row(
+            rows,
+            job.id,
+            job.routing_key,
+            styled(job.state),
+            f"{_tries(job)}/{job.max_attempts}",
+            age(job.created_at),
+            cell(job.error_message or job.reason),
+        )
+    console().print(rows)
+    if more:
+        say(f"The newest {len(jobs)}; more with --limit (at most {MAX_LIMIT}) or a filter.")
+
+
+@app.command()
+def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
+    """Show all that is known of a job, and of the jobs that followed from it."""
+
+    async def read(settings: Settings) -> tuple[JobRecord | None, list[JobSummary]]:
+        async with open_ledger(settings) as ledger:
+            job = await ledger.get(job_id)
+            if job is None:
+                return None, []
+            return job, await ledger.pipeline(job.pipeline or job.id)
+
+    job, pipeline = run(read(load_settings()))
+    if job is None:
+        raise unknown_job(job_id)
+    followers = [each for each in pipeline if each.id != job.id]
+    if as_json:
+        others = [
+            {"id": each.id, "job_type": each.job_type, "state": each.state} for each in followers
+        ]
+        print_json(_public(job) | {"pipeline_jobs": others})
+        return
+    _print_job(job)
+    if followers:
+        print()
+        rows = table("PIPELINE", "JOB", "STATE", "AGE", flexible=("JOB",))
+        for each in followers:
+            add_row(rows, each.id, each.routing_key, styled(each.state), age(each.created_at))
+        console().print(rows)
+
+
+@app.command()
+def watch(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
+    """Follow a job until it ends, one line for each change. Exit code 1: it did not succeed."""
+    run(_watch(load_settings(), job_id, as_json=as_json))
+
+
+async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
+    from switchyard.cli.base.waiting import wait_for_end
+    from switchyard.services.records import State
+
+    def show_change(changed_id: str, state: State) -> None:
+        moment = time.time()
+        if as_json:
+            print_json_line({"seen_at": moment, "job_id": changed_id, "state": state})
+        else:
+            clock = time.strftime("%H:%M:%S", time.localtime(moment))
+            console().print(f"{clock}  {styled(state)}")
+
+    async with open_ledger(settings) as ledger:
+        if await ledger.get(job_id) is None:
+            raise unknown_job(job_id)
+        ends = await wait_for_end(ledger, [job_id], on_change=show_change)
+        job = await ledger.get(job_id)
+    if job is not None and ends[job_id] is not State.SUCCEEDED:
+        why = f": {job.error_message}" if job.error_message else ""
+        raise CommandFailed(f"job {job_id} is {ends[job_id]}{why}")
+
+
+def unknown_job(job_id: str) -> CommandFailed:
+    return CommandFailed(f"the ledger has no job {job_id!r}: `jobctl jobs list` shows those it has")
+
+
+def _tries(job: JobSummary) -> int:
+    """Attempts begun: those used up, and the one that runs or has just succeeded."""
+    return job.attempts + (job.state in ("running", "succeeded"))
+
+
+def _public(job: JobSummary) -> dict[str, Any]:
+    from switchyard.cli.base.output import plain
+
+    shown: dict[str, Any] = plain(job)
+    if "envelope" in shown:  # the payload stands beside it; the rest is metadata
+        shown["metadata"] = shown.pop("envelope").get("metadata", {})
+    return shown
+
+
+def _print_job(job: JobRecord) -> None:
+    import json
+
+    def text(value: object) -> str:
+        return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+    took = job.finished_at - job.started_at if job.finished_at and job.started_at else None
+    waited = job.started_at - job.queued_at if job.queued_at and job.started_at else None
+    print_rows(
+        [
+            ("id", job.id),
+            ("job", job.routing_key),
+            ("state", job.state + (f" ({job.reason})" if job.reason else "")),
+            ("tries", f"{_tries(job)} of {job.max_attempts}"),
+            ("redriven", f"{job.redrives} times" if job.redrives else ""),
+            ("crashes", str(job.crashes or "")),
+            ("priority", str(job.priority)),
+            ("source", job.source),
+            ("parent", job.parent_id or ""),
+            ("made", _when(job.created_at)),
+            ("runs at", _when(job.run_at)),
+            ("expires", _when(job.expires_at)),
+            ("started", _when(job.started_at) + _span(", waited", waited)),
+            ("finished", _when(job.finished_at) + _span(", took", took)),
+            ("worker", job.worker_id or ""),
+            ("key", job.idempotency_key or ""),
+            ("error", f"{job.error_type}: {job.error_message}" if job.error_type else ""),
+            ("payload", text(job.payload)),
+            ("result", text(job.result)),
+        ]
+    )
+    if job.timeline:
+        print()
+        rows = table("ATTEMPT", "ENDED", "AGO", "WORKER", "ERROR", flexible=("WORKER", "ERROR"))
+        for attempt in job.timeline:
+            number = f"{attempt.attempt}" + (
+                f" (redrive {attempt.redrive})" if attempt.redrive else ""
+            )
+            error = f"{attempt.error_type}: {attempt.error_message}" if attempt.error_type else ""
+            add_row(
+                rows,
+                number,
+                attempt.outcome,
+                age(attempt.finished_at),
+                attempt.worker_id or "",
+                cell(error),
+            )
+        console().print(rows)
+
+
+def _span(label: str, seconds: float | None) -> str:
+    return "" if seconds is None or seconds < 0 else f"{label} {duration(seconds)}"
+
+
+def _when(moment: float | None) -> str:
+    if moment is None:
+        return ""
+    shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    past = moment <= time.time()
+    return f"{shown} ({age(moment)}{' ago' if past else ''})"

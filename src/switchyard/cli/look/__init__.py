@@ -1,0 +1,1 @@
+"""Commands that look: lanes, workers, doctor, documents, search."""

@@ -1,0 +1,58 @@
+"""`jobctl doctor`: is everything as it must be, and if not, what to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.output import JsonOption, cell, console, print_json
+
+if TYPE_CHECKING:
+    from switchyard.cli.look.checks import Check
+
+MARKS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "wrong": "[red]✗[/]"}
+
+
+def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
+    """Check broker, topology, ledger and workers one by one. Exit code 1: something is wrong."""
+    from switchyard.cli.look.checks import examine
+
+    quiet_logs("error")
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+    found: list[Check] = []
+
+    async def check() -> None:
+        async for each in examine(settings, registry):
+            found.append(each)
+            if not as_json:
+                _print(each)
+
+    run(check())
+    if as_json:
+        print_json([asdict(each) for each in found])
+    wrong = [each for each in found if each.status == "wrong"]
+    if wrong:
+        names = ", ".join(each.name for each in wrong)
+        raise CommandFailed(f"{len(wrong)} of {len(found)} checks failed: {names}")
+    if not as_json:
+        typer.echo("Everything is as it must be.")
+
+
+def _print(check: Check) -> None:
+    screen = console()
+    screen.print(f"{MARKS[check.status]} [bold]{check.name}[/]: {cell(check.detail)}")
+    if check.remedy:
+        screen.print(f"    → {cell(check.remedy)}")

@@ -1,0 +1,252 @@
+"""`jobctl documents`: send documents, and see what was made of them, over the HTTP API."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.cli.base.calling import advice, calling, file_trouble
+from switchyard.cli.base.durations import DURATION_HELP, age, optional_duration
+from switchyard.cli.base.errors import FAILED, WrongUsage
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    print_json,
+    print_json_line,
+    print_rows,
+    say,
+    styled,
+    table,
+)
+
+if TYPE_CHECKING:
+    from switchyard.api.client import ApiError, Client
+    from switchyard.api.models.documents import DocumentView
+
+DocumentIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The document's id.")]
+TimeoutOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help=f"Wait no longer than this, {DURATION_HELP}."),
+]
+
+app = typer.Typer(
+    no_args_is_help=True, help="Documents, over the HTTP API: upload, list, show, wait, result."
+)
+
+
+class UploadLane(StrEnum):
+    """Lanes that take documents."""
+
+    HOT = "hot"
+    BACKFILL = "backfill"
+
+
+@app.command()
+def upload(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE…", help="PDF, Markdown or plain text.")
+    ],
+    source: Annotated[
+        str | None, typer.Option(help="Where it is from; the same source is taken in once.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Its title, else taken from the text.")] = None,
+    lane: Annotated[UploadLane, typer.Option(help="How urgent it is.")] = UploadLane.HOT,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the pipeline has ended.")
+    ] = False,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send documents through the pipeline; prints their ids.
+
+    What is known already, by content or source, is not worked again. Exit code 1: one of them was
+    refused, or, with `--wait`, has failed; the others go on.
+    """
+    from switchyard.api.client import ApiAway, ApiError, Unauthorized
+
+    if len(files) > 1 and (source is not None or title is not None):
+        raise WrongUsage("--source and --title are of one document: send one file")
+    if timeout is not None and not wait:
+        raise WrongUsage("--timeout is for --wait: give both, or neither")
+    seconds = optional_duration(timeout)
+    trouble = 0
+    sent: list[str] = []
+    with calling() as client:
+        for path in files:
+            try:
+                document = client.upload(path, source=source, title=title, lane=lane.value)
+            except (ApiAway, Unauthorized):
+                raise  # the others would fare no better
+            except (ApiError, OSError) as error:
+                say(_refusal(path, error))
+                trouble += 1
+                continue
+            sent.append(document.document_id)
+            if not wait:
+                _print_sent(document, as_json)
+        for document_id in sent if wait else ():
+            trouble += not _wait(client, document_id, seconds, as_json)
+    if trouble:
+        raise typer.Exit(FAILED)
+
+
+@app.command(name="list")
+def list_documents(
+    state: Annotated[
+        str | None, typer.Option(help="Only those in this state, such as completed or failed.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Only those from this source.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """List documents, the newest first."""
+    from itertools import islice
+
+    with calling() as client:
+        found = list(islice(client.documents(state=state, source=source), limit + 1))
+    more, found = len(found) > limit, found[:limit]
+    if as_json:
+        print_json([document.model_dump(mode="json") for document in found])
+        return
+    if not found:
+        say("No documents.")
+        return
+    rows = table("ID", "STATE", "AGE", "TITLE", "SOURCE", flexible=("TITLE", "SOURCE"))
+    for document in found:
+        add_row(
+            rows,
+            document.document_id,
+            styled(document.state),
+            age(document.created_at.timestamp()),
+            cell(document.title or document.filename),
+            cell(document.source),
+        )
+    console().print(rows)
+    if more:
+        say(f"The newest {limit}; more with --limit or a filter.")
+
+
+@app.command()
+def show(document_id: DocumentIdArgument, as_json: JsonOption = False) -> None:
+    """Show how far a document is; of one that failed, why."""
+    with calling() as client:
+        _print_status(client.document(document_id), as_json)
+
+
+@app.command()
+def wait(
+    document_id: DocumentIdArgument, timeout: TimeoutOption = None, as_json: JsonOption = False
+) -> None:
+    """Wait until a document's pipeline has ended. Exit code 1: it has failed."""
+    with calling() as client:
+        if not _wait(client, document_id, optional_duration(timeout), as_json):
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+def result(
+    document_id: DocumentIdArgument,
+    text: Annotated[bool, typer.Option("--text", help="Its text as well.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what was made of a document: summary, links, counts."""
+    with calling() as client:
+        made = client.document_result(document_id, with_text=text)
+    if as_json:
+        print_json(made)
+        return
+    summary = made.get("summary") or {}
+    print_rows(
+        (
+            ("Title", made.get("title") or ""),
+            ("Source", made.get("source") or ""),
+            ("Pages", str(made.get("page_count") or "")),
+            ("Words", str(made.get("word_count") or "")),
+            ("Summary", summary.get("summary") or ""),
+            *(("Similar", _link(each)) for each in made.get("links") or ()),
+        )
+    )
+    if text:
+        _print_pages(made)
+
+
+@app.command()
+def text(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text.")],
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the text of a file, which is not kept as a document."""
+    with calling() as client:
+        made = client.text_of(file, timeout=optional_duration(timeout))
+    if as_json:
+        print_json(made)
+    else:
+        _print_pages(made)
+
+
+def _wait(client: Client, document_id: str, timeout: float | None, as_json: bool) -> bool:
+    """Print the document as soon as nothing happens to it any more; whether it is well."""
+    document = client.wait_for_document(document_id, timeout=timeout)
+    if as_json:
+        print_json_line(document.model_dump(mode="json"))
+    else:
+        typer.echo(f"{document.document_id}  {document.state}")
+        if document.error is not None:
+            say(f"{document_id} failed at {document.current_stage}: {_why(document)}")
+    return document.error is None
+
+
+def _refusal(path: Path, error: ApiError | OSError) -> str:
+    return file_trouble(error) if isinstance(error, OSError) else f"{path}: {advice(error)}"
+
+
+def _print_sent(document: DocumentView, as_json: bool) -> None:
+    if as_json:
+        print_json_line(document.model_dump(mode="json"))
+        return
+    typer.echo(document.document_id)
+    if document.duplicate:
+        say(f"{document.document_id} was known already; it is {document.state}")
+
+
+def _print_status(document: DocumentView, as_json: bool) -> None:
+    if as_json:
+        print_json(document.model_dump(mode="json"))
+        return
+    print_rows(
+        (
+            ("Document", document.document_id),
+            ("State", document.state),
+            ("At", document.current_stage or ""),
+            ("Done", ", ".join(document.completed_stages)),
+            ("Error", _why(document)),
+            ("Redrive", document.error.job_id or "" if document.error else ""),
+            ("Title", document.title or ""),
+            ("File", document.filename or ""),
+            ("Source", document.source or ""),
+            ("Job", document.job_id or ""),
+            ("Since", age(document.created_at.timestamp()) if document.created_at else ""),
+        )
+    )
+
+
+def _why(document: DocumentView) -> str:
+    error = document.error
+    if error is None:
+        return ""
+    return f"{error.reason}: {error.message}" if error.message else error.reason
+
+
+def _link(link: dict[str, Any]) -> str:
+    return f"{link['document_id']}  {link['similarity']:.2f}"
+
+
+def _print_pages(made: dict[str, Any]) -> None:
+    for page in made.get("pages") or ():
+        typer.echo(page["text"])

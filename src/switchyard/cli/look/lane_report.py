@@ -1,0 +1,142 @@
+"""How full the lanes are: the broker's numbers and the ledger's, put together.
+
+What waits is asked over AMQP and is exact. What is unacknowledged, the limits in force and the
+oldest message come from the management API, whose numbers are a few seconds old; without it the
+limits are those that are declared, and the rest is unknown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from switchyard.cli.base.queues import Waiting, ask_queues
+
+if TYPE_CHECKING:
+    from switchyard.services.jobs.registry import Registry
+    from switchyard.services.ledger import Ledger
+    from switchyard.services.records import State
+    from switchyard.services.settings import Settings
+
+MANAGEMENT_TIMEOUT = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReport:
+    """One queue of a lane."""
+
+    name: str
+    exists: bool
+    ready: int
+    unacked: int | None
+    """None where the management API could not be asked."""
+    consumers: int
+    limit: int | None
+    ttl_seconds: float | None
+    oldest_seconds: float | None
+    """Age of the message at the head, where the broker tells."""
+
+    @property
+    def percent_full(self) -> float | None:
+        return None if not self.limit else round(100 * self.ready / self.limit, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport:
+    """One lane, or the dead letters."""
+
+    name: str
+    priority: int | None
+    queues: tuple[QueueReport, ...]
+    jobs: Mapping[str, int]
+    """The ledger's jobs by state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    lanes: tuple[LaneReport, ...]
+    management: str | None
+    """Why the management API could not be asked; None when it was."""
+
+
+async def lane_report(settings: Settings, registry: Registry, ledger: Ledger | None) -> Report:
+    """All lanes, most urgent first, then the dead letters. Raises BrokerAway, LedgerError."""
+    from switchyard.broker.lanes import DEAD_QUEUE, LANES, lane_named, queue_name
+
+    names = {
+        lane.name: dict.fromkeys(
+            [queue_name(lane.name, worker) for worker in lane.workers]
+            + [route.queue for route in registry.routes if route.lane == lane.name]
+        )
+        for lane in LANES
+    }
+    every = [name for queues in names.values() for name in queues] + [DEAD_QUEUE]
+    waiting = await ask_queues(settings.require_amqp_url(), every)
+    details, trouble = await _management(settings)
+    counts = await ledger.counts() if ledger is not None else {}
+    lanes = [
+        LaneReport(
+            lane,
+            lane_named(lane).default_priority,
+            tuple(
+                _queue(
+                    name,
+                    waiting[name],
+                    details.get(name),
+                    limit=lane_named(lane).max_length,
+                    ttl=lane_named(lane).ttl_seconds,
+                )
+                for name in queues
+            ),
+            _by_name(counts.get(lane, {})),
+        )
+        for lane, queues in names.items()
+    ]
+    dead = _queue(DEAD_QUEUE, waiting[DEAD_QUEUE], details.get(DEAD_QUEUE), limit=None, ttl=None)
+    lanes.append(LaneReport("(dead)", None, (dead,), {}))
+    return Report(tuple(lanes), trouble)
+
+
+async def _management(settings: Settings) -> tuple[dict[str, Any], str | None]:
+    from switchyard.broker.errors import ManagementError
+    from switchyard.broker.management import ManagementClient
+
+    try:
+        url = settings.require_management_url()
+        async with ManagementClient(url, settings.vhost, timeout=MANAGEMENT_TIMEOUT) as client:
+            items = await client.get(f"/queues/{quote(settings.vhost, safe='')}")
+    except (ManagementError, ValueError) as error:
+        return {}, str(error)
+    return {item["name"]: item for item in items}, None
+
+
+def _queue(
+    name: str,
+    waiting: Waiting | None,
+    details: Mapping[str, Any] | None,
+    *,
+    limit: int | None,
+    ttl: float | None,
+) -> QueueReport:
+    if details is not None:
+        policy = details.get("effective_policy_definition") or {}
+        limit = policy.get("max-length")
+        ttl = policy["message-ttl"] / 1000 if "message-ttl" in policy else None
+    head = (details or {}).get("head_message_timestamp")
+    return QueueReport(
+        name=name,
+        exists=waiting is not None,
+        ready=waiting.ready if waiting else 0,
+        unacked=None if details is None else int(details.get("messages_unacknowledged") or 0),
+        consumers=waiting.consumers if waiting else 0,
+        limit=limit,
+        ttl_seconds=ttl,
+        oldest_seconds=max(0.0, time.time() - head) if isinstance(head, int | float) else None,
+    )
+
+
+def _by_name(counts: Mapping[State, int]) -> dict[str, int]:
+    return {str(state): number for state, number in counts.items()}

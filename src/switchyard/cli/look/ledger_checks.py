@@ -1,0 +1,91 @@
+"""The checks of `jobctl doctor` that ask the ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from switchyard.cli.base.durations import age
+from switchyard.cli.look.checks import Check
+from switchyard.cli.look.workers import is_current, status_of
+
+if TYPE_CHECKING:
+    from switchyard.services.ledger import Ledger
+    from switchyard.services.settings import Settings
+
+HOLDER = "jobctl doctor"
+
+
+async def ledger_checks(settings: Settings) -> AsyncIterator[Check]:
+    """The ledger itself, the scheduler, the workers, the dead letters."""
+    from switchyard.services.ledger import Ledger
+    from switchyard.services.records import LedgerError, LedgerUnavailable, SchemaOutdated
+
+    try:
+        ledger = await Ledger.open(settings.ledger_url, check=True)
+    except SchemaOutdated as error:
+        yield Check("ledger", "wrong", str(error))
+        return
+    except LedgerUnavailable as error:
+        yield Check("ledger", "wrong", str(error), "start the database; see JOBS_DATABASE_URL")
+        return
+    except LedgerError as error:
+        yield Check("ledger", "wrong", str(error), "correct JOBS_DATABASE_URL")
+        return
+    try:
+        yield Check("ledger", "ok", "reached, and its tables are of this version")
+        yield await _scheduler(ledger)
+        yield await _workers(ledger, settings)
+        yield await _dead(ledger)
+    finally:
+        await ledger.close()
+
+
+async def _scheduler(ledger: Ledger) -> Check:
+    from switchyard.services.scheduler.scheduler import LEASE
+
+    # A lease of no length at all: only where nobody holds it do we get it, and nobody has to
+    # wait until it is over.
+    if await ledger.acquire_lease(LEASE, HOLDER, 0):
+        await ledger.release_lease(LEASE, HOLDER)
+        return Check(
+            "scheduler",
+            "wrong",
+            "none is active: delayed jobs are not published, and what a crash left is not healed",
+            "start `jobctl scheduler`",
+        )
+    return Check("scheduler", "ok", "one is active")
+
+
+async def _workers(ledger: Ledger, settings: Settings) -> Check:
+    now = time.time()
+    current = [worker for worker in await ledger.list_workers() if is_current(worker, now)]
+    alive = [worker for worker in current if status_of(worker, settings, now) == "alive"]
+    silent = [worker for worker in current if worker not in alive]
+    kinds = ", ".join(sorted({kind for worker in alive for kind in worker.kinds}))
+    detail = f"{len(alive)} alive ({kinds})" if alive else "none is alive"
+    if silent:
+        names = ", ".join(
+            f"{worker.worker_id} ({age(worker.beat_at, now)})" for worker in silent[:3]
+        )
+        return Check(
+            "workers",
+            "warning",
+            f"{detail}; {len(silent)} fell silent within a day: {names}",
+            "they died or lost the ledger: see their logs; their jobs go to other workers",
+        )
+    if not alive:
+        return Check("workers", "wrong", detail, "start `jobctl worker all`")
+    return Check("workers", "ok", detail)
+
+
+async def _dead(ledger: Ledger) -> Check:
+    from switchyard.services.records import DeadLetterFilter
+
+    page = await ledger.list_dead(DeadLetterFilter(state="waiting"), limit=100)
+    number = f"{len(page.items)}{' or more' if page.next_cursor else ''}"
+    if page.items:
+        remedy = "look: `jobctl dead list`; send back: `jobctl dead redrive`"
+        return Check("dead letters", "warning", f"{number} wait for somebody", remedy)
+    return Check("dead letters", "ok", "none waits")

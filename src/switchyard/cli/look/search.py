@@ -1,0 +1,63 @@
+"""`jobctl search`: places in documents that answer a query, over the HTTP API."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from switchyard.cli.base.calling import calling
+from switchyard.cli.base.output import (
+    JsonOption,
+    cell,
+    console,
+    print_json,
+    say,
+)
+
+
+class ModeName(StrEnum):
+    """How to search; held against `services.index.ranking.Mode` by a test."""
+
+    HYBRID = "hybrid"
+    VECTOR = "vector"
+    KEYWORD = "keyword"
+
+
+def search(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What is looked for.")],
+    mode: Annotated[
+        ModeName, typer.Option(help="By meaning (vector), by words (keyword), or by both.")
+    ] = ModeName.HYBRID,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="At most so many places.")] = 10,
+    per_document: Annotated[
+        int | None, typer.Option(min=1, max=100, help="At most so many of one document.")
+    ] = None,
+    document: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Only in this document; repeatable.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Only in what is from this source.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search the documents that have been indexed, best places first."""
+    with calling() as client:
+        answer = client.search(
+            query,
+            mode=mode.value,
+            limit=limit,
+            per_document=per_document,
+            document_ids=document or None,
+            source=source,
+        )
+    if as_json:
+        print_json([hit.model_dump(mode="json") for hit in answer.hits])
+        return
+    if not answer.hits:
+        say("Nothing found.")
+        return
+    out = console()
+    for hit in answer.hits:
+        title = cell(hit.title)
+        out.print(f"[bold]{title}[/], page {hit.page}  [dim]{hit.document_id}  {hit.score:.2f}[/]")
+        out.print(f"  {cell(hit.snippet)}")

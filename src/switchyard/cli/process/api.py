@@ -1,0 +1,61 @@
+"""`jobctl api`: the HTTP API, until it is told to stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from switchyard.cli.base.common import IncludeOption, load_settings
+from switchyard.cli.base.errors import CommandFailed
+
+if TYPE_CHECKING:
+    from switchyard.services.settings import Settings
+
+
+def api(
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; JOBS_API_HOST where not given.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port to listen on; JOBS_API_PORT where not given."),
+    ] = None,
+    include: IncludeOption = None,
+) -> None:
+    """Serve the HTTP API until SIGTERM or Ctrl-C.
+
+    Beyond this machine it needs an API key: `jobctl keys create`. docs/api.md tells the rest.
+    """
+    import uvloop
+
+    from switchyard.services.logs import configure
+
+    settings = load_settings()
+    changes = {"api_host": host, "api_port": port}
+    settings = settings.model_copy(
+        update={name: value for name, value in changes.items() if value is not None}
+        | {"modules": (*settings.modules, *(include or ()))}
+    )
+    configure(settings.log_level, settings.log_format)
+    uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    from switchyard.api.entry.access import KeysMissing
+    from switchyard.api.server import ApiServer
+    from switchyard.cli.base.long_running import settle_memory
+    from switchyard.cli.base.stopping import stop_on_signals
+    from switchyard.services.access.api_keys import InvalidKeySetting
+
+    settle_memory()
+    server = ApiServer(settings)
+    stop_on_signals(server.stop)
+    try:
+        await server.serve()
+    except (KeysMissing, InvalidKeySetting) as error:
+        raise CommandFailed(str(error)) from error
+    except SystemExit as error:
+        raise CommandFailed(
+            f"can't listen on {settings.api_host}:{settings.api_port}: is something else there?"
+        ) from error

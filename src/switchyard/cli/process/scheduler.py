@@ -1,0 +1,62 @@
+"""`jobctl scheduler`: what is due is published, what a crash left behind is healed, and bulk
+operations run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    require_broker,
+    run,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.jobs.registry import Registry
+    from switchyard.services.settings import Settings
+
+
+def scheduler(include: IncludeOption = None) -> None:
+    """Publish what is due, index dead letters, and run backfills, until SIGTERM or Ctrl-C.
+
+    Run two or more: one is active, the others stand by and take over within seconds. Backfills
+    are shared among them.
+    """
+    from switchyard.services.logs import configure
+
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+    configure(settings.log_level, settings.log_format)
+    run(_schedule(settings, registry, [*settings.modules, *(include or ())]))
+
+
+async def _schedule(settings: Settings, registry: Registry, modules: Sequence[str]) -> None:
+    import asyncio
+
+    from switchyard.broker.lanes import DEAD_LOG_QUEUE
+    from switchyard.cli.base.long_running import settle_memory
+    from switchyard.cli.base.queues import require_queues
+    from switchyard.cli.base.stopping import stop_on_signals
+    from switchyard.services.bulk.operations import BulkRunner
+    from switchyard.services.scheduler.bulk_handlers import bulk_handlers
+    from switchyard.services.scheduler.scheduler import Scheduler
+
+    await require_queues(settings.require_amqp_url(), [DEAD_LOG_QUEUE])
+    settle_memory()
+    async with open_ledger(settings) as ledger:
+        scheduling = Scheduler(settings, registry, ledger)
+        bulk = BulkRunner(ledger, bulk_handlers(settings, registry, ledger, modules))
+
+        def stop() -> None:
+            scheduling.stop()
+            bulk.stop()
+
+        stop_on_signals(stop)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scheduling.run())
+            group.create_task(bulk.run())

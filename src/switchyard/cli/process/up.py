@@ -1,0 +1,203 @@
+"""`jobctl up`: the whole system in the foreground, until Ctrl-C."""
+
+from __future__ import annotations
+
+import fcntl
+import shlex
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_settings,
+    quiet_logs,
+    run,
+)
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.output import say
+
+if TYPE_CHECKING:
+    from switchyard.cli.system.assembly import System
+    from switchyard.cli.system.brokers import FoundBroker
+    from switchyard.cli.system.supervisor import Supervisor
+    from switchyard.services.settings import Settings
+
+VHOST = "switchyard"
+"""On a broker that happens to run on this machine: its other users are left alone."""
+LOOK_SECONDS = 0.3
+SECRETS = ("amqp_url", "management_url")
+EXPORTED = (*SECRETS, "data_dir", "modules", "api_url")
+API_START = 20.0
+"""Seconds that the HTTP API may take to start before that is told."""
+
+
+def up(
+    include: IncludeOption = None,
+    api_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port of the HTTP API on this machine, 0 for any; JOBS_API_PORT where not given.",
+        ),
+    ] = None,
+) -> None:
+    """Run broker, workers, scheduler and HTTP API until Ctrl-C, their data in ./.switchyard.
+
+    Prints the addresses, and how to publish from another terminal. A process that dies is started
+    again. JOBS_DATA_DIR names another directory.
+    """
+    from switchyard.cli.demo.command import stop_by_interrupt
+
+    quiet_logs("critical")
+    stop_by_interrupt()
+    settings = load_settings()
+    directory = settings.data_dir
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _alone_in(directory):
+        try:
+            port = _port(settings.api_port if api_port is None else api_port)
+            _run_until_interrupted(directory, include or [], port)
+        except KeyboardInterrupt:
+            say("Stopped.")
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Raises CommandFailed when another `up` runs in that directory."""
+    with (directory / "up.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandFailed(
+                f"`jobctl up` runs in {directory} already: stop that one, or set JOBS_DATA_DIR"
+            ) from None
+        yield
+
+
+def _port(wanted: int) -> int:
+    """A port of loopback for the API. Raises CommandFailed for one that is taken."""
+    from switchyard.cli.system.node import LOOPBACK
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, wanted))
+        except OSError as error:
+            raise CommandFailed(
+                f"the HTTP API can't have port {wanted} ({error.strerror}): choose another one "
+                "with --api-port, or 0 for any that is free"
+            ) from error
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _run_until_interrupted(directory: Path, include: list[str], api_port: int) -> None:
+    from switchyard.cli.system.assembly import assemble, prepare, start_all
+    from switchyard.cli.system.brokers import any_broker
+    from switchyard.cli.system.node import LOOPBACK
+    from switchyard.cli.system.supervisor import Supervisor
+    from switchyard.cli.system.vhosts import permanent_vhost
+
+    given = _given(directory)
+    with any_broker(given, directory / "broker", say, keeps=True) as found:
+        is_ours = found.is_private or given.amqp_url is not None
+        system = assemble(
+            amqp_url=found.amqp_url if is_ours else permanent_vhost(found, VHOST),
+            management_url=found.management_url,
+            data_dir=directory,
+            only_in_data_dir=False,
+            modules=include,
+            api_host=LOOPBACK,
+            api_port=str(api_port),
+            api_url=f"http://{LOOPBACK}:{api_port}",
+        )
+        run(prepare(system))
+        supervisor = Supervisor(directory / "logs", system.environment)
+        try:
+            start_all(supervisor, system.registry)
+            supervisor.start("api", "api")
+            _await_api(supervisor, LOOPBACK, api_port)
+            _print_addresses(found, system, directory)
+            _watch(found, supervisor)
+        finally:
+            say("Stopping; running jobs get their grace. Ctrl-C again stops at once.")
+            for name in supervisor.stop(system.settings.shutdown_grace + 5):
+                say(f"{name} had to be killed; its jobs go on at the next start")
+
+
+def _await_api(supervisor: Supervisor, host: str, port: int) -> None:
+    """Return when the API takes connections, so that its address can be used once it is printed;
+    tells when that takes too long."""
+    deadline = time.monotonic() + API_START
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex((host, port)) == 0:
+                return
+        for line in supervisor.heal():
+            say(line)
+        time.sleep(LOOK_SECONDS)
+    say(f"the HTTP API has not started within {API_START:g} s; its log is {supervisor.log_dir}")
+
+
+def _given(directory: Path) -> Settings:
+    """The settings from the environment, but for the broker that the last `up` here made: it is
+    gone, and a shell that has read `env` still names it."""
+    from switchyard.cli.system.node_file import NodeFile
+
+    given = load_settings()
+    password = NodeFile(directory / "broker" / "node.json").read().get("password")
+    if password is None or given.amqp_url is None:
+        return given
+    if password not in given.require_amqp_url():
+        return given
+    return given.model_copy(update={"amqp_url": None, "management_url": None})
+
+
+def _watch(found: FoundBroker, supervisor: Supervisor) -> None:
+    while True:
+        time.sleep(LOOK_SECONDS)
+        if found.node is not None and not found.node.is_running:
+            say("RabbitMQ ended; starting it again …")
+            found.node.restart()
+            say("RabbitMQ runs again")
+        for line in supervisor.heal():
+            say(line)
+
+
+def _print_addresses(found: FoundBroker, system: System, directory: Path) -> None:
+    from switchyard.broker.connection import address_of
+    from switchyard.cli.system.assembly import variable
+    from switchyard.cli.system.node_file import write_private
+
+    settings = system.settings
+    values = {name: system.environment.get(variable(name), "") for name in EXPORTED}
+    lines = [
+        f"export {variable(name)}={shlex.quote(value)}" for name, value in values.items() if value
+    ]
+    env_file = directory / "env"
+    write_private(env_file, "\n".join(lines) + "\n")
+    management = urlsplit(settings.require_management_url())
+    ledger = settings.ledger_url.rpartition("@")[2]
+    typer.echo(f"Broker      {found.what}")
+    typer.echo(f"API         {settings.api_url}")
+    typer.echo(f"AMQP        {address_of(settings.require_amqp_url())}")
+    typer.echo(f"Management  {management.scheme}://{management.hostname}:{management.port}")
+    typer.echo(f"Ledger      {ledger}")
+    typer.echo(f"Data        {directory}")
+    typer.echo(f"Logs        {directory / 'logs'}")
+    typer.echo(f"User and password are in {env_file}. From another terminal:")
+    typer.echo("")
+    typer.echo(f"  source {shlex.quote(str(env_file))}")
+    typer.echo('  jobctl publish hot.ingest_document --payload \'{"path": "/path/to/a.pdf"}\'')
+    typer.echo("  jobctl lanes --watch")
+    typer.echo(f"  curl -F file=@/path/to/a.pdf {settings.api_url}/documents")
+    typer.echo("")
+    typer.echo("Ctrl-C stops everything.")

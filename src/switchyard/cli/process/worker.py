@@ -1,0 +1,108 @@
+"""`jobctl worker`: a process that works the jobs of one or more kinds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    require_broker,
+    run,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.jobs.registry import Registry
+    from switchyard.services.runtime.worker import Share
+    from switchyard.services.settings import Settings
+
+ALL = "all"
+
+
+def worker(
+    kinds: Annotated[
+        list[str], typer.Argument(metavar="KIND…", help="ingest, llm, embed, link, …; or: all.")
+    ],
+    lanes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LANE,…", help="Only these lanes; all that the kind has if not given."
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Jobs of each kind that run at once; else 4."),
+    ] = None,
+    reserve: Annotated[
+        int | None,
+        typer.Option(min=0, help="Slots that only the most urgent lane may use; else 1."),
+    ] = None,
+    include: IncludeOption = None,
+) -> None:
+    """Work jobs until SIGTERM or Ctrl-C: then finish those that run and give back the rest.
+
+    A second signal ends it at once; the jobs that ran are taken over by other workers.
+    """
+    from switchyard.services.logs import configure
+
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+    shares = shares_of(
+        settings,
+        registry,
+        kinds,
+        lanes=None
+        if lanes is None
+        else [name.strip() for name in lanes.split(",") if name.strip()],
+        concurrency=concurrency,
+        reserve=reserve,
+    )
+    configure(settings.log_level, settings.log_format)
+    run(_work(settings, registry, shares))
+
+
+def shares_of(
+    settings: Settings,
+    registry: Registry,
+    kinds: list[str],
+    *,
+    lanes: list[str] | None = None,
+    concurrency: int | None = None,
+    reserve: int | None = None,
+) -> list[Share]:
+    """One share for each kind, once. Raises UnknownWorker."""
+    from switchyard.services.runtime.worker import share_of
+
+    if ALL in kinds:
+        kinds = sorted({job_type.worker for job_type in registry})
+    return [
+        share_of(
+            registry,
+            kind,
+            lanes=lanes,
+            slots=concurrency or settings.worker_concurrency,
+            reserve=settings.worker_reserve if reserve is None else reserve,
+        )
+        for kind in dict.fromkeys(kinds)
+    ]
+
+
+async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> None:
+    from switchyard.cli.base.long_running import settle_memory
+    from switchyard.cli.base.queues import require_queues
+    from switchyard.cli.base.stopping import stop_on_signals
+    from switchyard.services.runtime.worker import Worker
+
+    await require_queues(
+        settings.require_amqp_url(), [queue for share in shares for queue in share.queues]
+    )
+    settle_memory()
+    async with open_ledger(settings) as ledger:
+        working = Worker(settings, registry, ledger, shares)
+        stop_on_signals(working.stop)
+        await working.run()

@@ -1,0 +1,1 @@
+"""The system itself: brokers, vhosts, topology, tables, keys, settings."""

@@ -1,0 +1,111 @@
+"""The whole system on one machine, for `jobctl demo` and `jobctl up`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from switchyard.cli.base.common import load_registry
+from switchyard.cli.base.errors import CommandFailed
+
+if TYPE_CHECKING:
+    from switchyard.cli.system.supervisor import Supervisor
+    from switchyard.services.jobs.registry import Registry
+    from switchyard.services.settings import Settings
+
+OWN_ADDRESSES = ("database_url", "storage_url", "index_url")
+"""Settings that lead out of the data directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Settings and job types of this process, and the environment that gives children the same."""
+
+    settings: Settings
+    registry: Registry
+    environment: Mapping[str, str]
+
+
+def assemble(
+    *,
+    amqp_url: str,
+    management_url: str,
+    data_dir: Path,
+    only_in_data_dir: bool,
+    modules: Sequence[str] = (),
+    **changes: str,
+) -> System:
+    """The system at that broker with its data in that directory.
+
+    With `only_in_data_dir` no other place is used, whatever the environment says: a demo must not
+    write into somebody's database. `modules` come beside JOBS_MODULES; `changes` are further
+    settings by their names.
+    """
+    from switchyard.cli.base.common import load_settings
+    from switchyard.services.settings import Settings
+
+    given = load_settings()
+    wanted: dict[str, str | None] = {
+        "amqp_url": amqp_url,
+        "management_url": management_url,
+        "data_dir": str(data_dir.absolute()),
+        "modules": ",".join(dict.fromkeys((*given.modules, *modules))),
+        "log_format": "json",
+        **changes,
+    }
+    if only_in_data_dir:
+        wanted |= dict.fromkeys(OWN_ADDRESSES)
+    environment = {key: value for key, value in os.environ.items() if _keeps(key, wanted)}
+    environment |= {variable(key): value for key, value in wanted.items() if value is not None}
+    values: dict[str, Any] = dict(wanted)
+    settings = Settings(**values)
+    return System(settings, load_registry(settings), environment)
+
+
+async def prepare(system: System) -> None:
+    """Declare the topology and make the ledger's tables; again does no harm.
+
+    Raises CommandFailed when the broker has something else in its place, ManagementError,
+    LedgerError.
+    """
+    from switchyard.broker.errors import TopologyMismatch
+    from switchyard.broker.management import ManagementClient
+    from switchyard.broker.reconcile import apply
+    from switchyard.broker.topology import build
+    from switchyard.services.ledger import upgrade
+
+    settings = system.settings
+    topology = build(settings.profile, system.registry.routes, retry_delays=settings.retry_delays)
+    async with ManagementClient(settings.require_management_url(), settings.vhost) as client:
+        report = await apply(client, topology)
+    try:
+        report.require_success()
+    except TopologyMismatch as error:
+        raise CommandFailed(f"{error}; see `jobctl topology diff`") from error
+    await upgrade(settings.ledger_url)
+
+
+def start_all(supervisor: Supervisor, registry: Registry) -> None:
+    """The scheduler, and a process for each kind of worker that has job types."""
+    for kind in kinds_of(registry):
+        supervisor.start(f"worker-{kind}", "worker", kind)
+    supervisor.start("scheduler", "scheduler")
+
+
+def kinds_of(registry: Registry) -> list[str]:
+    """Kinds of worker, in the order in which a document needs them."""
+    kinds = {job_type.worker for job_type in registry}
+    order = [kind for kind in ("ingest", "llm", "embed", "link") if kind in kinds]
+    return order + sorted(kinds.difference(order))
+
+
+def variable(setting: str) -> str:
+    """The environment variable of a setting."""
+    return f"JOBS_{setting.upper()}"
+
+
+def _keeps(key: str, wanted: Mapping[str, str | None]) -> bool:
+    return not any(key.upper() == variable(name) for name in wanted)

@@ -1,0 +1,228 @@
+"""A broker for `jobctl demo` and `jobctl up`, from what the machine has.
+
+JOBS_AMQP_URL where it is set; else a broker on localhost; else a private node from the installed
+RabbitMQ; else, as root, RabbitMQ is installed with apt; else a container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from switchyard.cli.base.errors import CommandFailed
+
+if TYPE_CHECKING:
+    from switchyard.cli.system.node import LocalNode
+    from switchyard.services.settings import Settings
+
+LOCALHOST_URL = "amqp://guest:guest@localhost:5672/"
+IMAGE = "rabbitmq:3-management"
+INSTALL_TIMEOUT = 600.0
+CONTAINER_TIMEOUT = 60.0
+QUIET_INSTALL = "#!/bin/sh\nexit 101\n"
+"""As policy-rc.d: the package must not start a service of its own."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBroker:
+    """A broker that can be used, and where."""
+
+    what: str
+    """In words, without credentials."""
+    amqp_url: str = field(repr=False)
+    management_url: str = field(repr=False)
+    is_private: bool
+    """Started for us, with nothing else on it."""
+    node: LocalNode | None = None
+    """Where it is a process of ours."""
+
+
+@contextmanager
+def any_broker(
+    settings: Settings, directory: Path, tell: Tell, *, keeps: bool = False
+) -> Iterator[FoundBroker]:
+    """The first broker that there is, in the order above; what was started ends with the context.
+
+    `directory` is for a private node, whose password and ports are the same the next time with
+    `keeps`. Raises CommandFailed, saying what to install.
+    """
+    if settings.amqp_url is not None:
+        yield _given(settings)
+        return
+    if asyncio.run(_on_localhost()):
+        management = "http://guest:guest@localhost:15672"
+        yield FoundBroker("the broker on localhost:5672", LOCALHOST_URL, management, False)
+        return
+    from switchyard.cli.system.node import find_installed
+
+    if find_installed() is None and _can_install():
+        _install(tell)
+    if find_installed() is not None:
+        with _private_node(directory, tell, keeps=keeps) as found:
+            yield found
+    elif shutil.which("docker"):
+        with _container(tell) as found:
+            yield found
+    else:
+        raise CommandFailed(
+            "there is no broker: `sudo apt-get install rabbitmq-server`, or install docker, or set "
+            "JOBS_AMQP_URL to a broker elsewhere"
+        )
+
+
+def _given(settings: Settings) -> FoundBroker:
+    from switchyard.broker.connection import address_of
+
+    url = settings.require_amqp_url()
+    return FoundBroker(
+        f"the broker of JOBS_AMQP_URL, {address_of(url)}",
+        url,
+        settings.require_management_url(),
+        is_private=False,
+    )
+
+
+async def _on_localhost() -> bool:
+    """Whether a broker with its management API takes guest on localhost."""
+    from switchyard.broker.connection import connected
+    from switchyard.broker.errors import BrokerAway, ManagementError
+    from switchyard.broker.management import ManagementClient
+
+    try:
+        async with connected(LOCALHOST_URL, "jobctl"):
+            pass
+        async with ManagementClient("http://guest:guest@localhost:15672", timeout=2) as client:
+            await client.version()
+    except (BrokerAway, ManagementError):
+        return False
+    return True
+
+
+# --- a private node -----------------------------------------------------------------------------
+
+
+@contextmanager
+def _private_node(directory: Path, tell: Tell, *, keeps: bool) -> Iterator[FoundBroker]:
+    from switchyard.cli.system.node import LocalNode
+    from switchyard.cli.system.node_file import NodeFile
+
+    node_file = NodeFile(directory / "node.json") if keeps else None
+    known = node_file.read() if node_file is not None else {}
+    # Statistics once a second instead of every five: people are watching.
+    node = LocalNode(
+        base_dir=directory, extra_config={"collect_statistics_interval": "1000"}, **known
+    )
+    if node_file is not None:
+        node_file.write(node)
+    tell("Starting a private RabbitMQ …")
+    with node:
+        yield FoundBroker(
+            f"RabbitMQ {node.version}, private, on 127.0.0.1:{node.amqp_port}",
+            node.amqp_url,
+            node.management_url,
+            is_private=True,
+            node=node,
+        )
+
+
+def _can_install() -> bool:
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def _install(tell: Tell) -> None:
+    """apt-get install rabbitmq-server, without the service that comes with it."""
+    tell("RabbitMQ is not installed: installing it with apt-get …")
+    policy = Path("/usr/sbin/policy-rc.d")
+    ours = not policy.exists()
+    if ours:
+        policy.write_text(QUIET_INSTALL)
+        policy.chmod(0o755)
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "rabbitmq-server"]
+    try:
+        for command in (["apt-get", "update", "-qq"], install):
+            done = subprocess.run(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=INSTALL_TIMEOUT,
+                check=False,
+            )
+            if done.returncode:
+                last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+                tell(f"{' '.join(command[:2])} failed: {' '.join(last)}")
+                return
+    except subprocess.TimeoutExpired:
+        tell("apt-get took too long")
+    finally:
+        if ours:
+            policy.unlink()
+
+
+# --- a container --------------------------------------------------------------------------------
+
+
+@contextmanager
+def _container(tell: Tell) -> Iterator[FoundBroker]:
+    from switchyard.cli.system.node import free_port
+
+    tell(f"Starting {IMAGE} with docker …")
+    amqp_port, management_port = free_port(), free_port()
+    password = secrets.token_urlsafe(24)
+    name = f"switchyard-{secrets.token_hex(4)}"
+    # The password goes through the environment: arguments can be read by every user.
+    command = ["docker", "run", "--detach", "--rm", "--name", name]
+    command += ["--publish", f"127.0.0.1:{amqp_port}:5672"]
+    command += ["--publish", f"127.0.0.1:{management_port}:15672"]
+    command += ["--env", "RABBITMQ_DEFAULT_USER", "--env", "RABBITMQ_DEFAULT_PASS", IMAGE]
+    login = {"RABBITMQ_DEFAULT_USER": "switchyard", "RABBITMQ_DEFAULT_PASS": password}
+    started = subprocess.run(
+        command,
+        env=os.environ | login,
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_TIMEOUT,
+        check=False,
+    )
+    if started.returncode:
+        last = " ".join(started.stderr.strip().splitlines()[-1:])
+        raise CommandFailed(
+            f"docker can't start a broker ({last}): `sudo apt-get install rabbitmq-server`, or set "
+            "JOBS_AMQP_URL to a broker elsewhere"
+        )
+    try:
+        url = f"amqp://switchyard:{password}@127.0.0.1:{amqp_port}/"
+        management = f"http://switchyard:{password}@127.0.0.1:{management_port}"
+        asyncio.run(_until_ready(url))
+        what = f"RabbitMQ in a container, on 127.0.0.1:{amqp_port}"
+        yield FoundBroker(what, url, management, is_private=True)
+    finally:
+        subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False)
+
+
+async def _until_ready(url: str) -> None:
+    from switchyard.broker.connection import connected
+    from switchyard.broker.errors import BrokerAway
+
+    deadline = time.monotonic() + CONTAINER_TIMEOUT
+    while True:
+        try:
+            async with connected(url, "jobctl"):
+                return
+        except BrokerAway as error:
+            if time.monotonic() > deadline:
+                raise CommandFailed(f"the container is not ready: {error}") from error
+        await asyncio.sleep(0.5)

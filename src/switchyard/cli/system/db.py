@@ -1,0 +1,24 @@
+"""`jobctl db`: the ledger's tables."""
+
+from __future__ import annotations
+
+import typer
+
+from switchyard.cli.base.common import load_settings, run
+
+app = typer.Typer(no_args_is_help=True, help="The ledger's tables.")
+
+
+@app.callback()
+def _group() -> None:
+    # Without it, typer would make the only command of the group the group itself.
+    """The ledger's tables."""
+
+
+@app.command()
+def upgrade() -> None:
+    """Make the ledger's tables, or bring them up to this version; again does no harm."""
+    from switchyard.services.ledger import upgrade as bring_up_to_date
+
+    run(bring_up_to_date(load_settings().ledger_url))
+    typer.echo("The ledger is up to date.")

@@ -1,0 +1,115 @@
+"""`jobctl keys`: who may use the HTTP API."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
+from switchyard.cli.base.durations import age
+from switchyard.cli.base.errors import CommandFailed, WrongUsage
+from switchyard.cli.base.output import (
+    JsonOption,
+    cell,
+    console,
+    print_json,
+    say,
+    table,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.access.api_keys import NewKey, Scope
+    from switchyard.services.records import ApiKeyRecord
+    from switchyard.services.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="Make, list and revoke keys of the HTTP API.")
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Who will use it, in your words.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scope",
+            help="publish, read or admin (everything); repeatable. Publish and read where none "
+            "is given.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key and print it: it is shown this once, and kept as a hash alone."""
+    quiet_logs()
+    scopes = _scopes(scope or ["publish", "read"])
+    made = run(_create(load_settings(), name, scopes))
+    if as_json:
+        print_json({"id": made.id, "key": made.key, "scopes": [str(each) for each in scopes]})
+        return
+    say(f"Key {made.id} ({', '.join(scopes)}). It is not shown again:")
+    typer.echo(made.key)
+
+
+@app.command("list")
+def list_keys(as_json: JsonOption = False) -> None:
+    """List the keys in the ledger; those of JOBS_API_KEYS are not among them."""
+    quiet_logs()
+    found = run(_list(load_settings()))
+    if as_json:
+        print_json([_public(key) for key in found])
+        return
+    if not found:
+        say("No keys: make one with `jobctl keys create NAME`.")
+        return
+    rows = table("ID", "NAME", "SCOPES", "MADE", "USED", "STATE", flexible=("NAME",))
+    for key in found:
+        rows.add_row(
+            key.id,
+            cell(key.name),
+            ",".join(key.scopes),
+            age(key.created_at),
+            "never" if key.last_used_at is None else age(key.last_used_at),
+            "usable" if key.revoked_at is None else "revoked",
+        )
+    console().print(rows)
+
+
+@app.command()
+def revoke(key_id: Annotated[str, typer.Argument(help="As `jobctl keys list` shows it.")]) -> None:
+    """Make a key useless, for good; within two seconds nobody gets in with it."""
+    quiet_logs()
+    if not run(_revoke(load_settings(), key_id)):
+        raise CommandFailed(f"there is no key {key_id}: see `jobctl keys list`")
+    typer.echo(f"{key_id} revoked")
+
+
+def _scopes(names: list[str]) -> list[Scope]:
+    from switchyard.services.access.api_keys import Scope
+
+    try:
+        return sorted({Scope(name) for name in names})
+    except ValueError as error:
+        raise WrongUsage(f"{error}: use {', '.join(Scope)}") from error
+
+
+def _public(key: ApiKeyRecord) -> dict[str, Any]:
+    names = ("id", "name", "scopes", "created_at", "last_used_at", "revoked_at")
+    return {name: getattr(key, name) for name in names}
+
+
+async def _create(settings: Settings, name: str, scopes: list[Scope]) -> NewKey:
+    from switchyard.services.access.api_keys import create_key
+
+    async with open_ledger(settings) as ledger:
+        return await create_key(ledger, name, scopes)
+
+
+async def _list(settings: Settings) -> list[ApiKeyRecord]:
+    async with open_ledger(settings) as ledger:
+        return await ledger.list_api_keys()
+
+
+async def _revoke(settings: Settings, key_id: str) -> bool:
+    async with open_ledger(settings) as ledger:
+        return await ledger.revoke_api_key(key_id, time.time())

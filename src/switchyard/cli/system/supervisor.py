@@ -1,0 +1,165 @@
+"""Child processes of `jobctl demo` and `jobctl up`: started, watched, restarted, stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from switchyard.cli.system.node import end_with_this_process
+
+STOP_SECONDS = 35.0
+"""How long a child may take to stop: a little more than running jobs are given."""
+FIRST_BACKOFF, LAST_BACKOFF = 0.5, 30.0
+"""Seconds before a child that died is started again: doubled each time it dies soon again."""
+HEALTHY_SECONDS = 30.0
+"""A child that ran so long starts again with the first backoff."""
+TAIL_LINES = 5
+
+
+@dataclass(slots=True)
+class Child:
+    """One `jobctl` command in a process, and a process group, of its own."""
+
+    name: str
+    arguments: tuple[str, ...]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    reaper: subprocess.Popen[bytes] | None = None
+    """Kills the child if we are killed ourselves."""
+    started_at: float = 0.0
+    deaths: int = 0
+    """Since it last ran for a good while."""
+    restart_at: float | None = None
+
+    @property
+    def tail(self) -> str:
+        """The end of its log."""
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs `jobctl` commands until `stop`; their output goes to files in `log_dir`."""
+
+    log_dir: Path
+    environment: Mapping[str, str]
+    children: list[Child] = field(default_factory=list)
+
+    def start(self, name: str, *arguments: str) -> None:
+        """Start `jobctl ARGUMENTS…`, known as `name`."""
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        child = Child(name, arguments, self.log_dir / f"{name}.log")
+        self.children.append(child)
+        self._spawn(child)
+
+    def dead(self) -> list[Child]:
+        """Children that have ended and are not to be started again yet."""
+        return [
+            child
+            for child in self.children
+            if child.process is not None
+            and child.process.poll() is not None
+            and child.restart_at is None
+        ]
+
+    def heal(self) -> list[str]:
+        """Start again, each after its backoff, what has died; says what happened, in lines."""
+        news = []
+        now = time.monotonic()
+        for child in self.dead():
+            healthy = now - child.started_at > HEALTHY_SECONDS
+            child.deaths = 1 if healthy else child.deaths + 1
+            pause = min(FIRST_BACKOFF * 2 ** (child.deaths - 1), LAST_BACKOFF)
+            child.restart_at = now + pause
+            code = child.process.returncode if child.process is not None else 0
+            news.append(
+                f"{child.name} ended ({_exit(code)}); starting it again in {pause:g} s; "
+                f"its log: {child.log}"
+            )
+        for child in self.children:
+            if child.restart_at is not None and child.restart_at <= now:
+                self._spawn(child)
+                news.append(f"{child.name} runs again")
+        return news
+
+    def stop(self, timeout: float = STOP_SECONDS) -> list[str]:
+        """SIGTERM to all, and SIGKILL to those that take too long, which are named.
+
+        Ctrl-C meanwhile kills at once.
+        """
+        for child in self.children:
+            _signal(child, signal.SIGTERM)
+        deadline = time.monotonic() + timeout
+        killed = []
+        try:
+            for child in self.children:
+                if child.process is not None:
+                    with suppress(subprocess.TimeoutExpired):
+                        child.process.wait(max(0.0, deadline - time.monotonic()))
+        except KeyboardInterrupt:
+            deadline = time.monotonic()
+        for child in self.children:
+            if child.process is not None and child.process.poll() is None:
+                killed.append(child.name)
+            self._end(child)
+        return killed
+
+    def _spawn(self, child: Child) -> None:
+        _release_reaper(child)
+        # -P: what lies in the current directory must not take the place of a module of ours.
+        command = [sys.executable, "-P", "-m", "switchyard.cli.main", *child.arguments]
+        with child.log.open("ab") as log:
+            child.process = subprocess.Popen(
+                command,
+                env=dict(self.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us; we then stop it in good order
+            )
+        child.reaper = end_with_this_process(child.process)
+        child.started_at = time.monotonic()
+        child.restart_at = None
+
+    def _end(self, child: Child) -> None:
+        _release_reaper(child)
+        if child.process is None:
+            return
+        _signal(child, signal.SIGKILL)
+        child.process.wait()
+        child.process = None
+
+
+def _release_reaper(child: Child) -> None:
+    """End it without its deed: the id that it knows may be somebody else's soon."""
+    if child.reaper is None:
+        return
+    child.reaper.kill()
+    child.reaper.wait()
+    if child.reaper.stdin is not None:
+        child.reaper.stdin.close()
+    child.reaper = None
+
+
+def _signal(child: Child, number: signal.Signals) -> None:
+    """SIGTERM to the child alone, which sees to its own; SIGKILL to its whole group."""
+    if child.process is None:
+        return
+    with suppress(ProcessLookupError):
+        if number is signal.SIGKILL:
+            os.killpg(child.process.pid, number)
+        elif child.process.poll() is None:
+            child.process.send_signal(number)
+
+
+def _exit(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -1,0 +1,155 @@
+"""`jobctl topology`: what must exist on the broker, what differs there, and making it so."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import typer
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    run,
+)
+from switchyard.cli.base.errors import FAILED, CommandFailed
+from switchyard.cli.base.output import (
+    JsonOption,
+    console,
+    print_json,
+    say,
+    table,
+)
+
+if TYPE_CHECKING:
+    from switchyard.broker.management import ManagementClient
+    from switchyard.broker.reconcile import Difference
+    from switchyard.broker.settings import Profile
+    from switchyard.broker.topology import Topology
+    from switchyard.services.settings import Settings
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    no_args_is_help=True, help="Exchanges, queues, bindings and policies on the broker."
+)
+
+ProfileOption = Annotated[
+    Literal["classic", "quorum"] | None,
+    typer.Option(help="How lanes are made; JOBS_PROFILE where it is not given."),
+]
+
+
+@app.command()
+def render(
+    profile: ProfileOption = None,
+    include: IncludeOption = None,
+    vhost: Annotated[
+        str | None, typer.Option(help="Virtual host; that of JOBS_AMQP_URL where not given.")
+    ] = None,
+) -> None:
+    """Print the topology as RabbitMQ definitions (JSON), for import or for `load_definitions`."""
+    from switchyard.broker.topology import render_text
+
+    settings = load_settings()
+    if vhost is None:
+        vhost = settings.vhost if settings.amqp_url is not None else "/"
+    typer.echo(render_text(_declared(settings, profile, include), vhost=vhost), nl=False)
+
+
+@app.command()
+def diff(
+    profile: ProfileOption = None, include: IncludeOption = None, as_json: JsonOption = False
+) -> None:
+    """Compare the broker with the topology. Exit code 0: the same; 1: it differs."""
+    from switchyard.broker import reconcile
+
+    settings = load_settings()
+    topology = _declared(settings, profile, include)
+
+    async def compare(client: ManagementClient) -> list[Difference]:
+        return reconcile.diff(topology, await client.fetch())
+
+    differences = _on_broker(settings, compare)
+    if as_json:
+        print_json([_row(difference) for difference in differences])
+    elif differences:
+        _print_table(differences)
+    else:
+        typer.echo("The broker is as declared.")
+    if differences:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
+    """Change the broker into what is declared; running it again does no harm.
+
+    Deletes no exchange, queue or policy. Exit code 1: something can't be changed in place.
+    """
+    from switchyard.broker import reconcile
+
+    settings = load_settings()
+    topology = _declared(settings, profile, include)
+    report = _on_broker(settings, lambda client: reconcile.apply(client, topology))
+    for line in report.done:
+        typer.echo(line)
+    for difference in report.extras:
+        typer.echo(f"left alone: {difference.text}")
+    if not report.done and not report.left:
+        typer.echo("The broker is as declared: nothing to do.")
+    for difference in report.blocked:
+        say(f"not changed: {difference.text}")
+    if report.blocked:
+        raise CommandFailed(
+            "the broker is not as declared: see docs/topology.md, “What can't be changed in place”"
+        )
+
+
+def _declared(settings: Settings, profile: Profile | None, include: list[str] | None) -> Topology:
+    from switchyard.broker.topology import build
+
+    routes = load_registry(settings, include).routes
+    try:
+        return build(profile or settings.profile, routes, retry_delays=settings.retry_delays)
+    except ValueError as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _on_broker(settings: Settings, action: Callable[[ManagementClient], Awaitable[T]]) -> T:
+    from switchyard.broker.management import ManagementClient
+
+    try:
+        url, vhost = settings.require_management_url(), settings.vhost
+    except ValueError as error:
+        raise CommandFailed(str(error)) from error
+
+    async def act() -> T:
+        async with ManagementClient(url, vhost) as client:
+            return await action(client)
+
+    return run(act())
+
+
+def _row(difference: Difference) -> dict[str, str | bool]:
+    return {
+        "problem": difference.problem.value,
+        "kind": difference.kind,
+        "name": difference.name,
+        "text": difference.text,
+        "fixable": difference.fixable,
+    }
+
+
+def _print_table(differences: list[Difference]) -> None:
+    from rich.markup import escape
+
+    listing = table("problem", "what", "apply")
+    listing.columns[1].no_wrap = False  # the whole text is wanted, over several lines
+    for difference in differences:
+        verdict = "can't change it" if difference.blocking else "reports it"
+        if difference.fixable:
+            verdict = "changes it"
+        listing.add_row(difference.problem.value, escape(difference.text), verdict)
+    console().print(listing)

@@ -1,0 +1,99 @@
+"""What people do to bulk operations: limit, pause, resume and cancel them.
+
+How they run: `services.bulk.operations`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import ACTIVE, ENDED, RESUMABLE, BulkOperation, BulkState
+
+LEAST_RATE = 0.001
+MOST_RATE = 1_000_000
+"""Jobs a second."""
+
+
+class UnknownBulkOperation(LookupError):
+    """The ledger has no such operation."""
+
+
+class BulkConflict(ValueError):
+    """The operation can't be moved from the state that it is in; the text says which."""
+
+
+def new_bulk_id(kind: str) -> str:
+    """An id for an operation of that kind."""
+    return f"{kind}-{secrets.token_hex(5)}"
+
+
+async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = None) -> BulkOperation:
+    """The record. Raises UnknownBulkOperation."""
+    found = await ledger.get_bulk(operation_id)
+    if found is None or kind not in (None, found.kind):
+        raise UnknownBulkOperation(f"no {kind or 'operation'} {operation_id!r}")
+    return found
+
+
+async def set_limits(
+    ledger: Ledger,
+    operation_id: str,
+    changes: Mapping[str, float | int | None],
+    *,
+    kind: str | None = None,
+) -> BulkOperation:
+    """Change `rate` (jobs a second) or `max_open`, or take it away with None; also while it runs.
+    Raises UnknownBulkOperation, BulkConflict when it is over."""
+    found = await require_bulk(ledger, operation_id, kind)
+    if found.state in ENDED:
+        raise BulkConflict(f"{operation_id} is {found.state}: it is over")
+    return await ledger.set_bulk_limits(operation_id, changes) or found
+
+
+async def pause(
+    ledger: Ledger, operation_id: str, note: str | None = None, *, kind: str | None = None
+) -> BulkOperation:
+    """Stop within half a second, to go on where it was. With `kind`, one of another is unknown, as
+    in all of these. Raises UnknownBulkOperation, BulkConflict."""
+    same = {BulkState.PAUSED}
+    return await _move(ledger, operation_id, kind, BulkState.PAUSED, ACTIVE, same, note)
+
+
+async def resume(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
+    """Let it go on where it was. Raises UnknownBulkOperation, BulkConflict."""
+    return await _move(ledger, operation_id, kind, BulkState.WAITING, RESUMABLE, ACTIVE)
+
+
+async def cancel(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
+    """End it; what it has published stays. Raises UnknownBulkOperation, BulkConflict."""
+    among, same = ACTIVE | RESUMABLE, {BulkState.CANCELLED}
+    return await _move(ledger, operation_id, kind, BulkState.CANCELLED, among, same)
+
+
+async def _move(
+    ledger: Ledger,
+    operation_id: str,
+    kind: str | None,
+    to: BulkState,
+    among: Collection[BulkState],
+    same: Collection[BulkState],
+    note: str | None = None,
+) -> BulkOperation:
+    if kind is not None:
+        await require_bulk(ledger, operation_id, kind)
+    found, moved = await ledger.move_bulk(operation_id, to, among=among, note=note)
+    if found is None:
+        raise UnknownBulkOperation(f"no operation {operation_id!r}")
+    if not moved and found.state not in same:
+        over = ": it is over" if found.state in ENDED else ""
+        raise BulkConflict(f"{operation_id} is {found.state}{over}, and can't be {_WORD[to]}")
+    return found
+
+
+_WORD = {
+    BulkState.PAUSED: "paused",
+    BulkState.WAITING: "resumed",
+    BulkState.CANCELLED: "cancelled",
+}

@@ -1,0 +1,1 @@
+"""Dead letters: found, grouped, changed and kept."""

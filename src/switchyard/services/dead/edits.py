@@ -1,0 +1,97 @@
+"""Edits of dead letters: what they changed, and taking one back while its job has not run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from switchyard.broker.dead import DeathCertificate, read
+from switchyard.broker.lanes import DEAD_EXCHANGE, lane_of
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publisher import Publisher, envelope_of
+from switchyard.services.jobs.registry import Registry, UnknownJobType
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import LetterEdit, NewJob
+
+
+class NothingToUndo(LookupError):
+    """No edit is known of that letter or operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """How it went with one edit."""
+
+    letter_id: str
+    done: bool
+    note: str
+
+
+async def undo(
+    ledger: Ledger, registry: Registry, publisher: Publisher, edits: Sequence[LetterEdit]
+) -> list[Undone]:
+    """Take edits back whose jobs have not run: the copy in its lane is never run, and the original
+    letter is in `jobs.dead` again.
+
+    First the ledger decides, in one step, that the copy is not to run; then the letter is put
+    back. Interrupted between the two, the same call finishes it; until then the letter is in the
+    ledger. Raises PublishError, LedgerUnavailable.
+    """
+    return [await _undo(ledger, registry, publisher, edit) for edit in edits]
+
+
+async def latest_edits(
+    ledger: Ledger, *, letter_ids: Sequence[str] = (), operation_id: str | None = None
+) -> list[LetterEdit]:
+    """The last edit of each letter, or all of an operation. Raises NothingToUndo."""
+    found: list[LetterEdit] = []
+    for letter_id in letter_ids:
+        edits = await ledger.letter_edits(letter_id=letter_id, limit=1)
+        if not edits:
+            raise NothingToUndo(
+                f"{letter_id} was not edited: see `jobctl dead list --state redriven`"
+            )
+        found += edits
+    if operation_id is not None:
+        edits = await ledger.letter_edits(operation_id=operation_id, limit=1_000_000)
+        if not edits:
+            raise NothingToUndo(f"{operation_id} has edited nothing")
+        found += edits
+    return found
+
+
+async def _undo(
+    ledger: Ledger, registry: Registry, publisher: Publisher, edit: LetterEdit
+) -> Undone:
+    if edit.restored_at is not None:
+        return Undone(edit.letter_id, True, "was undone before")
+    original = JobMessage.decode(edit.original)
+    # Of the copy's generation: so the copy, should it be delivered, is one that has died, and the
+    # next redrive is newer than it.
+    original = original.with_metadata(redrives=edit.redrives + 1)
+    certificate = read(edit.headers, edit.routing_key)
+    if edit.undone_at is None:
+        job = _job(original, certificate, registry)
+        if not await ledger.undo_edit(edit, job, original.encode(), str(certificate.reason)):
+            return Undone(edit.letter_id, False, "too late: its job has begun, or was redriven")
+    await publisher.send(
+        DEAD_EXCHANGE, certificate.routing_key, envelope_of(original, certificate.headers())
+    )
+    await ledger.mark_restored(edit, time.time())
+    return Undone(edit.letter_id, True, "is a dead letter again, as it was")
+
+
+def _job(message: JobMessage, certificate: DeathCertificate, registry: Registry) -> NewJob:
+    lane = lane_of(certificate.routing_key)
+    try:
+        worker = registry.get(message.job_type).worker
+    except UnknownJobType:
+        worker = ""
+    return NewJob(message, lane, worker, certificate.routing_key)
+
+
+def payloads(edit: LetterEdit) -> tuple[object, object]:
+    """The payload before and after an edit."""
+    return json.loads(edit.original).get("payload"), json.loads(edit.edited).get("payload")

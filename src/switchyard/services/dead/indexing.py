@@ -1,0 +1,224 @@
+"""The index of dead letters in the ledger: it follows the copies in `jobs.dead.log`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from math import isfinite
+from typing import Any
+
+import structlog
+
+from switchyard.broker.away import CHANNEL_ERRORS
+from switchyard.broker.background import Background
+from switchyard.broker.connection import FIRST_BACKOFF, LAST_BACKOFF, Link, closed
+from switchyard.broker.dead_queue import Letter, scanning
+from switchyard.broker.delivery import Delivery
+from switchyard.broker.lanes import (
+    DEAD_LOG_QUEUE,
+    DEAD_TTL_SECONDS,
+    split_routing_key,
+)
+from switchyard.broker.message import now
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire import open_channel
+from switchyard.services.dead.causes import cause_of
+from switchyard.services.dead.letters import cause_of_letter
+from switchyard.services.jobs.registry import Registry, UnknownJobType
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import DeadLetter, DeadLetterRecord, LedgerError, RowRejected
+
+BATCH = 200
+"""Letters written to the ledger in one go."""
+TIDY_SECONDS = 600.0
+"""Between looks for letters whose time on the broker is over."""
+GRACE_SECONDS = 3600.0
+"""How much longer than its time a letter counts as there: the index runs a little behind."""
+
+END_OF_TIME = 253_370_764_800.0
+"""The year 9999, the last that can be written: seconds since the epoch."""
+
+_log = structlog.get_logger("dead letter index")
+
+
+def record_of(letter: Letter, registry: Registry) -> DeadLetterRecord:
+    """What the index keeps of a letter."""
+    certificate, message = letter.certificate, letter.message
+    try:
+        lane, job_type = split_routing_key(certificate.routing_key)
+    except ValueError:
+        lane, job_type = "", ""
+    if message is not None:
+        job_type = message.job_type
+    try:
+        worker = registry.get(job_type).worker
+    except UnknownJobType:
+        worker = None
+    return DeadLetterRecord(
+        id=letter.id,
+        job_id=message.job_id if message else None,
+        reason=str(certificate.reason),
+        dead_at=_seconds(certificate.dead_at),
+        body=letter.delivery.body,
+        headers=_headers(letter),
+        job_type=job_type or None,
+        lane=lane or None,
+        routing_key=certificate.routing_key,
+        worker=worker,
+        error_type=certificate.error_type or None,
+        error_message=certificate.message or None,
+        traceback=certificate.traceback or None,
+        redrives=letter.redrives,
+        attempts=message.metadata.attempts if message else 0,
+        fingerprint=cause_of_letter(letter).fingerprint,
+    )
+
+
+def group_of(letter: DeadLetter) -> str:
+    """The group of a letter that is indexed already."""
+    return cause_of(
+        letter.reason, letter.job_type, letter.error_type, letter.error_message, letter.traceback
+    ).fingerprint
+
+
+async def tidy(ledger: Ledger) -> None:
+    """Give groups to letters of before there were any, and note whose time is over.
+
+    Raises LedgerUnavailable.
+    """
+    await ledger.group_letters(group_of)
+    await ledger.drop_expired_letters(now().timestamp() - DEAD_TTL_SECONDS - GRACE_SECONDS)
+
+
+async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Registry) -> int:
+    """Index what waits in `jobs.dead.log` now; how many letters that were.
+
+    For a command that wants the index to be current whether a scheduler runs or not. Raises
+    BrokerAway, LedgerUnavailable; nothing is lost then.
+    """
+    count = 0
+    async with scanning(
+        settings.require_amqp_url(), DEAD_LOG_QUEUE, profile=settings.profile
+    ) as scan:
+        batch: list[Letter] = []
+        async for letter in scan.letters():
+            batch.append(letter)
+            if len(batch) >= BATCH:
+                count += await _index(batch, ledger, registry)
+        count += await _index(batch, ledger, registry)
+    await tidy(ledger)
+    return count
+
+
+async def _index(batch: list[Letter], ledger: Ledger, registry: Registry) -> int:
+    await _write(batch, ledger, registry)
+    for letter in batch:
+        letter.delivery.ack()
+    indexed = len(batch)
+    batch.clear()
+    return indexed
+
+
+async def _write(letters: Sequence[Letter], ledger: Ledger, registry: Registry) -> None:
+    try:
+        await ledger.index_dead([record_of(letter, registry) for letter in letters])
+    except RowRejected as error:
+        if len(letters) == 1:
+            # It stays in jobs.dead; here it would only hold up the others.
+            _log.error("not to be indexed", letter=letters[0].id, error=str(error))
+            return
+        for letter in letters:
+            await _write([letter], ledger, registry)
+
+
+class DeadLetterIndexer:
+    """Follows `jobs.dead.log` for as long as it runs; part of the scheduler."""
+
+    def __init__(self, settings: BrokerSettings, ledger: Ledger, registry: Registry) -> None:
+        self._ledger = ledger
+        self._registry = registry
+        self._link = Link(settings.require_amqp_url(), "dead letter index", _log)
+        self._arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Index letters as they come, until cancelled; again after each loss of the broker."""
+        backoff = FIRST_BACKOFF
+        background = Background(_log)
+        background.start("tidy dead letters", self._tidy)
+        try:
+            while True:
+                try:
+                    await self._follow()
+                    backoff = FIRST_BACKOFF
+                except (*CHANNEL_ERRORS, LedgerError) as error:
+                    _log.warning("can't index", error=str(error), next_try_in=backoff)
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, LAST_BACKOFF)
+        finally:
+            await background.close()
+            await self._link.close()
+
+    async def _tidy(self) -> None:
+        while True:
+            try:
+                await tidy(self._ledger)
+            except LedgerError as error:
+                _log.warning("can't tidy", error=str(error))
+            await asyncio.sleep(TIDY_SECONDS)
+
+    async def _follow(self) -> None:
+        channel = await open_channel(await self._link.connection(), confirms=False)
+        try:
+            await channel.basic_qos(prefetch_count=BATCH)
+            self._arrived = asyncio.Queue()
+            arrived = self._arrived
+            await channel.consume(
+                DEAD_LOG_QUEUE,
+                "dead letter index",
+                lambda message: arrived.put_nowait(Delivery.of(message, DEAD_LOG_QUEUE, channel)),
+            )
+            while not channel.closed.done():
+                first = asyncio.ensure_future(arrived.get())
+                await asyncio.wait((first, channel.closed), return_when=asyncio.FIRST_COMPLETED)
+                if not first.done():
+                    first.cancel()
+                    return
+                batch = [Letter.of(first.result())]
+                while not arrived.empty() and len(batch) < BATCH:
+                    batch.append(Letter.of(arrived.get_nowait()))
+                await _index(batch, self._ledger, self._registry)
+        finally:
+            await closed(channel)
+
+
+def _headers(letter: Letter) -> dict[str, Any]:
+    """Those that it came with; of properties that can't be read, what its certificate has."""
+    headers = (
+        letter.certificate.headers() if letter.delivery.unreadable else letter.delivery.headers
+    )
+    return {key: _plain(value) for key, value in headers.items()}
+
+
+def _seconds(iso: str) -> float:
+    try:
+        moment = datetime.fromisoformat(iso).timestamp()
+    except (ValueError, OverflowError):
+        return now().timestamp()
+    # At the ends of the calendar there are times that can be written in one zone and not in UTC.
+    return moment if 0 <= moment < END_OF_TIME else now().timestamp()
+
+
+def _plain(value: object) -> object:
+    """A header's value as JSON can hold it."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)  # JSON has no such number, and the API would fail with the letter
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    return str(value)

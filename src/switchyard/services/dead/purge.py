@@ -1,0 +1,123 @@
+"""Purges: dead letters are thrown away, under a record of who did it, when, why and which.
+
+The records of the letters stay, marked as purged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from switchyard.broker.dead_queue import Letter
+from switchyard.broker.message import now
+from switchyard.broker.settings import BrokerSettings
+from switchyard.services.bulk import control as bulk_control
+from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.dead.letters import LetterFilter, was_dead
+from switchyard.services.dead.scan import scanning_in_turn, wait_in
+from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.leases import Wait
+from switchyard.services.records import BulkOperation, BulkState, DeadLetterState
+
+KIND = "purge"
+BATCH = 200
+"""Letters marked and acknowledged together."""
+NOTE_SECONDS = 0.5
+"""Seconds between two notes of how far it has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a purge has come; its counts in the record."""
+
+    scanned: int = 0
+    total: int | None = None
+    """Letters in `jobs.dead` when it began to go through them."""
+    purged: int = 0
+    """At most 200 too many after a crash: marked and counted, and there once more."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"scanned": self.scanned, "total": self.total, "purged": self.purged}
+
+    @classmethod
+    def of(cls, operation: BulkOperation) -> Progress:
+        return cls(**operation.counts)
+
+
+async def count_letters(
+    settings: BrokerSettings, ledger: Ledger, which: LetterFilter, wait: Wait
+) -> Progress:
+    """What a purge would do. Raises BrokerAway, LedgerUnavailable."""
+    moment, scanned, purged = now(), 0, 0
+    async with scanning_in_turn(settings, ledger, wait) as scan:
+        async for letter in scan.letters():
+            scanned += 1
+            purged += which.matches(letter, moment)
+        return Progress(scanned, scan.total, purged)
+
+
+async def start_purge(
+    ledger: Ledger, which: LetterFilter, *, created_by: str, reason: str | None = None
+) -> BulkOperation:
+    """Record a purge; a scheduler runs it, or whoever calls `BulkRunner.run_one`.
+
+    Raises LedgerUnavailable.
+    """
+    return await ledger.create_bulk(
+        bulk_control.new_bulk_id(KIND),
+        kind=KIND,
+        title=which.describe(),
+        spec={"filter": which.to_json()},
+        created_by=created_by,
+        reason=reason,
+    )
+
+
+class PurgeHandler:
+    """Runs purges; see `services.bulk.operations`."""
+
+    kind = KIND
+
+    def __init__(self, settings: BrokerSettings, ledger: Ledger) -> None:
+        self._settings = settings
+        self._ledger = ledger
+
+    async def run(self, session: BulkSession) -> None:
+        """Go through `jobs.dead` once. Letters that died after the purge began stay."""
+        which = LetterFilter.from_json(session.operation.spec["filter"])
+        moment = datetime.fromtimestamp(session.operation.created_at, UTC)
+        # What an earlier process has purged was scanned, and is gone.
+        scanned = purged = before = Progress.of(session.operation).purged
+        batch: list[Letter] = []
+        noted = time.monotonic()
+
+        async with scanning_in_turn(self._settings, self._ledger, wait_in(session)) as scan:
+            await session.move(BulkState.RUNNING)
+            total = before + scan.total
+            async for letter in scan.letters():
+                scanned += 1
+                if which.matches(letter, moment) and was_dead(letter, moment):
+                    batch.append(letter)
+                if len(batch) >= BATCH or time.monotonic() - noted > NOTE_SECONDS:
+                    purged += len(batch)
+                    await self._throw_away(session, batch, Progress(scanned, total, purged))
+                    batch, noted = [], time.monotonic()
+            purged += len(batch)
+            await self._throw_away(session, batch, Progress(scanned, total, purged))
+        await session.finish()
+
+    async def _throw_away(
+        self, session: BulkSession, letters: Sequence[Letter], progress: Progress
+    ) -> None:
+        """Mark them, note how far it is then, and acknowledge them: whatever is cut off, what has
+        gone was marked and counted."""
+        session.check()
+        if letters:
+            ids = [each.id for each in letters]
+            await self._ledger.mark_dead_state(ids, DeadLetterState.PURGED, time.time())
+        await session.record(counts=progress.to_json())
+        for letter in letters:
+            letter.ack()

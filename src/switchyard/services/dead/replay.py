@@ -1,0 +1,209 @@
+"""A dead letter's handler, run here and now, touching nothing: what would a redrive do?
+
+It gets files of its own (copies of those that its payload names), an index of its own, no broker,
+and a ledger in which every change is rolled back. What it asks of servers elsewhere it really asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from pydantic import SecretStr
+
+from switchyard.broker.lanes import lane_of
+from switchyard.broker.message import JobMessage, now
+from switchyard.services.files.storage import InvalidKey, Storage
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Done, Next
+from switchyard.services.jobs.registry import (
+    InvalidPayload,
+    Registry,
+    UnknownJobType,
+)
+from switchyard.services.jobs.retry import (
+    Decision,
+    Failure,
+    Policy,
+    Succeeded,
+    decide,
+)
+from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.sql.database import Database, Work, connect
+from switchyard.services.publishing.publisher import InvalidJob, children_of
+from switchyard.services.records import NewJob
+from switchyard.services.runtime.execution import Executor
+from switchyard.services.settings import Settings
+
+T = TypeVar("T")
+
+FOLDERS = ("uploads", "intermediate", "results")
+"""Folders of the storage that have one folder for each document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What happened, and what would follow from it."""
+
+    decision: Decision
+    result: dict[str, Any] | None
+    """What the handler answered, where it succeeded."""
+    following: list[NewJob]
+    """Jobs that would be published next."""
+    failure: Failure | None
+    seconds: float
+
+    @property
+    def succeeded(self) -> bool:
+        return isinstance(self.decision, Succeeded)
+
+
+async def replay(
+    settings: Settings, registry: Registry, message: JobMessage, routing_key: str
+) -> Replayed:
+    """Run the handler of a job with its payload. Raises UnknownJobType, InvalidPayload."""
+    job_type = registry.get(message.job_type)
+    payload = job_type.validate(message.payload)
+    executor = Executor(1)
+    try:
+        async with _sandbox(settings, message) as (own, ledger):
+            ctx = JobContext(
+                message=message,
+                lane=lane_of(routing_key),
+                worker_id=f"replay-{os.getpid()}",
+                settings=own,
+                ledger=ledger,
+            )
+            began = asyncio.get_running_loop().time()
+            ended = await executor.run(job_type, payload, ctx)
+            seconds = asyncio.get_running_loop().time() - began
+    finally:
+        await executor.close()
+    decision = decide(
+        ended,
+        attempts=message.metadata.attempts,
+        max_attempts=message.metadata.max_attempts,
+        policy=Policy.over(settings.retry_delays),
+        now=now(),
+    )
+    failure = ended if isinstance(ended, Failure) else getattr(decision, "failure", None)
+    following: list[NewJob] = []
+    if isinstance(decision, Succeeded):
+        try:
+            following = children_of(registry, message, lane_of(routing_key), decision.jobs)
+        except (InvalidJob, InvalidPayload, UnknownJobType) as error:
+            failure = Failure("InvalidOutcome", str(error), permanent=True)
+            decision = decide(
+                failure,
+                attempts=message.metadata.attempts,
+                max_attempts=message.metadata.max_attempts,
+                policy=Policy.over(settings.retry_delays),
+                now=now(),
+            )
+    result = dict(ended.result or {}) if isinstance(ended, Done | Next) else None
+    return Replayed(decision, result, following, failure, seconds)
+
+
+@asynccontextmanager
+async def _sandbox(
+    settings: Settings, message: JobMessage
+) -> AsyncIterator[tuple[Settings, Ledger]]:
+    """Settings and a ledger with which a handler leaves no trace."""
+    with tempfile.TemporaryDirectory(prefix="switchyard-replay-") as directory:
+        base = Path(directory)
+        files = base / "files"
+        files.mkdir()
+        index = base / "index"
+        if await asyncio.to_thread(_is_there, settings.files_url):
+            await _copy_files(Storage(settings.files_url), Storage(files.as_uri()), message)
+        await asyncio.to_thread(_copy_index, Path(settings.vectors_url), index)
+        own = settings.model_copy(
+            update={
+                "amqp_url": None,
+                "management_url": None,
+                "data_dir": base,
+                "database_url": SecretStr(f"sqlite+aiosqlite:///{base / 'ledger.db'}"),
+                "storage_url": files.as_uri(),
+                "index_url": str(index),
+            }
+        )
+        ledger = Ledger(_RollingBack(connect(settings.ledger_url)))
+        try:
+            yield own, ledger
+        finally:
+            await ledger.close()
+
+
+class _RolledBack(Exception):
+    """Ends a transaction without a trace."""
+
+
+class _RollingBack:
+    """A database of which every transaction is rolled back at its end."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.dialect = database.dialect
+
+    async def read(self, work: Work[T]) -> T:
+        return await self._database.read(work)
+
+    async def write(self, work: Work[T]) -> T:
+        answers: list[T] = []
+
+        def tried(connection: Any) -> None:
+            answers[:] = [work(connection)]
+            raise _RolledBack
+
+        with suppress(_RolledBack):
+            await self._database.write(tried)
+        return answers[0]
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+def _is_there(url: str) -> bool:
+    """False for a directory that is not there: to look into it would make it."""
+    return not url.startswith("file:") or Path(unquote(urlsplit(url).path)).is_dir()
+
+
+def _copy_index(source: Path, target: Path) -> None:
+    """An index in a directory; one in an object store begins empty."""
+    if source.is_dir():
+        shutil.copytree(source, target)
+
+
+async def _copy_files(source: Storage, target: Storage, message: JobMessage) -> None:
+    """The files that the payload names, and those of documents that it names."""
+    metadata = message.metadata
+    names = {*_texts(message.payload), message.job_id, metadata.pipeline, metadata.parent_id}
+    for name in names - {None}:
+        assert name is not None
+        try:
+            if await source.exists_async(name):
+                await target.put_async(name, await source.get_async(name))
+            for folder in FOLDERS:
+                async for stored in source.list_async(f"{folder}/{name}"):
+                    await target.put_async(stored.key, await source.get_async(stored.key))
+        except InvalidKey:
+            continue  # any other text
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)

@@ -1,0 +1,1 @@
+"""The desk where documents are handed in and asked for."""

@@ -1,0 +1,279 @@
+"""Documents for those who send them: take in, tell how far it is, give the result.
+
+The same use cases serve both modes: with a broker the pipeline's first job is published, without
+one the pipeline runs here, and whoever sends a document waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid5
+
+from switchyard.services.documents.extractions import ExtractionDesk
+from switchyard.services.documents.inbox import About, Inbox
+from switchyard.services.documents.status import DocumentStatus, status_of
+from switchyard.services.files.storage import NotStored, result_key, stage_key
+from switchyard.services.files.uploads import Upload
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.publishing.publisher import JobPublisher, JobRequest
+from switchyard.services.records import FINISHED, Document, JobSummary, Page, State
+from switchyard.services.runtime.inline import InlineRunner
+from switchyard.services.settings import Settings
+from switchyard.services.workers.stages import (
+    EXTRACT,
+    FAILED,
+    FINISHED_STATES,
+    INGEST,
+    document_id_of,
+)
+
+_RUNS = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
+_MAX_RUNS = 1_000
+_LOOKS = 20
+"""Pages that are looked through for documents in a state, for one page of them."""
+
+
+class UnknownDocument(LookupError):
+    """There is no document of that id, or its result was removed."""
+
+
+class NotFinished(Exception):
+    """There is no result yet, or there never will be one as things stand: see `status`."""
+
+    def __init__(self, status: DocumentStatus) -> None:
+        self.status = status
+        where = f" at {status.current_stage}" if status.current_stage else ""
+        super().__init__(f"document {status.document_id} is {status.state}{where}")
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of a file."""
+
+    status: DocumentStatus
+    duplicate: bool
+    """The content or the source was known: nothing was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desks:
+    """What a process that serves documents needs."""
+
+    documents: DocumentDesk
+    extractions: ExtractionDesk
+
+
+@asynccontextmanager
+async def open_desks(
+    settings: Settings, registry: Registry, ledger: Ledger, jobs: JobPublisher | None
+) -> AsyncIterator[Desks]:
+    """The use cases, for as long as the process that serves them runs.
+
+    Without `jobs` (no broker) the pipeline runs in this process.
+    """
+    if jobs is not None:
+        yield _desks(ledger, Inbox(settings, jobs, None))
+        return
+    async with InlineRunner(settings, registry, ledger) as runner:
+        yield _desks(ledger, Inbox(settings, runner, runner))
+
+
+def _desks(ledger: Ledger, inbox: Inbox) -> Desks:
+    return Desks(DocumentDesk(ledger, inbox), ExtractionDesk(ledger, inbox))
+
+
+@dataclass(slots=True)
+class _Runs:
+    """The runs of a document's pipeline, one after the other."""
+
+    next_id: str
+    """The first job of the next one."""
+    latest: list[JobSummary] = field(default_factory=list)
+    """The jobs of the last one that did something, if any did."""
+    is_open: bool = False
+    """The last one has not ended."""
+
+    def add(self, jobs: list[JobSummary], next_id: str) -> None:
+        """Another run, with the id of that which follows it."""
+        if not _found_it_known(jobs) or _found_it_known(self.latest):
+            self.latest = jobs
+        self.is_open = any(job.state not in FINISHED for job in jobs)
+        self.next_id = next_id
+
+
+def _found_it_known(jobs: Sequence[JobSummary]) -> bool:
+    """Whether a run ended with its first job: the document was there. Also true of none."""
+    return len(jobs) <= 1 and all(job.state is State.SUCCEEDED for job in jobs)
+
+
+class DocumentDesk:
+    """Where documents are handed in and asked for."""
+
+    def __init__(self, ledger: Ledger, inbox: Inbox) -> None:
+        self._ledger = ledger
+        self.inbox = inbox
+
+    # --- in ---------------------------------------------------------------------------------
+
+    async def submit(self, upload: Upload, about: About) -> Submitted:
+        """Have the pipeline take up an upload, unless its content or source is known.
+
+        A document that has failed is taken up anew. Inline, this returns when the pipeline has
+        ended. Raises as Inbox.start does.
+        """
+        submitted = await self._submit(upload, about)
+        if self.inbox.is_inline:
+            submitted = await self._ended(submitted)
+            status = submitted.status
+            if status.state == FAILED and status.document_id != document_id_of(upload.sha256):
+                # Another file from its source was faster, and is none: now it is this one's turn.
+                submitted = await self._ended(await self._submit(upload, about))
+        if self.inbox.is_inline or submitted.duplicate:
+            await self.inbox.discard(upload)
+        return submitted
+
+    async def _ended(self, submitted: Submitted) -> Submitted:
+        """The same when its pipeline has ended; also that of the document that this one turned
+        out to be, when another came from the same source at the same time."""
+        status = submitted.status
+        for _ in range(2):
+            if not status.has_ended:
+                await self.inbox.see_through(status.job_id)
+                status = await self.status(status.document_id)
+        return Submitted(status, submitted.duplicate)
+
+    async def _submit(self, upload: Upload, about: About) -> Submitted:
+        document_id = document_id_of(upload.sha256)
+        known = await self._ledger.find_document(upload.sha256, about.source)
+        if known is not None:
+            runs = await self._kept_runs_of(known.id, known)
+            status = status_of(known.id, known, runs.latest)
+            if status.is_finished or (runs.is_open and status.state != FAILED):
+                return Submitted(status, duplicate=True)
+        if known is None or known.id != document_id:
+            runs = await self._kept_runs_of(document_id, None)
+            if runs.is_open:
+                return Submitted(await self.status(document_id), duplicate=True)
+        request = JobRequest(
+            f"{about.lane}.{INGEST.name}",
+            about.payload(upload, "source", "title", "filename"),
+            source="api",
+            job_id=runs.next_id,
+            vouched=upload.vouched,
+        )
+        published = await self.inbox.start(request, upload)
+        return Submitted(await self.status(document_id), published.duplicate)
+
+    # --- out --------------------------------------------------------------------------------
+
+    async def status(self, document_id: str) -> DocumentStatus:
+        """How far the document is. Raises UnknownDocument, LedgerUnavailable."""
+        return await self._status(document_id, await self._ledger.get_document(document_id))
+
+    async def _status(self, document_id: str, document: Document | None) -> DocumentStatus:
+        jobs = (await self._runs_of(document_id, document)).latest
+        if document is None and not jobs:
+            raise UnknownDocument(f"there is no document {document_id}")
+        if document is None and jobs[0].state is State.SUCCEEDED:
+            # Taken for a document that came from the same source at the same time.
+            record = await self._ledger.get(jobs[0].id)
+            other = record.result.get("document_id") if record and record.result else None
+            found = await self._ledger.get_document(other) if other else None
+            if found is not None:
+                return await self._status(found.id, found)
+        return status_of(document_id, document, jobs)
+
+    async def _runs_of(self, document_id: str, document: Document | None) -> _Runs:
+        first = _run_of(document) if document else run_id(document_id)
+        return (await self._runs({document_id: first}))[document_id]
+
+    async def _kept_runs_of(self, document_id: str, document: Document | None) -> _Runs:
+        """The same, to be relied on: the sender of a job that the broker has still to confirm
+        can't take it back any more, and one that was taken back is not among them."""
+        while True:
+            runs = await self._runs_of(document_id, document)
+            pending = [job.id for job in runs.latest if job.state is State.PENDING]
+            if not pending or len(await self._ledger.rely_on(pending)) == len(pending):
+                return runs
+
+    async def _runs(self, first: Mapping[str, str]) -> dict[str, _Runs]:
+        """The runs of each document, from the one that its record knows on: one that has ended is
+        followed by that which the same file, sent again, has started."""
+        found = {each: _Runs(next_id=run) for each, run in first.items()}
+        wanted = dict(first)
+        for _ in range(_MAX_RUNS):
+            if not wanted:
+                break
+            jobs = await self._ledger.pipelines(wanted.values())
+            there = {each: run for each, run in wanted.items() if run in jobs}
+            for each, run in there.items():
+                found[each].add(jobs[run], next_id=run_id(each, after=run))
+            wanted = {each: found[each].next_id for each in there if not found[each].is_open}
+        return found
+
+    async def result(self, document_id: str, *, with_text: bool = False) -> dict[str, Any]:
+        """All that the pipeline has made of a document; with its text, page by page.
+
+        Raises UnknownDocument, NotFinished. `pages` is None when the text was cleaned away.
+        """
+        status = await self.status(document_id)
+        if not status.is_finished:
+            raise NotFinished(status)
+        result = await self._json(result_key(status.document_id))
+        if result is None:
+            raise UnknownDocument(f"the result of document {document_id} was removed")
+        if with_text:
+            text = await self._json(stage_key(status.document_id, EXTRACT.name))
+            result["pages"] = text["result"]["pages"] if text else None
+        return result
+
+    async def documents(
+        self, *, state: str | None = None, source: str | None = None, limit: int, cursor: str | None
+    ) -> Page[DocumentStatus]:
+        """Documents that were taken in, newest first, each as `status` tells it.
+
+        A page may have fewer than `limit` although others follow: states are told from jobs, so
+        documents are looked through for those in a `state`. Raises ValueError for a cursor or
+        limit that is none.
+        """
+        recorded = state if state in FINISHED_STATES else None
+        not_states = FINISHED_STATES if state is not None and recorded is None else ()
+        found: list[DocumentStatus] = []
+        for _ in range(_LOOKS):
+            page = await self._ledger.list_documents(
+                state=recorded,
+                not_states=not_states,
+                source=source,
+                limit=limit - len(found),
+                cursor=cursor,
+            )
+            runs = await self._runs({each.id: _run_of(each) for each in page.items})
+            statuses = [status_of(each.id, each, runs[each.id].latest) for each in page.items]
+            found += [each for each in statuses if state in (None, each.state)]
+            cursor = page.next_cursor
+            if cursor is None or len(found) == limit:
+                break
+        return Page(items=tuple(found), next_cursor=cursor)
+
+    async def _json(self, key: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(await self.inbox.storage.get_async(key))
+        except NotStored:
+            return None
+        return found
+
+
+def _run_of(document: Document) -> str:
+    """The run that its record knows."""
+    return document.pipeline or run_id(document.id)
+
+
+def run_id(document_id: str, after: str | None = None) -> str:
+    """The first job of a run: the same for all who send the file at the same time, so that they
+    start one pipeline."""
+    return str(uuid5(_RUNS, f"{document_id}/{after or ''}"))

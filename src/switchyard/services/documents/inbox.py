@@ -1,0 +1,118 @@
+"""Uploads on their way to a job: stored as they come in, removed when no job has them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from switchyard.broker.errors import PublishError
+from switchyard.services.files.quota import Quota
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.uploads import Upload, receive
+from switchyard.services.jobs.registry import InvalidPayload
+from switchyard.services.publishing.publisher import (
+    InvalidJob,
+    JobRequest,
+    Published,
+)
+from switchyard.services.runtime.inline import InlineRunner
+from switchyard.services.settings import Settings
+from switchyard.services.text.plain import clean
+
+
+class Starter(Protocol):
+    """Starts jobs: a JobPublisher where there is a broker, an InlineRunner where there is none."""
+
+    async def publish(self, request: JobRequest) -> Published: ...
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a sender says of a file. Nothing of it is ever used as a path."""
+
+    filename: str | None = None
+    source: str | None = None
+    title: str | None = None
+    lane: Literal["hot", "backfill"] = "hot"
+
+    @classmethod
+    def of(cls, filename: str | None, fields: Mapping[str, str]) -> About:
+        """From a form: `source`, `title`, `lane`. Raises ValueError for a field that does not
+        exist, is too long, or names another lane."""
+        said = {name: clean(value) for name, value in fields.items()}
+        unknown = sorted(set(said) - {"source", "title", "lane"})
+        if unknown:
+            raise ValueError(f"there is no field {unknown[0][:50]!r}: use source, title, lane")
+        for name, limit in (("source", 2000), ("title", 1000)):
+            if len(said.get(name, "")) > limit:
+                raise ValueError(f"{name} has more than {limit:,} characters")
+        lane = said.get("lane") or "hot"
+        if lane not in ("hot", "backfill"):
+            raise ValueError(f"lane must be hot or backfill, not {lane[:50]!r}")
+        shown = clean(filename or "").replace("\\", "/").rpartition("/")[2][-255:]
+        return cls(
+            filename=shown or None,
+            source=said.get("source") or None,
+            title=said.get("title") or None,
+            lane="hot" if lane == "hot" else "backfill",
+        )
+
+    def payload(self, upload: Upload, *names: str) -> dict[str, str]:
+        """The payload of a job that reads the upload, with those of the fields that are set."""
+        said = {name: getattr(self, name) for name in names}
+        return {"key": upload.key} | {name: value for name, value in said.items() if value}
+
+
+class Inbox:
+    """Takes uploads in and starts their jobs."""
+
+    def __init__(self, settings: Settings, start: Starter, inline: InlineRunner | None) -> None:
+        self.storage = Storage(settings.files_url)
+        self.max_bytes = settings.max_document_bytes
+        self._quota = Quota(self.storage, settings.storage_quota)
+        self._starter = start
+        self._inline = inline
+
+    @property
+    def is_inline(self) -> bool:
+        """There is no broker: jobs run in this process, and their callers wait for them."""
+        return self._inline is not None
+
+    async def receive(
+        self, parts: AsyncIterable[bytes], filename: Callable[[], str | None] = lambda: None
+    ) -> Upload:
+        """Store an upload as it comes in, whose name is known with its first part.
+
+        Raises StorageFull, UnsupportedMedia, DocumentTooLarge, and what `parts` raises; nothing is
+        kept then.
+        """
+        await self._quota.check()
+        metered = self._quota.metered(parts)
+        return await receive(self.storage, metered, filename, max_bytes=self.max_bytes)
+
+    async def discard(self, upload: Upload) -> None:
+        """Remove an upload that no job works on."""
+        await self.storage.delete_async(upload.key)
+        self._quota.release(upload.size)
+
+    async def start(self, request: JobRequest, upload: Upload) -> Published:
+        """Start a job that reads the upload.
+
+        Raises PublishError, InvalidJob, InvalidPayload and LedgerUnavailable. The upload is
+        discarded then, unless a job may have it nevertheless.
+        """
+        try:
+            return await self._starter.publish(request)
+        except PublishError as error:
+            if error.left_nothing:
+                await self.discard(upload)
+            raise
+        except (InvalidJob, InvalidPayload):
+            await self.discard(upload)
+            raise
+
+    async def see_through(self, job_id: str | None) -> None:
+        """Inline, return when the job and all that follow from it have ended; else at once."""
+        if self._inline is not None and job_id is not None:
+            await self._inline.finish(job_id)

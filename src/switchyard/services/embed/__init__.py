@@ -1,1 +1,0 @@
-"""Chunks of text and the vectors that stand for them."""

@@ -1,0 +1,102 @@
+"""What kind of file it is, by its content: names and content types are only claims."""
+
+from __future__ import annotations
+
+import codecs
+
+from switchyard.services.files.errors import UnsupportedMedia
+
+PDF = "application/pdf"
+MARKDOWN = "text/markdown"
+PLAIN_TEXT = "text/plain"
+
+MAX_DOCUMENT_BYTES = 100 * 1024 * 1024
+"""Largest file that is taken in."""
+
+SNIFF_BYTES = 4096
+"""How much of a file's beginning is enough for `refuse_unsupported`."""
+
+_HEADER_WITHIN = 1024
+"""Bytes that may stand before `%PDF-`; every reader tolerates them."""
+
+_NAMED = (
+    (b"PK\x03\x04", "a ZIP archive or an Office document"),
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"GIF8", "a GIF image"),
+    (b"II*\x00", "a TIFF image"),
+    (b"MM\x00*", "a TIFF image"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"\xd0\xcf\x11\xe0", "an old Office document"),
+    (b"\x7fELF", "a program"),
+    (b"MZ", "a program"),
+    (b"{\\rtf", "a Rich Text document"),
+    (b"%!PS", "a PostScript file"),
+    (b"<!doctype html", "an HTML page"),
+    (b"<html", "an HTML page"),
+    (b"<?xml", "an XML file"),
+    (b"<svg", "an SVG image"),
+)
+
+_TEXT_CONTROLS = frozenset(b"\t\n\r\x0c\x1b")
+
+
+def refuse_unsupported(head: bytes) -> None:
+    """Check the beginning of a file, at least SNIFF_BYTES of it or all there is.
+
+    Raises UnsupportedMedia. What passes can still turn out to be broken further on.
+    """
+    if not head:
+        raise UnsupportedMedia("the file is empty")
+    if b"%PDF-" in head[:_HEADER_WITHIN]:
+        return
+    start = head.lstrip()[:16].lower()
+    for magic, name in _NAMED:
+        if head.startswith(magic) or start.startswith(magic):
+            raise UnsupportedMedia(f"{name}: only PDF, plain text and Markdown are taken")
+    encoding = _encoding(head)
+    if encoding == "utf-8" and any(byte < 32 and byte not in _TEXT_CONTROLS for byte in head):
+        raise UnsupportedMedia("binary data: only PDF, plain text and Markdown are taken")
+    decoder = codecs.getincrementaldecoder(encoding)("strict")
+    try:
+        decoder.decode(head)  # not final: the last character may be cut in the middle
+    except UnicodeDecodeError as error:
+        raise UnsupportedMedia("neither a PDF nor text in UTF-8 or UTF-16") from error
+
+
+def refuse_false_pdf(head: bytes, filename: str | None) -> None:
+    """Check the beginning of a file whose name ends in .pdf: text under that name is what a
+    download left that failed. Raises UnsupportedMedia."""
+    if (filename or "").lower().endswith(".pdf") and b"%PDF-" not in head[:_HEADER_WITHIN]:
+        raise UnsupportedMedia("its name ends in .pdf, but it is no PDF")
+
+
+def media_type_of(data: bytes, filename: str | None = None) -> str:
+    """`application/pdf`, `text/markdown` or `text/plain`, from a whole file's content.
+
+    The name only tells Markdown from other text, and what was meant to be a PDF. Raises
+    UnsupportedMedia.
+    """
+    refuse_unsupported(data[:SNIFF_BYTES])
+    if b"%PDF-" in data[:_HEADER_WITHIN]:
+        return PDF
+    decode_text(data)
+    refuse_false_pdf(data, filename)
+    markdown = filename is not None and filename.lower().endswith((".md", ".markdown"))
+    return MARKDOWN if markdown else PLAIN_TEXT
+
+
+def decode_text(data: bytes) -> str:
+    """The text of a text file. Raises UnsupportedMedia."""
+    try:
+        return data.decode(_encoding(data))
+    except UnicodeDecodeError as error:
+        raise UnsupportedMedia(
+            f"not text in UTF-8 or UTF-16: byte {error.start:,} does not fit"
+        ) from error
+
+
+def _encoding(data: bytes) -> str:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    return "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"

@@ -1,0 +1,1 @@
+"""Chunks, vectors and search."""

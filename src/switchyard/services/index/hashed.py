@@ -1,0 +1,102 @@
+"""The offline embedder: words and parts of words, hashed into a vector.
+
+No model and no download, and the same vector on every machine, for ever. It sees likeness of
+wording and not of meaning: texts on one subject share words, and inflections of a word share its
+parts. For meaning, set JOBS_EMBED_BASE_URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from switchyard.services.text.plain import words
+from switchyard.services.text.stopwords import STOP_WORDS
+
+_WORD_WEIGHT = 0.5
+_STEM_WEIGHT = 0.9
+"""For a word's beginning, which `flower` and `flowers` share."""
+_PARTS_WEIGHT = 0.3
+"""For all n-grams of a word together: endings, compounds, prefixes, misspellings."""
+_STEM_LENGTHS = (3, 5)
+_ARABIC_ARTICLE = "ال"
+_PART_LENGTHS = (4, 5)
+_SHORT_WORD = 2
+"""Words up to this length weigh half: numbers, symbols, particles."""
+_FREQUENCY_POWER = 0.75
+"""Ten times the same word say more than once, but not ten times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class HashedEmbedder:
+    """Signed feature hashing of words, their beginnings and n-grams, by sublinear frequency."""
+
+    dimensions: int
+
+    @property
+    def name(self) -> str:
+        return f"hashed-1-{self.dimensions}"
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        # A long document takes a second or so of pure computing.
+        return await asyncio.to_thread(self.embed_now, texts)
+
+    def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
+        """`embed`, for callers without an event loop."""
+        known: dict[str, list[tuple[int, float]]] = {}
+        return [self._vector(text, known) for text in texts]
+
+    def _vector(self, text: str, known: dict[str, list[tuple[int, float]]]) -> list[float]:
+        vector = [0.0] * self.dimensions
+        for word, count in Counter(words(text)).items():
+            if word in STOP_WORDS:
+                continue
+            if word not in known:
+                known[word] = self._features(word)
+            frequency = count**_FREQUENCY_POWER
+            for at, weight in known[word]:
+                vector[at] += frequency * weight
+        length = math.sqrt(sum(value * value for value in vector))
+        return [value / length for value in vector] if length else vector
+
+    def _features(self, word: str) -> list[tuple[int, float]]:
+        """Where a word and its parts go in the vector, with which weight and sign."""
+        if len(word) <= _SHORT_WORD:
+            return [self._feature(f"w:{word}", (_WORD_WEIGHT + _STEM_WEIGHT) / 2)]
+        found = [
+            self._feature(f"w:{word}", _WORD_WEIGHT),
+            self._feature(f"s:{_stem(word)}", _STEM_WEIGHT),
+        ]
+        parts = _parts(word)
+        # Of n equal weights, the squares add up to that of all parts together.
+        each = _PARTS_WEIGHT / math.sqrt(len(parts))
+        return found + [self._feature(f"p:{part}", each) for part in parts]
+
+    def _feature(self, name: str, weight: float) -> tuple[int, float]:
+        # Python's own hash() differs from process to process.
+        digest = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+        sign = 1.0 if digest & 1 else -1.0
+        return (digest >> 1) % self.dimensions, sign * weight
+
+
+def _stem(word: str) -> str:
+    """The beginning of a word, without the article that Arabic writes before it."""
+    least, most = _STEM_LENGTHS
+    bare = word.removeprefix(_ARABIC_ARTICLE)
+    if len(bare) < least:
+        bare = word
+    return bare[: max(least, min(most, len(bare) - 1))]
+
+
+def _parts(word: str) -> list[str]:
+    """The n-grams of a word of three characters or more, with marks at its ends."""
+    framed = f"<{word}>"
+    return [
+        framed[at : at + length]
+        for length in _PART_LENGTHS
+        for at in range(len(framed) - length + 1)
+    ]

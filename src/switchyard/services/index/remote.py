@@ -1,0 +1,79 @@
+"""An embedding model behind an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import SecretStr
+
+from switchyard.services.jobs.outcomes import PermanentError
+from switchyard.services.llm.client import call, open_api
+from switchyard.services.llm.errors import LlmNonsense
+
+BATCH = 64
+"""Texts in one request."""
+_TRIES_TIMEOUT = 2.0
+"""All tries of one request may take this many times one request's time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEmbedder:
+    """Asks a server. `timeout` is seconds for one request."""
+
+    base_url: str
+    model: str
+    dimensions: int
+    timeout: float
+    api_key: SecretStr | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-{self.dimensions}"
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Raises RetryableError when the server is away, overloaded or answers nonsense,
+        PermanentError when it refuses or its vectors have another length."""
+        key = self.api_key.get_secret_value() if self.api_key else None
+        vectors: list[list[float]] = []
+        async with open_api(self.base_url, key, self.timeout) as api:
+            for start in range(0, len(texts), BATCH):
+                batch = list(texts[start : start + BATCH])
+
+                async def create(batch: list[str] = batch) -> Any:
+                    # Without a format the SDK asks for base64, which few servers speak.
+                    return await api.embeddings.create(
+                        model=self.model, input=batch, encoding_format="float"
+                    )
+
+                answer = await call(create, within=self.timeout * _TRIES_TIMEOUT)
+                vectors.extend(self._vectors(answer, len(batch)))
+        return vectors
+
+    def _vectors(self, answer: Any, expected: int) -> list[list[float]]:
+        data = getattr(answer, "data", None)
+        if not isinstance(data, list) or len(data) != expected:
+            raise LlmNonsense(f"the embedding server did not answer with {expected} vectors")
+        ordered: list[list[float] | None] = [None] * expected
+        for place, item in enumerate(data):
+            index = getattr(item, "index", None)
+            at = index if isinstance(index, int) and 0 <= index < expected else place
+            ordered[at] = self._normalised(getattr(item, "embedding", None))
+        found = [vector for vector in ordered if vector is not None]
+        if len(found) != expected:
+            raise LlmNonsense("the embedding server numbered its vectors twice")
+        return found
+
+    def _normalised(self, vector: Any) -> list[float]:
+        numbers = isinstance(vector, list) and all(isinstance(x, int | float) for x in vector)
+        if not numbers or not all(math.isfinite(x) for x in vector):
+            raise LlmNonsense("the embedding server answered something that is no vector")
+        if len(vector) != self.dimensions:
+            raise PermanentError(
+                f"model {self.model!r} makes vectors of length {len(vector)}, "
+                f"JOBS_EMBED_DIMENSIONS is {self.dimensions}: set it to {len(vector)}"
+            )
+        length = math.sqrt(sum(x * x for x in vector))
+        return [x / length for x in vector] if length else [float(x) for x in vector]

@@ -1,0 +1,1 @@
+"""What a handler is, what it gets and what it answers."""

@@ -1,0 +1,80 @@
+"""What a handler can answer: a closed set. Anything else is an error.
+
+A handler returns one of these; an exception is turned into one by `services.jobs.retry.decide`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that does not exist yet: what a handler wants done next."""
+
+    job_type: str
+    payload: Mapping[str, Any]
+    lane: str | None = None
+    """Lane to publish to; None keeps the parent's lane where the type has it, else the type's
+    first lane."""
+    priority: int | None = None
+    """0 to 10; None takes the parent's."""
+    own_pipeline: bool = False
+    """The job begins a pipeline of its own, as each paper of a query does, and is no stage of its
+    parent's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The job is finished; `result` (JSON) is kept in the ledger."""
+
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """The job is finished and others follow. They get ids made from this job's id and their
+    type, so a repeat publishes the same jobs and not new ones."""
+
+    jobs: Sequence[Job]
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try again later; uses up an attempt. `after` seconds at least, else the policy's backoff."""
+
+    reason: str
+    after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snooze:
+    """Try again after about `after` seconds without using up an attempt."""
+
+    after: float
+    reason: str = "snoozed"
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Give up for good: the job goes to the dead letters with the reason `permanent`."""
+
+    reason: str
+
+
+Outcome = Done | Next | Retry | Snooze | Discard
+
+
+class PermanentError(Exception):
+    """Raised by a handler when no further attempt can help (a corrupt document, a bad id)."""
+
+
+class RetryableError(Exception):
+    """Raised by a handler to be tried again; `after` seconds is the least delay (Retry-After)."""
+
+    def __init__(self, message: str, *, after: float | None = None) -> None:
+        self.after = after
+        super().__init__(message)

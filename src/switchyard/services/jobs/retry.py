@@ -1,0 +1,212 @@
+"""What happens after an attempt: one pure function, so its rules are tested as tables.
+
+Rules T9: 5 s, doubled, at most 5 min, 3 attempts. Retried: non-2xx answers, network errors and
+time-outs, processing errors, exhausted resources. Not retried: what a handler says is permanent.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from switchyard.broker.dead import Reason
+from switchyard.broker.lanes import RETRY_DELAYS
+from switchyard.services.jobs.outcomes import (
+    Discard,
+    Done,
+    Job,
+    Next,
+    Outcome,
+    PermanentError,
+    Retry,
+    RetryableError,
+    Snooze,
+)
+
+MAX_CRASHES = 2
+"""A job that killed its worker or process this often is dead."""
+MAX_DELAY = 7 * 24 * 3600.0
+"""Seconds; whoever asks for a longer delay, a handler or a server, gets this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that raised, in a form that crosses process borders."""
+
+    error_type: str
+    message: str
+    traceback: str = ""
+    permanent: bool = False
+    crashed: bool = False
+    """The handler's process died (signal, memory limit, exit)."""
+    after: float | None = None
+    """Seconds to wait at least (Retry-After)."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Classify an exception that a handler raised. Never raises."""
+        name = type(error).__name__
+        try:
+            after = error.after if isinstance(error, RetryableError) else retry_after(error)
+            message = str(error) or name
+        except Exception as defect:  # of an exception class with a mind of its own
+            after, message = None, f"{name}, which can't be read: {type(defect).__name__}"
+        return cls(
+            error_type=name,
+            message=message,
+            traceback="".join(traceback.format_exception(error)),
+            permanent=isinstance(error, PermanentError),
+            after=after,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Backoff: `base` seconds, multiplied by `factor` for each attempt, at most `limit`."""
+
+    base: float
+    factor: float
+    limit: float
+    levels: tuple[float, ...]
+    """Delays that the broker has queues for, ascending, in seconds."""
+
+    @classmethod
+    def over(cls, levels: Sequence[float] = RETRY_DELAYS) -> Policy:
+        """The doubling policy that starts at the first level and ends at the last."""
+        return cls(base=levels[0], factor=2, limit=levels[-1], levels=tuple(levels))
+
+    def backoff(self, attempt: int) -> float:
+        """Seconds to wait after attempt number `attempt` (from 1) has failed."""
+        # The exponent is bounded before it is used: 2.0 ** 2000 does not fit into a float.
+        return float(min(self.base * self.factor ** min(attempt - 1, 64), self.limit))
+
+    def level(self, seconds: float) -> float:
+        """The shortest level that is long enough; the longest where none is."""
+        return next((level for level in self.levels if level >= seconds), self.levels[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    result: Mapping[str, Any]
+    jobs: Sequence[Job] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """The job comes back through a retry level."""
+
+    level: float
+    """Seconds; one of the policy's levels."""
+    attempts: int
+    """Attempts used up by then: unchanged for a snooze."""
+    not_before: datetime | None
+    """Where the wanted delay is longer than the level: come back later still."""
+    failure: Failure
+    counts: bool
+    """False for a snooze, which uses up no attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    reason: Reason
+    attempts: int
+    failure: Failure
+
+
+Decision = Succeeded | Delayed | Died
+
+
+def decide(
+    ended: Outcome | Failure | object,
+    *,
+    attempts: int,
+    max_attempts: int,
+    policy: Policy,
+    now: datetime,
+) -> Decision:
+    """What to do with a job whose attempt has ended.
+
+    `ended` is the handler's answer or its failure; `attempts` were used up before this one.
+    An answer that is not an `Outcome` is a defect of the handler: no attempt can mend it.
+    Never raises.
+    """
+    used = attempts + 1
+    match ended:
+        case Done(Mapping() as result):
+            return Succeeded(result)
+        case Next(Sequence() as jobs, Mapping() as result) if _are_jobs(jobs):
+            return Succeeded(result, tuple(jobs))
+        case Snooze(after, reason):
+            snoozed = Failure("Snooze", str(reason))
+            return _delayed(_seconds(after), attempts, snoozed, policy, now, counts=False)
+        case Discard(reason):
+            return Died(Reason.PERMANENT, used, Failure("Discard", str(reason), permanent=True))
+        case Retry(reason, after):
+            failure = Failure("Retry", str(reason), after=after)
+        case Failure():
+            failure = ended
+        case Done() | Next():
+            failure = _invalid(f"a {type(ended).__name__} that does not hold jobs or a mapping")
+        case _:
+            kinds = "Done, Next, Retry, Snooze, Discard"
+            failure = _invalid(f"{type(ended).__name__}, not one of {kinds}")
+    if failure.permanent:
+        return Died(Reason.PERMANENT, used, failure)
+    if failure.crashed and used >= min(max_attempts, MAX_CRASHES):
+        return Died(Reason.CRASHED, used, failure)
+    if used >= max_attempts:
+        return Died(Reason.EXHAUSTED, used, failure)
+    wait = max(policy.backoff(used), _seconds(failure.after))
+    return _delayed(wait, used, failure, policy, now, counts=True)
+
+
+def _delayed(
+    wait: float, attempts: int, failure: Failure, policy: Policy, now: datetime, *, counts: bool
+) -> Delayed:
+    level = policy.level(wait)
+    not_before = now + timedelta(seconds=wait) if wait > level else None
+    return Delayed(level, attempts, not_before, failure, counts)
+
+
+def _are_jobs(jobs: Sequence[object]) -> bool:
+    return all(isinstance(each, Job) for each in jobs)
+
+
+def _invalid(what: str) -> Failure:
+    return Failure("InvalidOutcome", f"the handler returned {what}", permanent=True)
+
+
+def _seconds(wanted: object) -> float:
+    """A delay that somebody asked for, as one that a clock can hold; nonsense is no wish."""
+    if not isinstance(wanted, int | float) or wanted != wanted:  # NaN
+        return 0.0
+    return float(min(max(wanted, 0), MAX_DELAY))
+
+
+def retry_after(error: BaseException) -> float | None:
+    """Seconds that an HTTP error's answer asks to wait (RFC 9110: seconds or a date).
+
+    Works for httpx and for every library whose errors carry a `response` with `headers`.
+    """
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    value = headers.get("retry-after") if headers is not None else None
+    return parse_retry_after(str(value)) if value else None
+
+
+def parse_retry_after(value: str) -> float | None:
+    """The seconds of a Retry-After header; None when it makes no sense. Never negative, nor more
+    than MAX_DELAY."""
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return _seconds(int(text[:12]))
+    try:
+        when = parsedate_to_datetime(text)
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=UTC)
+        return _seconds((when - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None  # what the standard library raises for one nonsense or another

@@ -1,0 +1,112 @@
+"""Leases: what one process at a time does, while the others wait for their turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import structlog
+from sqlalchemy import Connection, text
+
+from switchyard.broker.background import Background
+from switchyard.services.instance import new_instance_id
+from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.dialect import clock
+from switchyard.services.records import LedgerError
+
+Wait = Callable[[float], Awaitable[None]]
+"""What is awaited while another holds the lease, with the seconds to the next look."""
+
+LEASE = 6.0
+"""Seconds after which the lease of a process that has died is over."""
+LOOK = 0.1
+"""Seconds between looks at a lease that another holds."""
+
+
+class Leases(LedgerBase):
+    """Each lease has a name and at most one holder, by the database's clock. All raise
+    LedgerUnavailable when the database is away."""
+
+    async def acquire_lease(self, name: str, holder: str, ttl: float) -> bool:
+        """Take the lease for `ttl` seconds when nobody else holds it. The holder may take it
+        again, which renews it."""
+
+        def work(connection: Connection) -> bool:
+            now = clock(connection)
+            taken = connection.execute(
+                text(
+                    f"INSERT INTO leases (name, holder, expires_at) "
+                    f"VALUES (:name, :holder, {now} + :ttl) "
+                    "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, "
+                    "expires_at = excluded.expires_at "
+                    f"WHERE leases.holder = excluded.holder OR leases.expires_at <= {now} "
+                    "RETURNING name"
+                ),
+                {"name": name, "holder": holder, "ttl": ttl},
+            )
+            return taken.first() is not None
+
+        return await self._database.write(work)
+
+    async def lease_remaining(self, name: str) -> float:
+        """Seconds until a lease runs out, by the database's clock; 0 when nobody holds it."""
+
+        def work(connection: Connection) -> float:
+            query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
+            return max(0.0, float(connection.scalar(query, {"name": name}) or 0.0))
+
+        return await self._database.read(work)
+
+    async def renew_lease(self, name: str, holder: str, ttl: float) -> bool:
+        """Keep the lease for `ttl` seconds more. False when it ran out or another has it."""
+
+        def work(connection: Connection) -> bool:
+            now = clock(connection)
+            kept = connection.execute(
+                text(
+                    f"UPDATE leases SET expires_at = {now} + :ttl "
+                    f"WHERE name = :name AND holder = :holder AND expires_at > {now} "
+                    "RETURNING name"
+                ),
+                {"name": name, "holder": holder, "ttl": ttl},
+            )
+            return kept.first() is not None
+
+        return await self._database.write(work)
+
+    async def release_lease(self, name: str, holder: str) -> bool:
+        """Give the lease back. False when another has it."""
+
+        def work(connection: Connection) -> bool:
+            gone = connection.execute(
+                text("DELETE FROM leases WHERE name = :name AND holder = :holder RETURNING name"),
+                {"name": name, "holder": holder},
+            )
+            return gone.first() is not None
+
+        return await self._database.write(work)
+
+    @asynccontextmanager
+    async def holding_lease(self, name: str, wait: Wait = asyncio.sleep) -> AsyncIterator[None]:
+        """Wait until nobody else holds the lease, and hold it. `wait` is awaited between looks,
+        with the seconds to the next one."""
+        holder = new_instance_id()
+        while not await self.acquire_lease(name, holder, LEASE):
+            await wait(LOOK)
+        keeping = Background(structlog.get_logger("leases"))
+        keeping.start(name, partial(self._keep, name, holder))
+        try:
+            yield
+        finally:
+            await keeping.close()
+            await self.release_lease(name, holder)
+
+    async def _keep(self, name: str, holder: str) -> None:
+        while True:
+            await asyncio.sleep(LEASE / 3)
+            try:
+                await self.acquire_lease(name, holder, LEASE)
+            except LedgerError:
+                continue  # whoever writes next is told

@@ -1,0 +1,1 @@
+"""The SQL engine below the ledger's nouns."""

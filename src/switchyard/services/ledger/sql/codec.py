@@ -1,0 +1,95 @@
+"""Between a job message and the columns of its row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.records.errors import RowRejected
+from switchyard.services.records.results import JobRecord
+
+TEXT_LIMIT = 8_000
+"""Characters of an error message that are kept."""
+
+# ASCII only: `\u0000` and lone surrogates stay escaped, and any database can hold the text.
+_encode = json.JSONEncoder(separators=(",", ":"), default=to_jsonable_python).encode
+
+
+def to_json(value: Any) -> str:
+    """JSON, ASCII. Raises RowRejected for what JSON can't say."""
+    try:
+        return _encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowRejected(f"not to be written as JSON: {error}") from error
+
+
+def clean(text: str | None) -> str | None:
+    """Free text as every database takes it: NUL and lone surrogates escaped, and not endless."""
+    if text is None:
+        return None
+    text = text[:TEXT_LIMIT]
+    if "\x00" in text:
+        text = text.replace("\x00", "\\x00")
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def fingerprint(job_type: str, payload_json: str) -> str:
+    """A hash of what is asked for; it does not depend on the order of the payload's fields."""
+    ordered = json.dumps(json.loads(payload_json), sort_keys=True)
+    return sha256(f"{job_type}\n{ordered}".encode()).hexdigest()
+
+
+def message_columns(message: JobMessage) -> dict[str, Any]:
+    """The columns that follow from the message alone.
+
+    Raises RowRejected for a payload that JSON can't say.
+    """
+    try:
+        data = message.model_dump(mode="json", exclude={"job_id", "job_type", "priority"})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowRejected(f"not to be written as JSON: {error}") from error
+    payload = to_json(data.pop("payload"))
+    metadata = message.metadata
+    return {
+        "id": message.job_id,
+        "job_type": message.job_type,
+        "priority": message.priority,
+        "source": clean(metadata.source),
+        "parent_id": metadata.parent_id,
+        "pipeline": metadata.pipeline,
+        "operation_id": metadata.operation_id,
+        "attempts": metadata.attempts,
+        "max_attempts": metadata.max_attempts,
+        "redrives": metadata.redrives,
+        "created_at": metadata.created_at.timestamp(),
+        "queued_at": metadata.queued_at.timestamp() if metadata.queued_at else None,
+        "expires_at": metadata.expires_at.timestamp() if metadata.expires_at else None,
+        "metadata": to_json(data),
+        "payload": payload,
+    }
+
+
+def to_message(record: JobRecord) -> JobMessage:
+    """The job's message, as it was recorded, in the generation that the ledger has seen last."""
+    metadata: Mapping[str, Any] = record.envelope["metadata"]
+    return JobMessage.model_validate(
+        {
+            "job_id": record.id,
+            "job_type": record.job_type,
+            "priority": record.priority,
+            "payload": record.payload,
+            **record.envelope,
+            "metadata": {
+                **metadata,
+                "attempts": record.attempts,
+                "redrives": record.redrives,
+            },
+        }
+    )

@@ -1,0 +1,229 @@
+"""Connections: one interface, so that the rest of the package is plain SQLAlchemy Core.
+
+Work is a function of a `sqlalchemy.Connection`. For SQLite it runs in a thread, whole: one
+thread writes (SQLite has one writer anyway) and a few read. For PostgreSQL it runs on asyncpg.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from switchyard.services.ledger.sql.errors import TransactionRaced, raise_translated
+from switchyard.services.records.errors import LedgerError
+
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+
+BUSY_TIMEOUT = 30.0
+"""Seconds that a write waits for another process before the ledger counts as unavailable."""
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds that PostgreSQL gets to answer a new connection."""
+
+OLDEST_SQLITE = (3, 35)
+"""The first with RETURNING and materialised common table expressions."""
+
+READERS = 4
+WRITER_CACHE, READER_CACHE = 16 * 1024, 4 * 1024
+"""KiB of pages that a connection to SQLite keeps; each of them keeps its own."""
+RACES = 10
+"""How often a transaction is run again that another process has crossed."""
+
+
+class Database(Protocol):
+    """Where the ledger is kept."""
+
+    dialect: str
+
+    async def read(self, work: Work[T]) -> T:
+        """Run `work` in a transaction that changes nothing. Raises LedgerError."""
+        ...
+
+    async def write(self, work: Work[T]) -> T:
+        """Run `work` in a transaction; it may be run again. Raises LedgerError."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def connect(url: str) -> Database:
+    """The database of that SQLAlchemy address. Raises LedgerError for one of another kind."""
+    try:
+        parsed = make_url(url)
+    except exc.ArgumentError as error:
+        raise LedgerError("the ledger's address can't be read: " + FORMS) from error
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        return SqliteDatabase(parsed)
+    if backend in ("postgresql", "postgres"):
+        return PostgresDatabase(parsed)
+    raise LedgerError(f"the ledger can't use {backend!r}: {FORMS}")
+
+
+FORMS = "use sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSWORD@HOST/DATABASE"
+
+
+class SqliteDatabase:
+    """A file in WAL mode; made, with its directory, when it does not exist.
+
+    An event loop that is busy gives a thread the interpreter lock only now and then. So a
+    transaction visits its thread once, as a whole, and not once per statement as the async
+    driver of SQLite does.
+    """
+
+    dialect = "sqlite"
+
+    def __init__(self, url: URL) -> None:
+        if not url.database or url.database == ":memory:":
+            raise LedgerError(f"the ledger needs a file to outlive the process: {FORMS}")
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            raise LedgerError(
+                f"SQLite {sqlite3.sqlite_version} is too old: use 3.35 or later, or PostgreSQL"
+            )
+        self._file = Path(url.database)
+        url = url.set(drivername="sqlite")
+        self._write_engine = _sqlite_engine(url, "BEGIN IMMEDIATE", 1, WRITER_CACHE)
+        self._read_engine = _sqlite_engine(url, "BEGIN", READERS, READER_CACHE)
+        self._writer = ThreadPoolExecutor(1, "ledger-writer")
+        self._readers = ThreadPoolExecutor(READERS, "ledger-reader")
+
+    async def read(self, work: Work[T]) -> T:
+        return await self._run(self._readers, self._read_engine, work)
+
+    async def write(self, work: Work[T]) -> T:
+        return await self._run(self._writer, self._write_engine, work)
+
+    async def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for executor, engine in (
+            (self._readers, self._read_engine),
+            (self._writer, self._write_engine),
+        ):
+            await loop.run_in_executor(executor, engine.dispose)
+            executor.shutdown(wait=False)
+
+    async def _run(self, executor: ThreadPoolExecutor, engine: Engine, work: Work[T]) -> T:
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(executor, self._transact, engine, work)
+        except Exception as error:
+            raise_translated(error)
+
+    def _transact(self, engine: Engine, work: Work[T]) -> T:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with engine.begin() as connection:
+            return work(connection)
+
+
+class _CutBeforeCommit(Exception):
+    """The connection was lost, and nothing has happened: the work can be done on another."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
+class PostgresDatabase:
+    """A PostgreSQL server. Connections that a restart has cut are replaced unnoticed."""
+
+    dialect = "postgresql"
+
+    def __init__(self, url: URL) -> None:
+        self._engine = create_async_engine(
+            url.set(drivername="postgresql+asyncpg"),
+            pool_size=5,
+            max_overflow=10,
+            pool_use_lifo=True,
+            connect_args={
+                "timeout": CONNECT_TIMEOUT,
+                "command_timeout": BUSY_TIMEOUT,
+                # The statements are short and many: compiling them costs more than it saves.
+                "server_settings": {"application_name": "switchyard", "jit": "off"},
+            },
+        )
+
+    async def read(self, work: Work[T]) -> T:
+        return await self._run(work, commit=False)
+
+    async def write(self, work: Work[T]) -> T:
+        for _ in range(RACES):
+            try:
+                return await self._run(work, commit=True)
+            except TransactionRaced:
+                continue
+        return await self._run(work, commit=True)
+
+    async def _run(self, work: Work[T], *, commit: bool) -> T:
+        try:
+            try:
+                return await self._once(work, commit=commit)
+            except _CutBeforeCommit:
+                # All connections of that age are gone from the pool now, so this is a new one.
+                # To ask each before its use would cost three round trips every time.
+                return await self._once(work, commit=commit)
+        except _CutBeforeCommit as error:
+            raise_translated(error.error)
+        except Exception as error:
+            raise_translated(error)
+
+    async def _once(self, work: Work[T], *, commit: bool) -> T:
+        async with self._engine.connect() as connection:
+            try:
+                result = await connection.run_sync(work)
+            except exc.DBAPIError as error:
+                if error.connection_invalidated:
+                    raise _CutBeforeCommit(error) from error
+                raise
+            if commit:
+                await connection.commit()
+            return result
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Keep a write-ahead log, which is a property of the file. Two processes that both find a new
+    file are told at once that it is locked: SQLite's own patience does not count for this."""
+    deadline = time.monotonic() + BUSY_TIMEOUT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)  # in the ledger's own thread
+        else:
+            return
+
+
+def _sqlite_engine(url: URL, begin: str, pool_size: int, cache_kib: int) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=0,
+        connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
+    )
+
+    def prepare(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver
+        _write_ahead(connection)
+        for pragma in (
+            "synchronous = NORMAL",
+            f"cache_size = -{cache_kib}",
+            "wal_autocheckpoint = 4000",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    event.listen(engine, "connect", prepare)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine

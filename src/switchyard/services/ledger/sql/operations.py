@@ -1,0 +1,353 @@
+"""What the ledger does to jobs: each operation decides by the rules and changes rows in memory.
+
+`services.ledger.sql.transaction` loads the rows of many operations, applies them in order and
+writes what has changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+from uuid import uuid4
+
+from switchyard.services.ledger.sql import rules
+from switchyard.services.ledger.sql.codec import clean, fingerprint, message_columns
+from switchyard.services.ledger.sql.rows import JobRow, KeyHolder, Rows, new_row
+from switchyard.services.records.errors import IdempotencyConflict
+from switchyard.services.records.requests import (
+    ClaimRequest,
+    DeadLetterRecord,
+    FinishRequest,
+    NewJob,
+)
+from switchyard.services.records.results import (
+    AlreadyFinished,
+    Cancelled,
+    CancelResult,
+    Claimed,
+    ClaimResult,
+    Created,
+    Existing,
+    NotFound,
+    Recorded,
+    Running,
+)
+from switchyard.services.records.states import FINISHED, AttemptOutcome, State
+
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+
+class Operation(Protocol[Answer_co]):
+    """One change of one job."""
+
+    order: ClassVar[int]
+    """Its place within a transaction: a job is made before it is claimed."""
+
+    @property
+    def job_id(self) -> str: ...
+
+    def apply(self, rows: Rows) -> Answer_co:
+        """Change `rows`; the answer goes to the caller. Raises only LedgerError."""
+        ...
+
+
+class Record:
+    """Make a job's row. Encodes the message at once, so its caller gets what is wrong with it."""
+
+    __slots__ = ("_columns", "_receipt")
+    order: ClassVar[int] = 1
+
+    def __init__(self, job: NewJob) -> None:
+        columns = _new_columns(job)
+        columns["state"] = State.PENDING if job.run_at is None else State.SCHEDULED
+        columns["run_at"] = job.run_at
+        # Of this operation and no other: applied again, it knows the row that it has made.
+        self._receipt = columns["claim_id"] = uuid4().hex
+        key = clean(job.idempotency_key)
+        if key is not None:
+            columns["idempotency_key"] = key
+            columns["fingerprint"] = fingerprint(job.message.job_type, columns["payload"])
+        self._columns = columns
+
+    @property
+    def job_id(self) -> str:
+        job_id: str = self._columns["id"]
+        return job_id
+
+    @property
+    def idempotency_key(self) -> str | None:
+        return self._columns.get("idempotency_key")
+
+    def apply(self, rows: Rows) -> Recorded:
+        key = self.idempotency_key
+        # The key first: an id that is made from the key is known whatever the payload is.
+        holder = None if key is None else rows.keys.get(key)
+        if key is not None and holder is not None:
+            if holder.fingerprint != self._columns["fingerprint"]:
+                raise IdempotencyConflict(key, holder.job_id)
+            return self._known(rows.jobs[holder.job_id])
+        known = rows.jobs.get(self.job_id)
+        if known is not None:
+            return self._known(known)
+        if key is not None:
+            rows.keys[key] = KeyHolder(self.job_id, self._columns["fingerprint"])
+        rows.jobs[self.job_id] = new_row(self._columns)
+        return Created(self.job_id, self._receipt)
+
+    def _known(self, row: JobRow) -> Recorded:
+        if rules.is_held_by(row, self._receipt):
+            return Created(row.id, self._receipt)  # its first answer was lost on the way
+        _share(row)
+        return Existing(row.id, row.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Rely:
+    """Somebody relies on a job that another has recorded: it is not taken back any more."""
+
+    order: ClassVar[int] = 2
+    job_id: str
+
+    def apply(self, rows: Rows) -> State | None:
+        """The job's state, None where there is none (any more)."""
+        row = rows.jobs.get(self.job_id)
+        if row is None:
+            return None
+        _share(row)
+        return row.state
+
+
+@dataclass(frozen=True, slots=True)
+class MarkQueued:
+    """The broker has confirmed the job."""
+
+    order: ClassVar[int] = 2
+    job_id: str
+    at: float
+
+    def apply(self, rows: Rows) -> bool:
+        row = rows.jobs.get(self.job_id)
+        if row is None or not rules.may_queue(row):
+            return False
+        row.state = State.QUEUED
+        row.queued_at = row.updated_at = self.at
+        row.changed = True
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """The lane was full, and the job waits in `jobs.dead`."""
+
+    order: ClassVar[int] = 2
+    job_id: str
+    at: float
+
+    def apply(self, rows: Rows) -> bool:
+        row = rows.jobs.get(self.job_id)
+        if row is None or not rules.may_overflow(row):
+            return False
+        row.end(State.DEAD, self.at, "overflowed")
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """A dead job was sent back to its lane, perhaps as another job than it was."""
+
+    order: ClassVar[int] = 2
+    job_id: str
+    redrives: int
+    at: float
+    changed: NewJob | None = None
+
+    def apply(self, rows: Rows) -> bool:
+        row = rows.jobs.get(self.job_id)
+        if row is not None and self.changed is not None and self.redrives >= row.redrives:
+            # Also when its worker was faster: the record says what is being run.
+            rows.rewritten[row.id] = _new_columns(self.changed)
+        if row is None or not rules.may_redrive(row, self.redrives):
+            return False
+        row.state, row.redrives, row.attempts, row.crashes = State.QUEUED, self.redrives, 0, 0
+        row.queued_at = row.updated_at = self.at
+        row.changed = True
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker wants to run the job."""
+
+    order: ClassVar[int] = 3
+    request: ClaimRequest
+
+    @property
+    def job_id(self) -> str:
+        return self.request.message.job_id
+
+    def apply(self, rows: Rows) -> ClaimResult:
+        request = self.request
+        row = rows.jobs.get(self.job_id)
+        answer = rules.decide_claim(row, request)
+        if not isinstance(answer, Claimed):
+            return answer
+        if row is None:
+            row = rows.jobs[self.job_id] = new_row(_new_columns(request))
+        elif row.state is State.RUNNING:
+            if row.claim_id == request.claim_id:
+                return answer
+            rows.end_attempt(row, AttemptOutcome.CRASHED, request.now)
+        elif request.message.metadata.redrives > row.redrives:
+            # Redriven, and whoever did that did not get to say so: it may be changed.
+            rows.rewritten[row.id] = _new_columns(request)
+        row.state = State.RUNNING
+        row.redrives, row.attempts = request.message.generation
+        row.crashes = answer.crashes
+        row.worker_id, row.claim_id = request.worker_id, request.claim_id
+        row.started_at = row.updated_at = request.now
+        row.changed = True
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """An attempt has ended."""
+
+    order: ClassVar[int] = 4
+    request: FinishRequest
+    result: str | None
+    """JSON."""
+
+    @property
+    def job_id(self) -> str:
+        return self.request.job_id
+
+    def apply(self, rows: Rows) -> bool:
+        request = self.request
+        row = rows.jobs.get(request.job_id)
+        if row is None or not rules.owns(row, request):
+            return False
+        if row.state is not State.RUNNING:
+            return True
+        error_type, error_message = clean(request.error_type), clean(request.error_message)
+        if request.outcome is not None:
+            rows.end_attempt(row, request.outcome, request.now, error_type, error_message)
+        row.end(request.state, request.now, clean(request.reason), error_type, error_message)
+        row.attempts = request.attempts
+        row.result = self.result
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Somebody calls the job off."""
+
+    order: ClassVar[int] = 5
+    job_id: str
+    at: float
+
+    def apply(self, rows: Rows) -> CancelResult:
+        row = rows.jobs.get(self.job_id)
+        if row is None:
+            return NotFound()
+        if row.state is State.RUNNING:
+            return Running(row.worker_id or "")
+        if row.state in FINISHED:
+            return AlreadyFinished(row.state)
+        row.end(State.CANCELLED, self.at, "cancelled")
+        return Cancelled()
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack:
+    """The broker refused the job: forget it, unless anybody else relies on it. Comes last, for
+    that may be in the same transaction."""
+
+    order: ClassVar[int] = 6
+    made: Created
+
+    @property
+    def job_id(self) -> str:
+        return self.made.job_id
+
+    def apply(self, rows: Rows) -> State | None:
+        """The state in which the job is kept; None when nothing of it is left."""
+        row = rows.jobs.get(self.job_id)
+        if row is None:
+            return None
+        if not rules.is_held_by(row, self.made.receipt):
+            return row.state
+        del rows.jobs[self.job_id]
+        if row.new is None:
+            rows.deleted.append(self.job_id)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Unredrive:
+    """A redrive is taken back: the copy in its lane is not to run, and the job is what it was.
+
+    The copy is of the generation that has died now, so whoever gets it skips it.
+    """
+
+    order: ClassVar[int] = 5
+    job: NewJob
+    """What it was."""
+    redrives: int
+    """Those of the copy."""
+    reason: str
+
+    @property
+    def job_id(self) -> str:
+        return self.job.message.job_id
+
+    def apply(self, rows: Rows) -> bool:
+        row = rows.jobs.get(self.job_id)
+        if row is None or not rules.may_unredrive(row, self.redrives):
+            return False
+        row.end(State.DEAD, self.job.now, clean(self.reason))
+        rows.rewritten[row.id] = _new_columns(self.job)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """A letter of the job lies in `jobs.dead`."""
+
+    order: ClassVar[int] = 5
+    letter: DeadLetterRecord
+
+    @property
+    def job_id(self) -> str:
+        return self.letter.job_id or ""
+
+    def apply(self, rows: Rows) -> bool:
+        letter = self.letter
+        row = rows.jobs.get(self.job_id)
+        if row is None or not rules.buries(row, letter):
+            return False
+        error_type, error_message = clean(letter.error_type), clean(letter.error_message)
+        if row.state is State.RUNNING:
+            outcome = AttemptOutcome.DEAD
+            rows.end_attempt(row, outcome, letter.dead_at, error_type, error_message)
+            # The worker that buried it comes later, if at all, and finds nothing left to record.
+            if letter.redrives == row.redrives:
+                row.attempts = max(row.attempts, letter.attempts)
+        row.end(State.DEAD, letter.dead_at, clean(letter.reason), error_type, error_message)
+        return True
+
+
+def _share(row: JobRow) -> None:
+    if rules.is_held(row):
+        row.claim_id = None
+        row.changed = True
+
+
+def _new_columns(job: NewJob | ClaimRequest) -> dict[str, Any]:
+    return {
+        **message_columns(job.message),
+        "lane": clean(job.lane),
+        "worker": clean(job.worker),
+        "routing_key": clean(job.routing_key),
+        "updated_at": job.now,
+    }

@@ -1,0 +1,114 @@
+"""Rows of jobs in memory, as one transaction loads, changes and writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.services.records.states import FINISHED, AttemptOutcome, State
+
+
+@dataclass(slots=True)
+class JobRow:
+    """What the rules need of a job's row, and what a transaction changes in it."""
+
+    id: str
+    state: State
+    redrives: int
+    attempts: int
+    crashes: int
+    worker_id: str | None = None
+    claim_id: str | None = None
+    """Whose the job is for now: the claim of the worker that runs it; while it is pending, the
+    receipt of the request that recorded it, and None once anybody else relies on it."""
+    started_at: float | None = None
+    queued_at: float | None = None
+    finished_at: float | None = None
+    updated_at: float | None = None
+    ended: bool = False
+    """The next three are to be written (they may be None, too)."""
+    reason: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    result: str | None = None
+    new: Mapping[str, Any] | None = None
+    """The other columns, when the row does not exist yet."""
+    changed: bool = False
+
+    @property
+    def generation(self) -> tuple[int, int]:
+        return (self.redrives, self.attempts)
+
+    def end(
+        self,
+        state: State,
+        at: float,
+        reason: str | None,
+        error_type: str | None = None,
+        error_message: str | None = None,
+    ) -> None:
+        """Leave `running` or a waiting state, for that reason."""
+        self.state = state
+        self.updated_at = at
+        self.finished_at = at if state in FINISHED else None
+        self.reason, self.error_type, self.error_message = reason, error_type, error_message
+        self.ended = self.changed = True
+
+
+def new_row(columns: Mapping[str, Any]) -> JobRow:
+    """A row that is to be inserted, with these columns."""
+    return JobRow(
+        id=columns["id"],
+        state=columns.get("state", State.QUEUED),
+        redrives=columns["redrives"],
+        attempts=columns["attempts"],
+        crashes=0,
+        claim_id=columns.get("claim_id"),
+        queued_at=columns["queued_at"],
+        updated_at=columns["updated_at"],
+        new=columns,
+    )
+
+
+@dataclass(slots=True)
+class KeyHolder:
+    """The job that has an idempotency key."""
+
+    job_id: str
+    fingerprint: str | None
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows that one transaction works on."""
+
+    jobs: dict[str, JobRow] = field(default_factory=dict)
+    keys: dict[str, KeyHolder] = field(default_factory=dict)
+    attempts: list[list[Any]] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    rewritten: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What jobs are now, by id, where a redrive has changed that: all columns of a new row."""
+
+    def end_attempt(
+        self,
+        row: JobRow,
+        outcome: AttemptOutcome,
+        at: float,
+        error_type: str | None = None,
+        error_message: str | None = None,
+    ) -> None:
+        """Write the running attempt into the job's timeline."""
+        self.attempts.append(
+            [
+                row.id,
+                row.redrives,
+                row.attempts + 1,
+                row.worker_id,
+                row.started_at,
+                at,
+                outcome,
+                error_type,
+                error_message,
+            ]
+        )

@@ -1,1 +1,0 @@
-"""Edges between documents."""

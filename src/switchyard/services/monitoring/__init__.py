@@ -1,0 +1,1 @@
+"""What operators look at; the command line and the HTTP API both ask here."""

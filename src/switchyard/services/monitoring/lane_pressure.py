@@ -1,0 +1,256 @@
+"""Back-pressure: how full the lanes are, from the depths on the broker.
+
+Depths come from passive declarations, exact at their moment; limits from the policies in force
+where the management API can be asked, else from the lanes as they are declared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+import structlog
+from aiormq.connection import Connection
+from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
+
+from switchyard.broker.away import meaning_away
+from switchyard.broker.connection import Link, closed
+from switchyard.broker.errors import BrokerAway, ManagementError
+from switchyard.broker.lanes import (
+    DEAD_QUEUE,
+    LANES,
+    Lane,
+    lane_named,
+    lane_of,
+    queue_name,
+)
+from switchyard.broker.management import ManagementClient
+from switchyard.broker.wire import open_channel
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.settings import Settings
+
+FRESH_FOR = 1.0
+"""Seconds for which depths are used again."""
+USABLE_FOR = 5.0
+"""Seconds after which a publish waits for new depths rather than go by the old ones."""
+LIMITS_FOR = 30.0
+"""Seconds for which limits are used again."""
+ASK_TIMEOUT = 2.0
+MANAGEMENT_TIMEOUT = 1.0
+MOMENT = 0.3
+"""Seconds that an answer may wait for depths that would be good to have."""
+
+T = TypeVar("T")
+
+
+class Pressure(StrEnum):
+    """How full: a client that hears `slow` should publish less, one that hears `full` wait."""
+
+    OK = "ok"
+    SLOW = "slow"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """One queue of a lane."""
+
+    name: str
+    ready: int | None
+    """Messages that wait for a worker; None where there is no such queue."""
+    consumers: int
+    limit: int
+    pressure: Pressure
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDepth:
+    """A lane is as full as the fullest of its queues."""
+
+    name: str
+    pressure: Pressure
+    queues: tuple[QueueDepth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All lanes at one moment, most urgent first."""
+
+    lanes: tuple[LaneDepth, ...]
+    at: float
+    """Seconds, on the monotonic clock."""
+
+    def queue(self, name: str) -> QueueDepth | None:
+        found = (queue for lane in self.lanes for queue in lane.queues if queue.name == name)
+        return next(found, None)
+
+
+def pressure_of(ready: int, limit: int, *, slow_at: float, full_at: float) -> Pressure:
+    """The thresholds are parts of the limit, 0 to 1."""
+    if ready >= limit * full_at:
+        return Pressure.FULL
+    return Pressure.SLOW if ready >= limit * slow_at else Pressure.OK
+
+
+class LanePressure:
+    """Asks the broker at most once a second, and only while somebody wants to know."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        *,
+        fresh_for: float = FRESH_FOR,
+        lanes: tuple[Lane, ...] = LANES,
+    ) -> None:
+        self._settings = settings
+        self._fresh_for = fresh_for
+        self._lanes = lanes
+        self._names = {
+            lane.name: tuple(
+                dict.fromkeys(
+                    [queue_name(lane.name, worker) for worker in lane.workers]
+                    + [route.queue for route in registry.routes if route.lane == lane.name]
+                )
+            )
+            for lane in lanes
+        }
+        self._log = structlog.get_logger("lane pressure")
+        self._link = Link(settings.require_amqp_url(), "lane pressure", self._log)
+        self._snapshot: Snapshot | None = None
+        self._asking: asyncio.Task[Snapshot] | None = None
+        self._limits: Mapping[str, int] = {}
+        self._limits_until = 0.0
+        self._next_try = 0.0
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await self._link.close()
+
+    async def snapshot(self) -> Snapshot:
+        """The depths, at most a second old. Raises BrokerAway."""
+        known = self._snapshot
+        if known is not None and time.monotonic() - known.at < self._fresh_for:
+            return known
+        return await asyncio.shield(self._ask())
+
+    def recent(self, queue: str) -> QueueDepth | None:
+        """What is known of a queue without waiting; None where nothing recent is.
+
+        Asks for new depths in the background when the known ones are older than a second.
+        """
+        now = time.monotonic()
+        known = self._snapshot
+        age = float("inf") if known is None else now - known.at
+        if age >= FRESH_FOR and now >= self._next_try:
+            self._next_try = now + FRESH_FOR  # also where the broker is away
+            self._ask()
+        return known.queue(queue) if known is not None and age < USABLE_FOR else None
+
+    async def soon(self, queue: str) -> QueueDepth | None:
+        """What is known of a queue, waiting a moment for it; None where that is nothing."""
+        known = self.recent(queue)
+        if known is not None:
+            return known
+        try:
+            async with asyncio.timeout(MOMENT):
+                return (await self.snapshot()).queue(queue)
+        except (TimeoutError, BrokerAway):
+            return None
+
+    async def probe(self) -> None:
+        """One round trip to the broker, on this connection. Raises BrokerAway."""
+        await self._within(self._depth(await self._connection(), DEAD_QUEUE))
+
+    def _ask(self) -> asyncio.Task[Snapshot]:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._take(), name="lane pressure")
+            self._asking.add_done_callback(self._asked)
+        return self._asking
+
+    def _asked(self, task: asyncio.Task[Snapshot]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._log.warning("depths not known", error=str(error))
+
+    async def _take(self) -> Snapshot:
+        connection = await self._connection()
+        limits = await self._limits_in_force()
+        depths = await self._within(self._depths(connection))
+        lanes = tuple(
+            _lane(lane, [self._queue(name, depths[name], limits) for name in names])
+            for lane, names in self._names.items()
+        )
+        self._snapshot = Snapshot(lanes, time.monotonic())
+        return self._snapshot
+
+    async def _connection(self) -> Connection:
+        return await self._within(self._link.connection_now())
+
+    async def _within(self, work: Awaitable[T]) -> T:
+        with meaning_away("can't ask the broker"):
+            return await asyncio.wait_for(work, ASK_TIMEOUT)
+
+    async def _depths(self, connection: Connection) -> dict[str, tuple[int, int] | None]:
+        names = [name for names in self._names.values() for name in names]
+        return {name: await self._depth(connection, name) for name in names}
+
+    async def _depth(self, connection: Connection, name: str) -> tuple[int, int] | None:
+        # A channel for each: the broker closes the channel on which one was not found.
+        channel = await open_channel(connection, confirms=False)
+        try:
+            declared = await channel.queue_declare(name, passive=True)
+        except (ChannelNotFoundEntity, ChannelLockedResource):
+            return None
+        await closed(channel)
+        return declared.message_count or 0, declared.consumer_count or 0
+
+    async def _limits_in_force(self) -> Mapping[str, int]:
+        now = time.monotonic()
+        if now < self._limits_until:
+            return self._limits
+        self._limits_until = now + LIMITS_FOR
+        try:
+            url, vhost = self._settings.require_management_url(), self._settings.vhost
+            async with ManagementClient(url, vhost, timeout=MANAGEMENT_TIMEOUT) as client:
+                # Not the queues' statistics, which lag behind a change of policy.
+                policies = {each.name: each.definition for each in await client.policies()}
+                queues = await client.queues()
+        except (ManagementError, ValueError) as error:
+            self._log.info("limits are those declared", reason=str(error))
+            return self._limits
+        in_force = {queue.name: policies.get(queue.policy or "", {}) for queue in queues}
+        self._limits = {
+            name: int(policy["max-length"])
+            for name, policy in in_force.items()
+            if "max-length" in policy
+        }
+        return self._limits
+
+    def _queue(
+        self, name: str, depth: tuple[int, int] | None, limits: Mapping[str, int]
+    ) -> QueueDepth:
+        limit = limits.get(name, lane_named(lane_of(name), self._lanes).max_length)
+        if depth is None:
+            return QueueDepth(name, None, 0, limit, Pressure.OK)
+        pressure = pressure_of(
+            depth[0],
+            limit,
+            slow_at=self._settings.pressure_slow_at,
+            full_at=self._settings.pressure_full_at,
+        )
+        return QueueDepth(name, depth[0], depth[1], limit, pressure)
+
+
+_ORDER = (Pressure.OK, Pressure.SLOW, Pressure.FULL)
+
+
+def _lane(name: str, queues: list[QueueDepth]) -> LaneDepth:
+    worst = max((queue.pressure for queue in queues), key=_ORDER.index, default=Pressure.OK)
+    return LaneDepth(name, worst, tuple(queues))

@@ -1,0 +1,15 @@
+"""Whether a worker lives, as far as its last beat tells."""
+
+from __future__ import annotations
+
+from switchyard.services.records import WorkerRecord
+
+SILENT_AFTER = 2.0
+"""Times the takeover time without a beat, after which a worker counts as silent."""
+
+
+def status_of(worker: WorkerRecord, *, takeover_after: float, now: float) -> str:
+    """`alive`, `silent` or `stopped`, as far as two clocks agree. Times in seconds."""
+    if worker.stopped_at is not None:
+        return "stopped"
+    return "silent" if now - worker.beat_at > SILENT_AFTER * takeover_after else "alive"

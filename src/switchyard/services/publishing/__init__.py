@@ -1,0 +1,1 @@
+"""Jobs into the broker: recorded, published, confirmed."""

@@ -1,0 +1,308 @@
+"""Publishing jobs: validate, record, publish, mark; the way in for the CLI, the API and users.
+
+The record comes first (`pending`), then the confirmed publish, then the mark (`queued`). A crash
+in between leaves a `pending` record, which the scheduler publishes again: the outbox.
+
+A job that was recorded before is the earlier request's, or the scheduler's: it is not sent a second
+time from here. A job that the broker refuses is taken back, unless another request was told of it
+meanwhile; then it is kept, and will run. So an error says that nothing was kept, or what of it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import NAMESPACE_URL, uuid4, uuid5
+
+from pydantic import ValidationError
+
+from switchyard.broker.errors import LaneFull, PublishError
+from switchyard.broker.lanes import lane_named, split_routing_key
+from switchyard.broker.message import (
+    MAX_BODY_BYTES,
+    MAX_PRIORITY,
+    JobMessage,
+    Metadata,
+    describe,
+    now,
+)
+from switchyard.broker.publisher import Accepted, Outgoing, Publisher
+from switchyard.services.jobs.outcomes import Job
+from switchyard.services.jobs.registry import InvalidPayload, JobType, Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import (
+    Created,
+    Existing,
+    IdempotencyConflict,
+    NewJob,
+    Recorded,
+    State,
+)
+
+MAX_DELAY = 366 * 24 * 3600
+"""Seconds by which a job can be put off."""
+
+_NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
+
+
+class InvalidJob(ValueError):
+    """The job can't be published as it was asked for; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A job that somebody wants done."""
+
+    routing_key: str
+    payload: Mapping[str, Any]
+    priority: int | None = None
+    """0 to 10 within the lane; None for the lane's default."""
+    max_attempts: int | None = None
+    source: str = "user"
+    delay: float = 0
+    """Seconds to wait before the job enters its lane."""
+    expires_at: datetime | None = None
+    idempotency_key: str | None = None
+    """The same key names the same job: publishing again changes nothing."""
+    job_id: str | None = None
+    operation_id: str | None = None
+    """The backfill that it belongs to."""
+    reply_to: str | None = None
+    traceparent: str | None = None
+    vouched: Mapping[str, Any] | None = None
+    """Values of local-only fields that this system has set itself, such as an upload's key. They
+    pass where the rest of the payload comes from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The job is in its lane (`queued`), waits for its time (`scheduled`), or is recorded
+    (`pending`): the scheduler publishes it. A duplicate may be in any state."""
+
+    job_id: str
+    routing_key: str
+    state: State
+    duplicate: bool = False
+    """The idempotency key or id was known: this is the earlier job, and nothing was sent."""
+
+
+PublishOutcome = Published | PublishError | IdempotencyConflict
+
+
+def job_id_of(parent_id: str, job_type: str, index: int) -> str:
+    """The id of a job that follows from another: the same each time, so that a repeat of the
+    parent publishes the same jobs."""
+    return str(uuid5(_NAMESPACE, f"{parent_id}/{job_type}/{index}"))
+
+
+def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) -> NewJob:
+    """Check a request against its job type and make the job.
+
+    With `remote` somebody outside has written the payload: see `JobType.validate_remote`.
+    Raises InvalidJob, UnknownJobType or InvalidPayload; nothing is sent then.
+    """
+    try:
+        lane_name, type_name = split_routing_key(request.routing_key)
+        lane = lane_named(lane_name)
+    except ValueError as error:
+        raise InvalidJob(f"routing key {request.routing_key!r}: {error}") from error
+    job_type = registry.get(type_name)
+    if lane_name not in job_type.lanes:
+        raise InvalidJob(f"{type_name} is not worked in lane {lane_name}: use {_keys(job_type)}")
+    if request.priority is not None and not 0 <= request.priority <= MAX_PRIORITY:
+        raise InvalidJob(f"priority must be 0 to {MAX_PRIORITY}, not {request.priority}")
+    if request.max_attempts is not None and not 1 <= request.max_attempts <= 1000:
+        raise InvalidJob(f"max_attempts must be 1 to 1000, not {request.max_attempts}")
+    if not 0 <= request.delay <= MAX_DELAY:
+        raise InvalidJob(f"delay must be 0 to {MAX_DELAY:,} seconds, not {request.delay}")
+    if remote:
+        job_type.validate_remote(request.payload, request.vouched)
+    else:
+        job_type.validate(request.payload)
+    moment = now()
+    message = _message(
+        job_type,
+        request.payload,
+        job_id=_id_for(request, type_name),
+        priority=lane.default_priority if request.priority is None else request.priority,
+        created_at=moment,
+        queued_at=moment + timedelta(seconds=request.delay),
+        source=request.source,
+        max_attempts=request.max_attempts or job_type.max_attempts,
+        expires_at=request.expires_at,
+        operation_id=request.operation_id,
+        reply_to=request.reply_to,
+        traceparent=request.traceparent,
+    )
+    return NewJob(
+        message=message,
+        lane=lane_name,
+        worker=job_type.worker,
+        routing_key=request.routing_key,
+        run_at=moment.timestamp() + request.delay if request.delay else None,
+        idempotency_key=request.idempotency_key,
+    )
+
+
+def children_of(
+    registry: Registry, parent: JobMessage, parent_lane: str, jobs: Sequence[Job]
+) -> list[NewJob]:
+    """The jobs that a handler wants done next.
+
+    Raises InvalidJob, UnknownJobType or InvalidPayload.
+    """
+    return [
+        _child(registry.get(job.job_type), parent, parent_lane, job, index)
+        for index, job in enumerate(jobs)
+    ]
+
+
+def _child(job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, index: int) -> NewJob:
+    lane = job.lane or (parent_lane if parent_lane in job_type.lanes else job_type.lanes[0])
+    if lane not in job_type.lanes:
+        raise InvalidJob(f"{job_type.name} is not worked in lane {lane}: use {_keys(job_type)}")
+    job_type.validate(job.payload)
+    moment = now()
+    message = _message(
+        job_type,
+        job.payload,
+        job_id=job_id_of(parent.job_id, job_type.name, index),
+        priority=parent.priority if job.priority is None else job.priority,
+        created_at=moment,
+        queued_at=moment,
+        source=parent.metadata.source,
+        max_attempts=job_type.max_attempts,
+        expires_at=parent.metadata.expires_at,
+        parent_id=parent.job_id,
+        pipeline=None if job.own_pipeline else parent.metadata.pipeline or parent.job_id,
+        operation_id=parent.metadata.operation_id,
+        traceparent=parent.metadata.traceparent,
+    )
+    return NewJob(
+        message=message,
+        lane=lane,
+        worker=job_type.worker,
+        routing_key=f"{lane}.{job_type.name}",
+    )
+
+
+def _message(
+    job_type: JobType, payload: Mapping[str, Any], *, job_id: str, priority: int, **metadata: Any
+) -> JobMessage:
+    """A message that every worker can read, of a payload that is valid. Raises InvalidJob or
+    InvalidPayload."""
+    try:
+        message = JobMessage(
+            job_id=job_id,
+            job_type=job_type.name,
+            priority=priority,
+            payload=dict(payload),
+            metadata=Metadata(**metadata),
+        )
+    except ValidationError as error:
+        raise InvalidJob(f"{job_type.name}: {describe(error)}") from error
+    try:
+        size = len(message.encode())
+    except ValueError as error:
+        raise InvalidPayload(f"payload of {job_type.name}: {error}") from error
+    if size > MAX_BODY_BYTES:
+        raise InvalidPayload(
+            f"the job has {size} bytes, the limit is {MAX_BODY_BYTES}: put the large input into "
+            "storage and pass its key"
+        )
+    return message
+
+
+def _id_for(request: JobRequest, job_type: str) -> str:
+    if request.job_id is not None:
+        return request.job_id
+    if request.idempotency_key is not None:
+        return str(uuid5(_NAMESPACE, f"key/{job_type}/{request.idempotency_key}"))
+    return str(uuid4())
+
+
+def _keys(job_type: JobType) -> str:
+    return " or ".join(f"{lane}.{job_type.name}" for lane in job_type.lanes)
+
+
+class JobPublisher:
+    """Records jobs and publishes them. Safe to use from many coroutines at once.
+
+    With `remote` its requests carry payloads from outside, each of them: that of a server.
+    """
+
+    def __init__(
+        self, registry: Registry, ledger: Ledger, publisher: Publisher, *, remote: bool = False
+    ) -> None:
+        self._registry = registry
+        self._ledger = ledger
+        self._publisher = publisher
+        self._remote = remote
+
+    async def publish(self, request: JobRequest) -> Published:
+        """Publish one job.
+
+        Raises InvalidJob, UnknownJobType, InvalidPayload (nothing was sent); IdempotencyConflict;
+        LaneFull, Blocked, BrokerAway (PublishError); LedgerUnavailable.
+        """
+        outcome = (await self.publish_many([request]))[0]
+        if not isinstance(outcome, Published):
+            raise outcome
+        return outcome
+
+    async def publish_many(self, requests: Iterable[JobRequest]) -> list[PublishOutcome]:
+        """Publish a batch; every request is checked before anything is recorded or sent.
+
+        Outcomes are in the order of the requests. Raises as `publish` does where it is about the
+        batch as a whole (an invalid request, the ledger).
+        """
+        return await self.publish_prepared(
+            [prepare(self._registry, each, remote=self._remote) for each in requests]
+        )
+
+    async def publish_prepared(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
+        """`publish_many` of jobs that `prepare` has made."""
+        recorded = await self._ledger.record_many(jobs)
+        outcomes: list[PublishOutcome | None] = [
+            _known(job, record) for job, record in zip(jobs, recorded, strict=True)
+        ]
+        due = [index for index, outcome in enumerate(outcomes) if outcome is None]
+        refused: dict[int, Created] = {}
+        results = await self._publisher.publish_many(
+            Outgoing(jobs[index].message, jobs[index].routing_key) for index in due
+        )
+        accepted: list[str] = []
+        for index, result in zip(due, results, strict=True):
+            if isinstance(result, Accepted):
+                accepted.append(result.job_id)
+                outcomes[index] = Published(result.job_id, result.routing_key, State.QUEUED)
+            else:
+                outcomes[index] = result
+                made = recorded[index]
+                if isinstance(result, LaneFull) and result.dead_lettered:
+                    await self._ledger.mark_overflowed(jobs[index].message.job_id, time.time())
+                elif result.left_nothing and isinstance(made, Created):
+                    refused[index] = made
+        if accepted:
+            await self._ledger.mark_queued(accepted, time.time())
+        if refused:
+            kept = await self._ledger.take_back(list(refused.values()))
+            for index, state in zip(refused, kept, strict=True):
+                if state is not None:
+                    job = jobs[index]
+                    outcomes[index] = Published(job.message.job_id, job.routing_key, state)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _known(job: NewJob, record: Recorded | IdempotencyConflict) -> PublishOutcome | None:
+    """The outcome of a job that need not be sent now; None for one that must be."""
+    if isinstance(record, IdempotencyConflict):
+        return record
+    if isinstance(record, Existing):
+        return Published(record.job_id, job.routing_key, record.state, duplicate=True)
+    if job.run_at is not None:
+        return Published(record.job_id, job.routing_key, State.SCHEDULED)
+    return None

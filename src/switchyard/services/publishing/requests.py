@@ -1,0 +1,164 @@
+"""Jobs as somebody outside asks for them: checked field by field, so that each complaint can
+name its place; and what it means to ask for the same job again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import NAMESPACE_URL, uuid4, uuid5
+
+from pydantic import ValidationError
+
+from switchyard.broker.lanes import LANES, queue_name
+from switchyard.services.jobs.registry import (
+    InvalidPayload,
+    JobType,
+    NotFromOutside,
+    Registry,
+    UnknownJobType,
+)
+from switchyard.services.publishing.publisher import MAX_DELAY, JobRequest
+from switchyard.services.records import JobRecord
+
+SAME_MOMENT = 2.0
+"""Seconds by which two times may differ that were counted from the moment of each request."""
+
+_NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """One thing that is wrong with a request."""
+
+    at: tuple[str | int, ...]
+    """Where: the names of fields, and indexes of lists, from the outside in."""
+    message: str
+
+
+class InvalidRequest(ValueError):
+    """The job can't be published as it was asked for."""
+
+    def __init__(self, *complaints: Complaint) -> None:
+        self.complaints = complaints
+        super().__init__("; ".join(each.message for each in complaints))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a job of that type goes in that lane."""
+
+    routing_key: str
+    lane: str
+    job_type: JobType
+
+    @property
+    def queue(self) -> str:
+        return queue_name(self.lane, self.job_type.worker)
+
+
+def target_of(
+    registry: Registry, *, routing_key: str | None, lane: str | None, job_type: str | None
+) -> Target:
+    """The target that is named by a routing key, or by a lane and a job type.
+
+    Raises InvalidRequest.
+    """
+    lane_at, type_at = ("lane",), ("job_type",)
+    if routing_key is not None:
+        if lane is not None or job_type is not None:
+            raise InvalidRequest(
+                Complaint(("routing_key",), "give either routing_key or lane and job_type")
+            )
+        lane, dot, job_type = routing_key.partition(".")
+        if not (lane and dot and job_type):
+            raise InvalidRequest(
+                Complaint(("routing_key",), "it is not of the form <lane>.<job_type>")
+            )
+        lane_at = type_at = ("routing_key",)
+    if lane is None or job_type is None:
+        raise InvalidRequest(Complaint(("routing_key",), "give routing_key, or lane and job_type"))
+    try:
+        declared = registry.get(job_type)
+    except UnknownJobType as error:
+        raise InvalidRequest(Complaint(type_at, str(error))) from error
+    if lane not in declared.lanes:
+        known = {each.name for each in LANES}
+        text = f"{job_type} is not worked in lane" if lane in known else "there is no lane"
+        raise InvalidRequest(
+            Complaint(lane_at, f"{text} {lane!r}; its lanes are: {', '.join(declared.lanes)}")
+        )
+    return Target(f"{lane}.{job_type}", lane, declared)
+
+
+def check_payload(target: Target, payload: Mapping[str, Any]) -> None:
+    """Hold the payload against its job type's model, and against what may come from outside.
+    Raises InvalidRequest."""
+    try:
+        target.job_type.validate_remote(payload)
+    except NotFromOutside as error:
+        raise InvalidRequest(
+            *(Complaint(("payload", each.field), each.message) for each in error.refused)
+        ) from error
+    except InvalidPayload as error:
+        raise InvalidRequest(*_payload_complaints(error)) from error
+
+
+def _payload_complaints(error: InvalidPayload) -> Iterator[Complaint]:
+    cause = error.__cause__
+    if not isinstance(cause, ValidationError):
+        yield Complaint(("payload",), str(error))
+        return
+    # Without the values: they may be private, and they are the caller's own anyway.
+    for each in cause.errors(include_url=False, include_input=False, include_context=False):
+        yield Complaint(("payload", *each["loc"]), each["msg"])
+
+
+def job_id_for(idempotency_key: str | None, job_type: str, payload: Mapping[str, Any]) -> str:
+    """The id of a job that is asked for: a new one, or one made of key, type and payload.
+
+    So two requests that ask for the same at the same time publish one job, whichever of them
+    the broker refuses; and another payload under the same key meets the ledger's conflict.
+    """
+    if idempotency_key is None:
+        return str(uuid4())
+    content = json.dumps([job_type, payload], sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return str(uuid5(_NAMESPACE, f"{idempotency_key}/{digest}"))
+
+
+def delay_until(run_at: datetime, now: datetime) -> float:
+    """Seconds from now until then; 0 for a time that has passed. Raises InvalidRequest for one
+    that is too far away."""
+    delay = max(0.0, (run_at - now).total_seconds())
+    if delay > MAX_DELAY:
+        raise InvalidRequest(
+            Complaint(("run_at",), f"a job can be put off by {MAX_DELAY // 86400} days at most")
+        )
+    return delay
+
+
+def differs(request: JobRequest, known: JobRecord) -> str | None:
+    """The field in which a request with a known idempotency key asks for another job than the
+    one that is there; None when it asks for the same. Type and payload the ledger has compared.
+    """
+    expires_at = None if request.expires_at is None else request.expires_at.timestamp()
+    asked = known.run_at - known.created_at if known.run_at is not None else 0.0
+    if request.routing_key != known.routing_key:
+        return "routing_key"
+    if request.priority is not None and request.priority != known.priority:
+        return "priority"
+    if request.max_attempts is not None and request.max_attempts != known.max_attempts:
+        return "max_attempts"
+    if not _same(expires_at, known.expires_at):
+        return "expires_at"
+    return None if abs(request.delay - asked) <= SAME_MOMENT else "delay"
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) < 0.001

@@ -1,0 +1,44 @@
+"""Everything that can go wrong between this process and the ledger.
+
+LedgerError
+├── LedgerUnavailable      the database is away, locked for too long, or its disk is full: retry
+│   └── TransactionRaced   other processes wrote the same rows at the same time, time and again
+├── SchemaOutdated         the tables are missing or older than this program
+├── RowRejected            the database refuses this very row; a retry does not help
+└── IdempotencyConflict    the key belongs to a job with another type or payload
+"""
+
+from __future__ import annotations
+
+
+class LedgerError(Exception):
+    """Base of all errors of this package. The text says what to do."""
+
+
+class LedgerUnavailable(LedgerError):
+    """The database can't be used now. Whether the write took place is not known; every write
+    of the ledger may be repeated with the same ids."""
+
+
+class SchemaOutdated(LedgerError):
+    """The tables are missing, or are those of another version."""
+
+
+class RowRejected(LedgerError):
+    """The database refused the row: a value is missing, over-long or out of range."""
+
+
+class IdempotencyConflict(LedgerError):
+    """The idempotency key was used before, for a job with another type or payload."""
+
+    def __init__(self, idempotency_key: str, job_id: str) -> None:
+        self.idempotency_key = idempotency_key
+        self.job_id = job_id
+        super().__init__(
+            f"idempotency key {idempotency_key!r} belongs to job {job_id}, which has another "
+            "type or payload: choose another key"
+        )
+
+
+class InvalidCursor(ValueError):
+    """The cursor is none of this listing."""

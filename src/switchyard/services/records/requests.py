@@ -1,0 +1,184 @@
+"""What callers ask of the ledger. All times are float seconds since the epoch, UTC."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.records.states import ENDINGS, AttemptOutcome, State
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to be recorded before it is published."""
+
+    message: JobMessage
+    lane: str
+    worker: str
+    """The kind of worker that takes it."""
+    routing_key: str
+    run_at: float | None = None
+    """Not before this time: the job is `scheduled` and not `pending`."""
+    idempotency_key: str | None = None
+    """Two jobs of one key are one job; see `IdempotencyConflict`."""
+    now: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """A worker wants to run the job of a delivery."""
+
+    message: JobMessage
+    lane: str
+    worker: str
+    routing_key: str
+    worker_id: str
+    claim_id: str
+    """New for every delivery: the fencing token. The same id again is the same claim again."""
+    now: float
+    takeover_from: str | None = None
+    """The claim of a worker that has died, as `HeldBy` named it: compare and set."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRequest:
+    """An attempt has ended. Raises ValueError for a state that no attempt ends in."""
+
+    job_id: str
+    claim_id: str
+    state: State
+    """succeeded, retrying, queued (snoozed or released), dead or cancelled."""
+    attempts: int
+    """Attempts used up, this one included where it counts."""
+    now: float
+    result: Mapping[str, Any] | None = None
+    """JSON."""
+    reason: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    outcome: AttemptOutcome | None = None
+    """How the attempt stands in the job's timeline; None writes no line (it just succeeded)."""
+
+    def __post_init__(self) -> None:
+        if self.state not in ENDINGS:
+            raise ValueError(f"an attempt can't end as {self.state!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRecord:
+    """A letter that was seen in `jobs.dead`."""
+
+    id: str
+    """The job's id, or `raw-<sha256[:24] of the body>` for a body without one."""
+    job_id: str | None
+    reason: str
+    """exhausted, expired, overflowed, unroutable, malformed, permanent, crashed, …"""
+    dead_at: float
+    body: bytes
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    """AMQP headers, as JSON."""
+    job_type: str | None = None
+    lane: str | None = None
+    routing_key: str | None = None
+    worker: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    traceback: str | None = None
+    redrives: int = 0
+    attempts: int = 0
+    """With `redrives`, the letter's generation: an older letter does not bury a newer copy."""
+    fingerprint: str | None = None
+    """The group of letters that died of the same cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs to list; fields that are None do not matter."""
+
+    state: State | None = None
+    lane: str | None = None
+    job_type: str | None = None
+    worker: str | None = None
+    source: str | None = None
+    parent_id: str | None = None
+    since: float | None = None
+    """Created at this time or later."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """Which dead letters to list; fields that are None do not matter."""
+
+    state: str | None = None
+    reason: str | None = None
+    job_type: str | None = None
+    lane: str | None = None
+    error_type: str | None = None
+    group: str | None = None
+    """A group's id, or its beginning."""
+    operation: str | None = None
+    """The backfill whose jobs they are."""
+    ids: frozenset[str] = frozenset()
+    """Only these, where there are any."""
+    since: float | None = None
+    """Died at this time or later."""
+    until: float | None = None
+    """Died at this time or earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedrivenCopy:
+    """A dead letter's copy that the broker has confirmed."""
+
+    letter_id: str
+    redrives: int
+    """The copy's own number."""
+    changed: NewJob | None = None
+    """What the job is now, where the redrive has changed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterEdit:
+    """A letter that goes back changed: what it was and what it is."""
+
+    letter_id: str
+    redrives: int
+    """Of the letter; those of the copy are one more."""
+    operation_id: str
+    routing_key: str
+    """Where the copy goes."""
+    edited_by: str
+    edited_at: float
+    headers: Mapping[str, Any]
+    """The letter's, as JSON."""
+    original: bytes
+    edited: bytes
+    undone_at: float | None = None
+    """Taken back before it ran."""
+    restored_at: float | None = None
+    """The original is in `jobs.dead` again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A relation from one item to another, for the knowledge graph."""
+
+    target_id: str
+    kind: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentFilter:
+    """Which documents: those that fit every field that is set."""
+
+    state: str | None = None
+    source_prefix: str | None = None
+    media_type: str | None = None
+    since: float | None = None
+    """Made at this time or later, in seconds since the epoch."""
+    until: float | None = None
+    """Made before this time."""

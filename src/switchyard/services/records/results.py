@@ -1,0 +1,261 @@
+"""What the ledger answers. All times are float seconds since the epoch, UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from switchyard.services.records.states import State
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The job was recorded now."""
+
+    job_id: str
+    receipt: str = field(default="", compare=False)
+    """With it the record can be taken back, for as long as nobody else relies on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """The id, or the idempotency key, was there before: nothing was changed."""
+
+    job_id: str
+    """The job that is there; with an idempotency key it may be another id than yours."""
+    state: State
+
+
+Recorded = Created | Existing
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The job is yours to run, until you finish it or die."""
+
+    crashes: int
+    """Claims of this generation that ended with the worker's death; 0 after a redrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """It has ended before: acknowledge the delivery and skip it."""
+
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A newer copy of the job has been seen: acknowledge the delivery and skip it."""
+
+    redrives: int
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBy:
+    """It runs. Watch that worker's beat; when it is dead, claim with `takeover_from`."""
+
+    worker_id: str
+    claim_id: str
+
+
+ClaimResult = Claimed | Finished | Superseded | HeldBy
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """It will not be run; its delivery is skipped when it comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """It runs: only its worker can stop it. The ledger was not changed."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyFinished:
+    """There is nothing to cancel."""
+
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class NotFound:
+    """The ledger has no such job."""
+
+
+CancelResult = Cancelled | Running | AlreadyFinished | NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """An attempt that did not simply succeed."""
+
+    redrive: int
+    attempt: int
+    """From 1, within the redrive."""
+    worker_id: str | None
+    started_at: float | None
+    finished_at: float
+    outcome: str
+    error_type: str | None
+    error_message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """A job without its payload and result."""
+
+    id: str
+    job_type: str
+    lane: str
+    routing_key: str
+    worker: str
+    priority: int
+    state: State
+    source: str
+    parent_id: str | None
+    pipeline: str | None
+    attempts: int
+    """Attempts used up."""
+    max_attempts: int
+    redrives: int
+    crashes: int
+    worker_id: str | None
+    """Who runs it, or ran it last."""
+    claim_id: str | None
+    created_at: float
+    queued_at: float | None
+    started_at: float | None
+    finished_at: float | None
+    updated_at: float
+    run_at: float | None
+    expires_at: float | None
+    reason: str | None
+    error_type: str | None
+    error_message: str | None
+    idempotency_key: str | None
+    operation_id: str | None
+    """The backfill that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord(JobSummary):
+    """Everything that is known of a job."""
+
+    payload: dict[str, Any]
+    envelope: dict[str, Any]
+    """The message without its payload: `metadata`, and fields that this version does not know."""
+    result: dict[str, Any] | None
+    timeline: tuple[AttemptRecord, ...] = ()
+    """Attempts that did not simply succeed, oldest first; only from `Ledger.get`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """Part of a listing."""
+
+    items: tuple[Item, ...]
+    next_cursor: str | None
+    """Give it back for the following page; None after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A dead letter as the ledger knows it."""
+
+    id: str
+    job_id: str | None
+    job_type: str | None
+    lane: str | None
+    routing_key: str | None
+    reason: str
+    error_type: str | None
+    error_message: str | None
+    traceback: str | None
+    attempts: int
+    redrives: int
+    worker: str | None
+    first_at: float
+    dead_at: float
+    body: bytes
+    headers: Mapping[str, Any]
+    copies: int
+    """Letters of this id that were seen since it last began to wait."""
+    state: str
+    """waiting, redriven, purged or dropped."""
+    updated_at: float
+    fingerprint: str | None
+    """The group of those that died of the same cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Dead letters of one cause."""
+
+    fingerprint: str
+    count: int
+    first_at: float
+    """When the first of them died."""
+    last_at: float
+    trend: tuple[int, ...]
+    """Deaths in each of the last 24 hours, the latest last."""
+    sample: DeadLetter
+    """The one that died last."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A worker process."""
+
+    worker_id: str
+    kinds: tuple[str, ...]
+    lanes: tuple[str, ...]
+    host: str
+    pid: int
+    concurrency: int
+    started_at: float
+    beat: int
+    """Counts up while it lives; compare two readings, not clocks."""
+    beat_at: float
+    """By the database's clock, as the two that follow."""
+    stopped_at: float | None
+    hot_at: float | None
+    """The last beat before which it took a hot job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document (an item of the knowledge graph) and how far its pipeline has come."""
+
+    id: str
+    content_hash: str
+    source: str | None
+    filename: str | None
+    title: str | None
+    media_type: str | None
+    size_bytes: int | None
+    pipeline: str | None
+    """The job that works it."""
+    state: str
+    current_stage: str | None
+    completed_stages: tuple[str, ...]
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeRecord:
+    """A relation between two items."""
+
+    source_id: str
+    target_id: str
+    kind: str
+    weight: float
+    updated_at: float

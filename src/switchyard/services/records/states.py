@@ -1,0 +1,93 @@
+"""States of a job, and which may follow which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class State(StrEnum):
+    """Where a job is in its life."""
+
+    SCHEDULED = "scheduled"
+    """Waits for its `run_at`; the scheduler publishes it then."""
+    PENDING = "pending"
+    """Recorded; the broker has not confirmed it yet. The scheduler publishes what stays so."""
+    QUEUED = "queued"
+    """The broker has it: it waits in its lane."""
+    RUNNING = "running"
+    """A worker has claimed it."""
+    RETRYING = "retrying"
+    """An attempt failed; it waits for the next one."""
+    SUCCEEDED = "succeeded"
+    """Done, for ever."""
+    DEAD = "dead"
+    """Given up; it waits in the dead letters until somebody redrives it."""
+    CANCELLED = "cancelled"
+    """Called off, for ever: it is never run."""
+
+
+class AttemptOutcome(StrEnum):
+    """How an attempt ended that did not simply succeed."""
+
+    RETRY = "retry"
+    SNOOZE = "snooze"
+    DEAD = "dead"
+    CRASHED = "crashed"
+    """Its worker died; another one took the job over."""
+    RELEASED = "released"
+    """Its worker stopped or lost the broker, and gave the job back."""
+    CANCELLED = "cancelled"
+    SUPERSEDED = "superseded"
+
+
+UNCONFIRMED = frozenset({State.SCHEDULED, State.PENDING})
+"""The broker has not confirmed the job yet."""
+
+WAITING = frozenset({State.SCHEDULED, State.PENDING, State.QUEUED, State.RETRYING})
+"""Not started; a claim may run it."""
+
+FINISHED = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
+"""At rest. Only a redrive leaves one of them, and only `dead`."""
+
+ENDINGS = frozenset({State.SUCCEEDED, State.RETRYING, State.QUEUED, State.DEAD, State.CANCELLED})
+"""What an attempt may leave a job in. `queued`: snoozed or released, no attempt used up."""
+
+TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
+    {
+        State.SCHEDULED: frozenset({State.QUEUED, State.RUNNING, State.DEAD, State.CANCELLED}),
+        State.PENDING: frozenset({State.QUEUED, State.RUNNING, State.DEAD, State.CANCELLED}),
+        State.QUEUED: frozenset({State.RUNNING, State.DEAD, State.CANCELLED}),
+        # running → running is a takeover from a worker that died.
+        State.RUNNING: ENDINGS | {State.RUNNING},
+        State.RETRYING: frozenset({State.RUNNING, State.DEAD, State.CANCELLED}),
+        State.SUCCEEDED: frozenset(),
+        # Both are redrives: noted by who redrove, or seen first by the worker that claims it.
+        State.DEAD: frozenset({State.QUEUED, State.RUNNING}),
+        State.CANCELLED: frozenset(),
+    }
+)
+"""Every change of state that the ledger makes. A row may also be deleted while `pending`,
+by the request that recorded it, for as long as nobody else relies on it."""
+
+
+class DeadLetterState(StrEnum):
+    """What became of a dead letter."""
+
+    WAITING = "waiting"
+    REDRIVEN = "redriven"
+    PURGED = "purged"
+    """Thrown away by somebody."""
+    DROPPED = "dropped"
+    """The broker no longer has it: its time there was over."""
+
+
+class RedriveOutcome(StrEnum):
+    """What became of a letter that was redriven."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """It died again, or was cancelled."""
+    UNDONE = "undone"
+    """Somebody took it back before it ran."""

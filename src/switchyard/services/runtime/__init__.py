@@ -1,0 +1,1 @@
+"""Runs jobs: consume, claim, run, conclude."""

@@ -1,0 +1,282 @@
+"""The pipeline without a broker: jobs run in the process that was asked for them.
+
+For one process with a ledger of its own. The way of a job is the workers': claim, run in the
+Executor, `decide`, record; the handlers, the stages and the ledger's rules are the same. What the
+broker would do is done in memory: the next jobs wait in a list, a retry waits in its coroutine.
+Nothing is lost with the process: `finish` takes up what the ledger says is not done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from dataclasses import replace
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+import structlog
+
+from switchyard.broker.dead import Reason
+from switchyard.broker.message import now
+from switchyard.services.instance import new_instance_id
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.registry import (
+    InvalidPayload,
+    Registry,
+    UnknownJobType,
+)
+from switchyard.services.jobs.retry import (
+    MAX_CRASHES,
+    Decision,
+    Delayed,
+    Died,
+    Failure,
+    Policy,
+    Succeeded,
+    decide,
+)
+from switchyard.services.ledger import Ledger, to_message
+from switchyard.services.publishing.publisher import (
+    InvalidJob,
+    JobRequest,
+    Published,
+    children_of,
+    prepare,
+)
+from switchyard.services.records import (
+    FINISHED,
+    AttemptOutcome,
+    Claimed,
+    ClaimRequest,
+    Existing,
+    FinishRequest,
+    HeldBy,
+    JobRecord,
+    NewJob,
+    RowRejected,
+    State,
+)
+from switchyard.services.runtime.execution import Executor
+from switchyard.services.settings import Settings
+
+PATIENCE = 60.0
+"""Seconds that one job may wait for its retries in all: somebody waits for the answer."""
+
+
+class InlineRunner:
+    """Runs jobs, each with those that follow from it. Use it as a context manager.
+
+    It serves HTTP: what it is asked to run comes from outside.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        *,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._ledger = ledger
+        self._patience = patience
+        self._policy = Policy.over(settings.retry_delays)
+        self._executor = Executor(min(settings.worker_concurrency, os.cpu_count() or 1))
+        self._slots = asyncio.Semaphore(settings.worker_concurrency)
+        self._worker_id = f"inline-{new_instance_id()}"
+        self._claims = count(1)
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        """Pipelines under way, by the id of their first job."""
+        self._log = structlog.get_logger("inline")
+
+    async def __aenter__(self) -> InlineRunner:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop what runs; `finish` takes it up again in the next process."""
+        for task in self._runs.values():
+            task.cancel()
+        await asyncio.gather(*self._runs.values(), return_exceptions=True)
+        await self._executor.close()
+
+    async def publish(self, request: JobRequest) -> Published:
+        """Record a job and start it; it runs on when the caller has gone.
+
+        Raises InvalidJob (also for a delay: nobody would wait for its time), UnknownJobType,
+        InvalidPayload, IdempotencyConflict and LedgerUnavailable.
+        """
+        if request.delay:
+            raise InvalidJob("a delay needs a broker: set JOBS_AMQP_URL")
+        job = prepare(self._registry, request, remote=True)
+        recorded = await self._ledger.record(job)
+        if isinstance(recorded, Existing):
+            return Published(recorded.job_id, job.routing_key, recorded.state, duplicate=True)
+        self._start(job.message.job_id, [job])
+        return Published(job.message.job_id, job.routing_key, State.QUEUED)
+
+    async def finish(self, job_id: str) -> None:
+        """Return when the job and all that follow from it have ended.
+
+        Starts again what an earlier process left undone. Raises LedgerUnavailable.
+        """
+        if job_id not in self._runs:
+            left = [job.id for job in await self._ledger.pipeline(job_id) if _is_open(job.state)]
+            records = [await self._ledger.get(each) for each in left]
+            jobs = [_job_of(record) for record in records if record is not None]
+            if jobs and job_id not in self._runs:  # another caller may have been faster
+                self._start(job_id, jobs)
+        if task := self._runs.get(job_id):
+            await asyncio.shield(task)
+
+    def _start(self, job_id: str, jobs: list[NewJob]) -> None:
+        task = asyncio.create_task(self._run_all(deque(jobs)))
+        self._runs[job_id] = task
+        task.add_done_callback(lambda done: self._ended(job_id, done))
+
+    def _ended(self, job_id: str, task: asyncio.Task[None]) -> None:
+        del self._runs[job_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its callers are told; but there may be none any more.
+            self._log.error("pipeline interrupted", job_id=job_id, error=str(error))
+
+    async def _run_all(self, jobs: deque[NewJob]) -> None:
+        async with self._slots:
+            while jobs:
+                jobs.extend(await self._see_through(jobs.popleft()))
+
+    async def _see_through(self, job: NewJob) -> list[NewJob]:
+        """Run a job, and again as its retries want it; gives the jobs that follow."""
+        waited = 0.0
+        while True:
+            claim_id, crashes = await self._claim(job)
+            if crashes is None:
+                return []
+            decision = await self._attempt(job, crashes)
+            if isinstance(decision, Delayed):
+                pause = _pause(decision)
+                waited += pause
+                if waited > self._patience:
+                    decision = Died(Reason.EXHAUSTED, decision.attempts, decision.failure)
+            following: list[NewJob] = []
+            if isinstance(decision, Succeeded):
+                try:
+                    following = children_of(self._registry, job.message, job.lane, decision.jobs)
+                    await self._ledger.record_many(following)
+                    await self._record_end(job, claim_id, decision)
+                except (InvalidJob, InvalidPayload, UnknownJobType, RowRejected) as error:
+                    # A defect of the handler, which no attempt can mend.
+                    defect = Failure("InvalidOutcome", str(error), permanent=True)
+                    used = job.message.metadata.attempts + 1
+                    decision = Died(Reason.PERMANENT, used, defect)
+                else:
+                    return following
+            await self._record_end(job, claim_id, decision)
+            if not isinstance(decision, Delayed):
+                return []
+            await asyncio.sleep(pause)
+            job = replace(job, message=job.message.with_metadata(attempts=decision.attempts))
+
+    async def _claim(self, job: NewJob) -> tuple[str, int | None]:
+        """The claim, and how often the job has killed a process; None when it is not to run."""
+        request = ClaimRequest(
+            message=job.message,
+            lane=job.lane,
+            worker=job.worker,
+            routing_key=job.routing_key,
+            worker_id=self._worker_id,
+            claim_id=f"{self._worker_id}/{next(self._claims)}",
+            now=time.time(),
+        )
+        claim = await self._ledger.claim(request)
+        if isinstance(claim, HeldBy):
+            # Of a process that is gone: in this one, a job has one run at a time.
+            request = replace(request, takeover_from=claim.claim_id, now=time.time())
+            claim = await self._ledger.claim(request)
+        return request.claim_id, claim.crashes if isinstance(claim, Claimed) else None
+
+    async def _attempt(self, job: NewJob, crashes: int) -> Decision:
+        metadata = job.message.metadata
+        if crashes >= MAX_CRASHES:
+            killer = Failure("WorkerCrashed", f"its process died {crashes} times")
+            return Died(Reason.CRASHED, metadata.attempts, killer)
+        job_type = self._registry.get(job.message.job_type)
+        ctx = JobContext(
+            message=job.message,
+            lane=job.lane,
+            worker_id=self._worker_id,
+            settings=self._settings,
+            ledger=self._ledger,
+        )
+        payload = job_type.validate(job.message.payload)
+        ended: Any = await self._executor.run(job_type, payload, ctx)
+        return decide(
+            ended,
+            attempts=metadata.attempts,
+            max_attempts=metadata.max_attempts,
+            policy=self._policy,
+            now=now(),
+        )
+
+    async def _record_end(self, job: NewJob, claim_id: str, decision: Decision) -> None:
+        state, outcome = _ending(decision)
+        failure = decision.failure if isinstance(decision, Delayed | Died) else None
+        if failure is not None:
+            self._log.warning(
+                str(state),
+                job_id=job.message.job_id,
+                job_type=job.message.job_type,
+                error_type=failure.error_type,
+                error=failure.message,
+            )
+        await self._ledger.finish(
+            FinishRequest(
+                job_id=job.message.job_id,
+                claim_id=claim_id,
+                state=state,
+                attempts=job.message.metadata.attempts
+                if isinstance(decision, Succeeded)
+                else decision.attempts,
+                now=time.time(),
+                result=decision.result if isinstance(decision, Succeeded) else None,
+                reason=str(decision.reason) if isinstance(decision, Died) else None,
+                error_type=failure.error_type if failure else None,
+                error_message=failure.message if failure else None,
+                outcome=outcome,
+            )
+        )
+
+
+def _ending(decision: Decision) -> tuple[State, AttemptOutcome | None]:
+    match decision:
+        case Succeeded():
+            return State.SUCCEEDED, None
+        case Delayed(counts=True):
+            return State.RETRYING, AttemptOutcome.RETRY
+        case Delayed():
+            return State.RETRYING, AttemptOutcome.SNOOZE
+        case Died():
+            return State.DEAD, AttemptOutcome.DEAD
+
+
+def _pause(delayed: Delayed) -> float:
+    """Seconds until the next attempt."""
+    if delayed.not_before is None:
+        return delayed.level
+    return max(delayed.level, (delayed.not_before - now()).total_seconds())
+
+
+def _is_open(state: State) -> bool:
+    return state not in FINISHED
+
+
+def _job_of(record: JobRecord) -> NewJob:
+    return NewJob(to_message(record), record.lane, record.worker, record.routing_key)

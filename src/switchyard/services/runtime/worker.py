@@ -1,0 +1,290 @@
+"""A worker process: one or more kinds of worker, each with its own lanes and slots."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from switchyard.broker.background import Background, end_tasks
+from switchyard.broker.connection import Link
+from switchyard.broker.consumer import LaneConsumer
+from switchyard.broker.lanes import LANES, Lane, queue_name
+from switchyard.broker.publisher import Publisher
+from switchyard.services.instance import new_instance_id
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.jobs.retry import Policy
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import LedgerError
+from switchyard.services.runtime.conclusion import Conclusion, Counters
+from switchyard.services.runtime.control import ControlListener
+from switchyard.services.runtime.execution import Executor
+from switchyard.services.runtime.runner import Runner, Suspects
+from switchyard.services.settings import Settings
+
+BEATS_PER_TAKEOVER = 4
+"""Signs of life given in the time after which silence means death."""
+LAST_WORDS = 2.0
+"""Seconds after the grace in which what follows from ended handlers is published and recorded."""
+LEDGER_PROBE = 0.5
+"""Seconds between looks at a ledger that is away."""
+LANE_WORKER_PRIORITY = 10
+"""Consumer priority of a worker that was started for one lane of several: it gets that lane's
+jobs first, the general workers what it can't take."""
+
+
+class UnknownWorker(ValueError):
+    """No job type is worked by this kind of worker, or not in that lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one kind of worker consumes."""
+
+    kind: str
+    lanes: tuple[str, ...]
+    """Most urgent first."""
+    slots: int
+    reserve: int
+    consumer_priority: int
+
+    @property
+    def queues(self) -> list[str]:
+        return [queue_name(lane, self.kind) for lane in self.lanes]
+
+
+def share_of(
+    registry: Registry,
+    kind: str,
+    *,
+    lanes: Sequence[str] | None = None,
+    slots: int,
+    reserve: int | None = None,
+) -> Share:
+    """What a worker of that kind consumes, in the lanes named or in all that it has.
+
+    `reserve` None means 1 where there are two slots or more. Raises UnknownWorker.
+    """
+    possible = registry.lanes_of(kind)
+    if not possible:
+        kinds = ", ".join(sorted({job_type.worker for job_type in registry}))
+        raise UnknownWorker(f"no job type is worked by {kind!r}; kinds with work are: {kinds}")
+    wrong = sorted(set(lanes or ()) - set(possible))
+    if wrong:
+        raise UnknownWorker(
+            f"{kind} has no work in {', '.join(wrong)}; its lanes are: {', '.join(possible)}"
+        )
+    chosen = tuple(lane for lane in possible if lanes is None or lane in lanes)
+    most = slots - 1
+    return Share(
+        kind=kind,
+        lanes=chosen,
+        slots=slots,
+        reserve=min(1, most) if reserve is None else min(reserve, most),
+        consumer_priority=LANE_WORKER_PRIORITY if len(chosen) == 1 < len(possible) else 0,
+    )
+
+
+class Worker:
+    """Consumes the shares given to it until `stop`. One instance is one start of a worker."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        shares: Iterable[Share],
+        *,
+        lanes: tuple[Lane, ...] = LANES,
+    ) -> None:
+        self.worker_id = new_instance_id()
+        self.counters = Counters()
+        self._settings = settings
+        self._ledger = ledger
+        self._shares = tuple(shares)
+        self._log = structlog.get_logger("worker").bind(worker_id=self.worker_id)
+        self._stopping = asyncio.Event()
+        self._ledger_away = asyncio.Event()
+        self._link = Link(settings.require_amqp_url(), f"worker {self.worker_id}", self._log)
+        self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
+        conclusion = Conclusion(
+            registry=registry,
+            ledger=ledger,
+            publisher=self._publisher,
+            policy=Policy.over(settings.retry_delays),
+            worker_id=self.worker_id,
+            on_ledger_away=self._on_ledger_away,
+            counters=self.counters,
+        )
+        suspects = Suspects()
+        self._executors = [Executor(share.slots) for share in self._shares]
+        self._runners = [
+            Runner(
+                settings=settings,
+                registry=registry,
+                ledger=ledger,
+                executor=executor,
+                conclusion=conclusion,
+                worker=share.kind,
+                worker_id=self.worker_id,
+                lanes=lanes,
+                suspects=suspects,
+            )
+            for share, executor in zip(self._shares, self._executors, strict=True)
+        ]
+        self._consumers = [
+            LaneConsumer(
+                self._link,
+                share.queues,
+                runner.handle,
+                self._log,
+                slots=share.slots,
+                reserve=share.reserve,
+                consumer_priority=share.consumer_priority,
+                tag=self.worker_id,
+            )
+            for share, runner in zip(self._shares, self._runners, strict=True)
+        ]
+
+    async def run(self) -> None:
+        """Work until `stop`; then finish what runs, within the grace, and return the rest.
+
+        Raises LedgerError when the ledger can't be used at the start, BackgroundFailed when the
+        worker can't give signs of life any more.
+        """
+        await self._register()
+        self._publisher.connect_soon()  # the first events, too, are to be heard
+        background = Background(self._log)
+        # Without these two, a worker looks alive and is not.
+        background.start("beat", self._beat, vital=True)
+        background.start("watch ledger", self._watch_ledger, vital=True)
+        background.start("control", ControlListener(self._link, self._on_cancel, self._log).run)
+        consuming = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            ends: tuple[asyncio.Future[Any], ...] = (stopping, background.failed, *consuming)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for consumer in self._consumers:
+                consumer.stop()
+            await self._drain()
+            await asyncio.wait(consuming, timeout=LAST_WORDS)
+            await background.close()
+            await end_tasks(stopping, *consuming)
+            await self._close()
+        for ended in (*consuming, background.failed):
+            if not ended.cancelled():
+                ended.result()
+
+    def stop(self) -> None:
+        """Take no more jobs; `run` returns when those that run have ended or their grace is
+        over. Safe to call from a signal handler of the event loop, and more than once."""
+        if not self._stopping.is_set():
+            self._log.info("stopping", running=self.running)
+        self._stopping.set()
+
+    @property
+    def running(self) -> int:
+        """Jobs that run now."""
+        return sum(consumer.running for consumer in self._consumers)
+
+    @property
+    def queue_states(self) -> dict[str, str]:
+        """Each queue's state: `away`, `consuming` or `resting`."""
+        return {
+            name: state for consumer in self._consumers for name, state in consumer.states.items()
+        }
+
+    # --- life -------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        await self._ledger.register_worker(
+            self.worker_id,
+            kinds=[share.kind for share in self._shares],
+            lanes=sorted({lane for share in self._shares for lane in share.lanes}),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            concurrency=sum(share.slots for share in self._shares),
+        )
+        for share in self._shares:
+            self._log.info(
+                "worker started",
+                kind=share.kind,
+                queues=share.queues,
+                slots=share.slots,
+                reserve=share.reserve,
+            )
+
+    async def _drain(self) -> None:
+        grace = self._settings.shutdown_grace
+        if all(await asyncio.gather(*(consumer.drain(grace) for consumer in self._consumers))):
+            return
+        self._log.warning("grace is over: running jobs go back to their queues")
+        for runner in self._runners:
+            runner.interrupt()
+        if all(await asyncio.gather(*(consumer.drain(LAST_WORDS) for consumer in self._consumers))):
+            return
+        ended = await asyncio.gather(*(consumer.abort(LAST_WORDS) for consumer in self._consumers))
+        if not all(ended):
+            self._log.error("jobs that can't be stopped are left behind", running=self.running)
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(executor.close() for executor in self._executors))
+        try:
+            # Before the broker gives their jobs to others, who would count a crash.
+            await self._ledger.release_all(self.worker_id, time.time())
+            await self._ledger.stopped(self.worker_id)
+        except LedgerError as error:
+            self._log.warning("can't record the stop", error=str(error))
+        await self._link.close()
+        await self._publisher.close()
+        self._log.info("worker stopped")
+
+    async def _beat(self) -> None:
+        interval = self._settings.takeover_after / BEATS_PER_TAKEOVER
+        told = 0
+        while True:
+            await asyncio.sleep(interval)
+            hot = self.counters.hot
+            try:
+                await self._ledger.beat(self.worker_id, hot=hot > told)
+                told = hot
+            except LedgerError as error:
+                self._log.warning("ledger away", error=str(error))
+                self._on_ledger_away()
+
+    # --- the ledger away --------------------------------------------------------------------
+
+    def _on_ledger_away(self) -> None:
+        self._ledger_away.set()
+
+    async def _watch_ledger(self) -> None:
+        """Take no jobs while the ledger is away: without a claim nothing may run."""
+        while True:
+            await self._ledger_away.wait()
+            for consumer in self._consumers:
+                consumer.pause()
+            self._log.warning("paused until the ledger is back")
+            while self._ledger_away.is_set():
+                await asyncio.sleep(LEDGER_PROBE)
+                try:
+                    await self._ledger.check()
+                except LedgerError as error:
+                    self._log.warning("ledger away", error=str(error))
+                else:
+                    self._ledger_away.clear()
+            self._log.info("ledger back")
+            for consumer in self._consumers:
+                consumer.resume()
+
+    # --- control ----------------------------------------------------------------------------
+
+    def _on_cancel(self, job_id: str) -> None:
+        if any(runner.cancel(job_id) for runner in self._runners):
+            self._log.info("cancelling", job_id=job_id)

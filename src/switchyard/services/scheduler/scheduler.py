@@ -1,0 +1,214 @@
+"""The scheduler: publishes what is due, heals what a crash left behind, follows dead letters.
+
+One instance is active; others stand by and take over when its lease runs out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from switchyard.broker.background import Background
+from switchyard.broker.errors import LaneFull
+from switchyard.broker.message import now
+from switchyard.broker.publisher import Accepted, Outgoing, Publisher
+from switchyard.services.dead.indexing import DeadLetterIndexer
+from switchyard.services.instance import new_instance_id
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger, to_message
+from switchyard.services.records import JobRecord, LedgerError, State
+from switchyard.services.settings import Settings
+
+LEASE = "scheduler"
+BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a scheduler looks, and how long it waits before it steps in; all in seconds."""
+
+    turn: float = 0.5
+    """Between looks for due jobs."""
+    lease: float = 6.0
+    """A scheduler that has died is replaced after so long."""
+    pending: float = 15.0
+    """A record that is older and not yet confirmed was left behind by a crash: publish it
+    again."""
+    silent: float = 60.0
+    """Running jobs of a worker that has been silent for so long are published again, for the
+    case that the broker has lost them; otherwise the ledger lets only one copy run."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one turn has published."""
+
+    scheduled: int = 0
+    outbox: int = 0
+    lost: int = 0
+    refused: int = 0
+
+
+class Scheduler:
+    """Runs until `stop`."""
+
+    def __init__(
+        self, settings: Settings, registry: Registry, ledger: Ledger, *, pace: Pace | None = None
+    ) -> None:
+        self.holder = new_instance_id()
+        self.is_active = asyncio.Event()
+        """Set while this instance has the lease."""
+        self._ledger = ledger
+        self._pace = pace or Pace()
+        self._publisher = Publisher(settings, name="scheduler")
+        self._indexer = DeadLetterIndexer(settings, ledger, registry)
+        self._published_again: set[str | None] = set()
+        """Claims of silent workers whose jobs were published again."""
+        self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Stand by for the lease, then do the work, until `stop`."""
+        background: Background | None = None
+        try:
+            while not self._stopping.is_set():
+                if await self._hold_lease():
+                    if background is None:
+                        background = Background(self._log)
+                        background.start("index of dead letters", self._indexer.run)
+                    try:
+                        await self.turn()
+                    except LedgerError as error:
+                        self._log.warning("ledger away", error=str(error))
+                elif background is not None:
+                    await background.close()
+                    background = None
+                await self._pause()
+        finally:
+            if background is not None:
+                await background.close()
+            await self.close()
+            if self.is_active.is_set():
+                await self._release()
+
+    def stop(self) -> None:
+        """End after the current turn; safe in a signal handler."""
+        self._stopping.set()
+
+    async def close(self) -> None:
+        """Close the connection to the broker; `run` does so at its end."""
+        await self._publisher.close()
+
+    async def turn(self) -> Turn:
+        """Publish everything that is due now. Raises LedgerUnavailable."""
+        turn = Turn()
+        moment = time.time()
+        old = moment - self._pace.pending
+        turn.scheduled = await self._publish_due(partial(self._ledger.due_scheduled, moment), turn)
+        turn.outbox = await self._publish_due(partial(self._ledger.due_pending, old), turn)
+        turn.lost = await self._publish_silent(turn)
+        if turn != Turn():
+            self._log.info(
+                "published",
+                scheduled=turn.scheduled,
+                outbox=turn.outbox,
+                lost=turn.lost,
+                refused=turn.refused,
+            )
+        return turn
+
+    async def _publish_due(
+        self, fetch: Callable[..., Awaitable[list[JobRecord]]], turn: Turn
+    ) -> int:
+        """Publish a batch of what is due, and as long as a batch runs into full queues one more
+        without these: jobs that wait for room do not stand in the way of others."""
+        number = 0
+        full: set[tuple[str, str]] = set()
+        while True:
+            due = await fetch(BATCH, without=full)
+            kept = await self._rely_on(due)
+            accepted = set(await self._publish(kept, turn))
+            number += len(accepted)
+            refused = {(each.lane, each.worker) for each in kept if each.id not in accepted}
+            if len(due) < BATCH or not refused:
+                return number
+            full |= refused
+
+    async def _rely_on(self, due: list[JobRecord]) -> list[JobRecord]:
+        """Those that are still there to be published. Whoever recorded one may be slow and not
+        dead: from now on it can't take back what is published here."""
+        held = [each.id for each in due if each.state is State.PENDING and each.claim_id]
+        if not held:
+            return due
+        states = await self._ledger.rely_on(held)
+        gone = {each for each in held if states.get(each) is not State.PENDING}
+        return [each for each in due if each.id not in gone]
+
+    async def _publish_silent(self, turn: Turn) -> int:
+        """Publish what silent workers run, once for each claim.
+
+        The claims stay: whoever gets a copy takes the job over by the same rules as ever, which
+        count the crash, and a worker that lives after all can still finish it.
+        """
+        silent = await self._ledger.stale_running(self._pace.silent, BATCH)
+        fresh = [record for record in silent if record.claim_id not in self._published_again]
+        accepted = set(await self._publish(fresh, turn))
+        self._published_again &= {record.claim_id for record in silent}
+        self._published_again |= {record.claim_id for record in fresh if record.id in accepted}
+        return len(accepted)
+
+    async def _publish(self, records: list[JobRecord], turn: Turn) -> list[str]:
+        """Publish recorded jobs, and say which the broker took. Those that it refuses keep their
+        state and come again."""
+        if not records:
+            return []
+        results = await self._publisher.publish_many(
+            Outgoing(to_message(record).with_metadata(queued_at=now()), record.routing_key)
+            for record in records
+        )
+        accepted: list[str] = []
+        for record, result in zip(records, results, strict=True):
+            if isinstance(result, Accepted):
+                accepted.append(record.id)
+                continue
+            turn.refused += 1
+            self._log.warning("not published", job_id=record.id, error=str(result))
+            if isinstance(result, LaneFull) and result.dead_lettered:
+                await self._ledger.mark_overflowed(record.id, time.time())
+        if accepted:
+            await self._ledger.mark_queued(accepted, time.time())
+        return accepted
+
+    # --- the lease --------------------------------------------------------------------------
+
+    async def _hold_lease(self) -> bool:
+        try:
+            held = await self._ledger.acquire_lease(LEASE, self.holder, self._pace.lease)
+        except LedgerError as error:
+            self._log.warning("ledger away", error=str(error))
+            held = False
+        if held and not self.is_active.is_set():
+            self._log.info("active")
+            self.is_active.set()
+        elif not held and self.is_active.is_set():
+            self._log.warning("standing by")
+            self.is_active.clear()
+        return held
+
+    async def _release(self) -> None:
+        self.is_active.clear()
+        try:
+            await self._ledger.release_lease(LEASE, self.holder)
+        except LedgerError as error:
+            self._log.warning("can't release the lease", error=str(error))
+
+    async def _pause(self) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), self._pace.turn)
+        except TimeoutError:
+            return

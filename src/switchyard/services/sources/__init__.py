@@ -1,0 +1,1 @@
+"""Servers that know papers, code and models."""

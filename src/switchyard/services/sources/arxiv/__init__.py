@@ -1,0 +1,1 @@
+"""arXiv: its API, asked politely."""

@@ -1,0 +1,147 @@
+"""When the next request to arXiv may be sent: one rule for all processes together.
+
+arXiv asks for one connection at a time, and for at most one request every three seconds, over
+all machines that somebody has (https://info.arxiv.org/help/api/tou.html). Leases in the ledger
+keep that: `arxiv.connection` is held while a request is under way, `arxiv.pause` until the next
+one may begin. Who waits for them has a place, of which there are two: the one whose turn is next,
+and one behind, so that no turn is lost; all others are sent away at once, or they would keep their
+workers from other work. A process that dies lets go of everything when it runs out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
+
+from switchyard.services.sources.arxiv.errors import ArxivBusy
+
+if TYPE_CHECKING:
+    from switchyard.services.ledger import Ledger
+
+CONNECTION = "arxiv.connection"
+PAUSE = "arxiv.pause"
+PLACES = ("arxiv.place.1", "arxiv.place.2")
+LONGEST_PAUSE = 3600.0
+"""Seconds; whatever Retry-After says, somebody looks again after that."""
+_POLL = 0.2
+"""Seconds between looks at what another one has."""
+_MARGIN = 5.0
+"""Seconds that a connection is held longer than its request may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The permission for one request, while its context lasts."""
+
+    _pause: Callable[[float], Awaitable[None]]
+
+    async def pause(self, seconds: float) -> float:
+        """Nobody begins another request for so long, LONGEST_PAUSE at most. Gives the seconds."""
+        kept = min(seconds, LONGEST_PAUSE)
+        await self._pause(kept)
+        return kept
+
+
+class Pace(Protocol):
+    """Lets requests pass, one after the other."""
+
+    def turn(self, *, takes: float) -> AbstractAsyncContextManager[Turn]:
+        """Wait until a request may begin that takes at most `takes` seconds. Raises ArxivBusy
+        when the wait would exceed the pace's patience."""
+        ...
+
+
+class FleetPace:
+    """The pace of all processes that share a ledger."""
+
+    def __init__(
+        self, ledger: Ledger, *, interval: float, patience: float, waits_for_place: bool
+    ) -> None:
+        self._ledger = ledger
+        self._interval = interval
+        """Seconds from one request's beginning to the next one's."""
+        self._patience = patience
+        """Seconds that a caller is kept waiting."""
+        self._waits_for_place = waits_for_place
+        """Or is sent away when both places are taken."""
+
+    @asynccontextmanager
+    async def turn(self, *, takes: float) -> AsyncIterator[Turn]:
+        """As in Pace. Raises LedgerUnavailable too."""
+        holder = str(uuid4())
+        until = time.monotonic() + self._patience
+        held = self._patience + takes + _MARGIN
+        self._refuse_long(await self._ledger.lease_remaining(PAUSE), until)
+        async with (
+            self._holding(PLACES, holder, held, until if self._waits_for_place else 0.0),
+            self._holding((CONNECTION,), holder, held, until),
+        ):
+            await self._wait(holder, until)
+
+            async def pause(seconds: float) -> None:
+                # The holder's own lease, or one that has run out: nobody else takes it meanwhile.
+                await self._ledger.acquire_lease(PAUSE, holder, max(seconds, self._interval))
+
+            yield Turn(pause)
+
+    @asynccontextmanager
+    async def _holding(
+        self, names: Sequence[str], holder: str, seconds: float, until: float
+    ) -> AsyncIterator[None]:
+        """Hold one of these leases, waited for as long as it is not `until`."""
+        while not (name := await self._take(names, holder, seconds)):
+            if time.monotonic() >= until:
+                raise ArxivBusy("others are waiting to ask arXiv", wait=self._interval)
+            await asyncio.sleep(_POLL)
+        try:
+            yield
+        finally:
+            await self._ledger.release_lease(name, holder)
+
+    async def _take(self, names: Sequence[str], holder: str, seconds: float) -> str | None:
+        for name in names:
+            if await self._ledger.acquire_lease(name, holder, seconds):
+                return name
+        return None
+
+    async def _wait(self, holder: str, until: float) -> None:
+        while not await self._ledger.acquire_lease(PAUSE, holder, self._interval):
+            left = await self._ledger.lease_remaining(PAUSE)
+            self._refuse_long(left, until)
+            await asyncio.sleep(left + 0.005)
+
+    def _refuse_long(self, left: float, until: float) -> None:
+        if time.monotonic() + left > until:
+            raise ArxivBusy(
+                f"the next request to arXiv is due in {left:.0f} s for the whole fleet", wait=left
+            )
+
+
+class LocalPace:
+    """The pace of one client, where there is no ledger to share one."""
+
+    def __init__(self, *, interval: float, patience: float) -> None:
+        self._interval = interval
+        self._patience = patience
+        self._connection = asyncio.Lock()
+        self._next = 0.0
+
+    @asynccontextmanager
+    async def turn(self, *, takes: float) -> AsyncIterator[Turn]:
+        """As in Pace."""
+        async with self._connection:
+            left = max(0.0, self._next - time.monotonic())
+            if left > self._patience:
+                raise ArxivBusy(f"the next request to arXiv is due in {left:.0f} s", wait=left)
+            await asyncio.sleep(left)
+            self._next = time.monotonic() + self._interval
+
+            async def pause(seconds: float) -> None:
+                self._next = time.monotonic() + max(seconds, self._interval)
+
+            yield Turn(pause)

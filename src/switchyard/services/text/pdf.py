@@ -1,0 +1,196 @@
+"""The text of a PDF, page by page, with PyMuPDF.
+
+Runs in a process of its own: a document that makes the library crash, hang or eat memory takes
+only that process with it. Limits here stop what can be seen before it hurts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from switchyard.services.files.errors import (
+    CorruptDocument,
+    DocumentTooLarge,
+    EncryptedDocument,
+)
+from switchyard.services.jobs.outcomes import RetryableError
+from switchyard.services.text.plain import clean, count_words, unwrap
+
+_END_WITHIN = 2048
+"""Bytes at a file's end in which `%%EOF` must stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a document may ask of us."""
+
+    pages: int = 2_000
+    page_pixels: int = 200_000_000
+    """Pixels of a page drawn at 150 dpi, and of any image on it."""
+    characters: int = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    number: int
+    """From 1."""
+    text: str
+    """Paragraphs, one to a line, blank lines between them; empty for an image or a blank page."""
+
+
+@dataclass(frozen=True, slots=True)
+class PdfText:
+    """What a PDF says."""
+
+    pages: tuple[Page, ...]
+    title: str | None
+    metadata: dict[str, str]
+    """Author, subject, keywords, creation date and the like, as far as the file has them."""
+    repaired: bool
+    """The file was damaged, and all its pages could still be read."""
+
+    @property
+    def needs_ocr(self) -> bool:
+        """No page has any text: scanned images, or letters drawn as shapes."""
+        return not any(page.text for page in self.pages)
+
+
+def read_pdf(data: bytes, limits: Limits | None = None) -> PdfText:
+    """Read a whole PDF.
+
+    Raises CorruptDocument (also for a file that is empty or cut off), EncryptedDocument,
+    DocumentTooLarge, and RetryableError when memory ran out.
+    """
+    limits = limits or Limits()
+    if not data:
+        raise CorruptDocument("the PDF is empty")
+    library = _library()
+    with _reading(library, data, "it"), library.open(stream=data, filetype="pdf") as document:
+        _check_document(document, data, limits)
+        return PdfText(
+            pages=tuple(_pages(library, document, data, limits)),
+            title=_title(document),
+            metadata=_metadata(document),
+            repaired=bool(document.is_repaired),
+        )
+
+
+def _library() -> Any:
+    """PyMuPDF, which is half typed: its objects are `Any` here."""
+    import pymupdf
+
+    library: Any = pymupdf
+    # Its complaints would go to the worker's stderr, without saying of which document.
+    library.TOOLS.mupdf_display_errors(False)
+    library.TOOLS.mupdf_display_warnings(False)
+    return library
+
+
+@contextmanager
+def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
+    """Turn what the library raises over a damaged document into an error that says so.
+
+    MuPDF's own errors come in two forms, as RuntimeError and, where PyMuPDF forgot to translate
+    them, as they are; these can't be pickled either, so they must not leave this module.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise RetryableError("reading the PDF took more memory than a job may use") from error
+    except (RuntimeError, ValueError, LookupError, library.mupdf.FzErrorBase) as error:
+        said = _first_line(error)
+        if "malloc" in said or "out of memory" in said:
+            raise RetryableError(f"reading the PDF took too much memory ({said})") from error
+        cut = "" if _has_end(data) else ", and its end is missing"
+        raise CorruptDocument(f"the PDF is corrupt: {what} can't be read{cut} ({said})") from error
+
+
+def _check_document(document: Any, data: bytes, limits: Limits) -> None:
+    if document.needs_pass:
+        raise EncryptedDocument("the PDF is encrypted: a password is needed to read it")
+    if document.is_repaired and not _has_end(data):
+        # MuPDF finds some of the pages in such a file; half a document must not pass for one.
+        raise CorruptDocument(f"the PDF is truncated: it ends after {len(data):,} bytes")
+    if document.page_count == 0:
+        raise CorruptDocument("the PDF is corrupt: it has no pages")
+    if document.page_count > limits.pages:
+        raise DocumentTooLarge(
+            f"the PDF has {document.page_count:,} pages, {limits.pages:,} are allowed"
+        )
+
+
+def _pages(library: Any, document: Any, data: bytes, limits: Limits) -> list[Page]:
+    found = []
+    characters = 0
+    for number in range(1, document.page_count + 1):
+        with _reading(library, data, f"page {number}"):
+            page = document.load_page(number - 1)
+            _check_pixels(page, number, limits)
+            text = _page_text(library, page)
+        characters += len(text)
+        if characters > limits.characters:
+            raise DocumentTooLarge(
+                f"the PDF has more than {limits.characters:,} characters of text by page {number}"
+            )
+        found.append(Page(number, text if count_words(text) else ""))
+    return found
+
+
+def _check_pixels(page: Any, number: int, limits: Limits) -> None:
+    drawn = [("", page.rect.width * 150 / 72, page.rect.height * 150 / 72)]
+    images = [("an image of ", image[2], image[3]) for image in page.get_images()]
+    for what, width, height in drawn + images:
+        if width * height > limits.page_pixels:
+            raise DocumentTooLarge(
+                f"page {number} of the PDF has {what}{width:.0f} × {height:.0f} pixels, "
+                f"{limits.page_pixels:,} are allowed"
+            )
+
+
+def _page_text(library: Any, page: Any) -> str:
+    # Ligatures are taken apart and images left out: both are flags that are not set.
+    flags = library.TEXT_PRESERVE_WHITESPACE | library.TEXT_MEDIABOX_CLIP | library.TEXT_DEHYPHENATE
+    blocks = [unwrap(clean(block[4])) for block in page.get_text("blocks", flags=flags)]
+    blocks = [block for block in blocks if block]
+    for end in (0, -1):
+        if len(blocks) > 1 and blocks[end].isdecimal() and len(blocks[end]) < 5:
+            del blocks[end]  # the page's number
+    return "\n\n".join(blocks)
+
+
+def _title(document: Any) -> str | None:
+    """The title the file gives, else the largest print on its first page."""
+    named = unwrap(clean((document.metadata or {}).get("title") or ""))
+    junk = ("untitled", "microsoft word", "imagemagick", "powerpoint", "document")
+    if len(named) > 3 and not named.lower().startswith(junk) and count_words(named):
+        return named[:300]
+    spans = [
+        (round(span["size"], 1), unwrap(clean(span["text"])))
+        for block in document.load_page(0).get_text("dict")["blocks"]
+        for line in block.get("lines", ())
+        for span in line["spans"]
+    ]
+    largest = max((size for size, text in spans if text), default=0)
+    headline = unwrap(" ".join(text for size, text in spans if size == largest and text))
+    others = any(text and size < largest for size, text in spans)
+    return headline if others and count_words(headline) and len(headline) <= 200 else None
+
+
+def _metadata(document: Any) -> dict[str, str]:
+    found = {}
+    for name, value in (document.metadata or {}).items():
+        text = unwrap(clean(value)) if isinstance(value, str) else ""
+        if text and name not in {"title", "encryption"}:
+            found[name] = text[:1000]
+    return found
+
+
+def _has_end(data: bytes) -> bool:
+    return b"%%EOF" in data[-_END_WITHIN:]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

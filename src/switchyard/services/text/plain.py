@@ -1,0 +1,137 @@
+"""Plain text: cleaned, in paragraphs, sentences and words, for any script.
+
+Pure functions without a language model or a dictionary: they serve summaries, chunks, snippets
+and the offline embedder, which must all cut a text at the same places.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from switchyard.services.text.stopwords import STOP_WORDS
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff\u00ad]")
+_UNREADABLE = re.compile(r"[\ud800-\udfff\ufffd]+")
+_BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
+_SPACES = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u3000]+")
+_HYPHENATED = re.compile(r"(?<=[^\W\d_])[-\u2010]\n(?=[^\W\d_])")
+
+_CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_CJK = re.compile(f"[{_CJK_RANGES}]+")
+_CJK_BREAK = re.compile(f"(?<=[{_CJK_RANGES}])\n(?=[{_CJK_RANGES}])")
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+
+SENTENCE_ENDS = frozenset(".!?…\u061f\u06d4\u0964\u0965。！？｡")
+
+_SENTENCE_END = re.compile(
+    r"""
+    (?:
+        [.!?…\u061f\u06d4\u0964\u0965]+  # Latin, Cyrillic, Arabic, Urdu, Indic
+        ["'”’»)\]]*
+        (?=\s)
+      | [。！？｡]+[」』”’)）]*            # no space follows in Chinese and Japanese
+    )
+    """,
+    re.VERBOSE,
+)
+_NOT_AN_END = re.compile(
+    r"""(?:^|[\s(\[„"“])
+    (?: [^\W\d_]                                  # an initial: J. Smith, z. B.
+      | \d{1,2}                                   # an ordinal or a number in a list: 3. Oktober
+      | (?:[^\W\d_]\.)+[^\W\d_]                   # e.g., U.S.
+      | dr|mr|mrs|ms|prof|st|sr|jr|vs|cf|ca|al|no|nr|vol|pp|fig|eq|sec|approx|inc|ltd|dept
+      | bzw|usw|vgl|abb|bspw|evtl|ggf|inkl|sog|hrsg|mio|mrd|str|etc|ed|eds
+    )\.$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def clean(text: str) -> str:
+    """The text as every later step may take it.
+
+    NUL and other control characters are gone and lone surrogates replaced (databases, JSON and
+    Arrow refuse them), line ends are `\\n`, and between two paragraphs is one blank line.
+    """
+    text = _UNREADABLE.sub("\ufffd", text)
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u2028", "\n")
+    text = text.replace("\x0c", "\n\n").replace("\u2029", "\n\n")
+    text = _CONTROL.sub("", text)
+    text = _SPACES.sub(" ", text)
+    return _BLANK_LINES.sub("\n\n", text).strip()
+
+
+def unwrap(block: str) -> str:
+    """One paragraph as one line: lines joined, a word that was broken between two of them whole."""
+    block = _HYPHENATED.sub("", block.strip())
+    block = _CJK_BREAK.sub("", block)
+    return " ".join(block.split())
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a cleaned text, each as one line."""
+    lines = (unwrap(block) for block in text.split("\n\n"))
+    return [line for line in lines if line]
+
+
+def sentences(paragraph: str) -> list[str]:
+    """The sentences of a paragraph. Abbreviations, initials and ordinals do not end one."""
+    found = []
+    start = 0
+    for match in _SENTENCE_END.finditer(paragraph):
+        sentence = paragraph[start : match.end()].strip()
+        if not sentence or _NOT_AN_END.search(sentence[-24:]):
+            continue
+        found.append(sentence)
+        start = match.end()
+    rest = paragraph[start:].strip()
+    return [*found, rest] if rest else found
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, normalised, in order; Chinese and Japanese as pairs of characters.
+
+    Normalised: compatibility forms folded, lower case, without accents and vowel marks.
+    """
+    found = []
+    for match in _WORD.finditer(_fold(text)):
+        word = match.group()
+        if _CJK.search(word):
+            found.extend(_pairs(word))
+        else:
+            found.append(word)
+    return found
+
+
+def content_words(text: str) -> list[str]:
+    """The words that say something of the subject: no stop words, no lone Latin letters."""
+    return [word for word in words(text) if word not in STOP_WORDS and len(word) > 1]
+
+
+def count_words(text: str) -> int:
+    """How long a text is, in words (for Chinese and Japanese, about one for two characters)."""
+    plain = _CJK.sub(" ", text)
+    return len(_WORD.findall(plain)) + sum((len(run) + 1) // 2 for run in _CJK.findall(text))
+
+
+def shorten(text: str, limit: int) -> str:
+    """The text, cut to `limit` characters at a word's end, with an ellipsis where it was cut."""
+    if len(text) <= limit:
+        return text
+    head = text[: limit - 1]
+    at = head.rfind(" ")
+    return (head[:at] if at > limit // 2 else head).rstrip(" ,;:") + "…"
+
+
+def _fold(text: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", text)
+    # Classes from 10 up are accents and vowel marks; below are signs that Indic scripts need.
+    kept = "".join(char for char in decomposed if unicodedata.combining(char) < 10)
+    return unicodedata.normalize("NFC", kept.casefold()).replace("\u0640", "")
+
+
+def _pairs(word: str) -> list[str]:
+    """A run of characters without spaces, as overlapping pairs."""
+    if len(word) < 3:
+        return [word]
+    return [word[at : at + 2] for at in range(len(word) - 1)]

@@ -1,0 +1,1 @@
+"""All job types, a module or folder for each kind of worker."""

@@ -1,0 +1,64 @@
+"""Job types of the embed worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from switchyard.services.files.storage import content_hash
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.embedder import embedder_for
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Job, Next, Outcome
+from switchyard.services.jobs.registry import job
+from switchyard.services.text.chunks import CHUNK_WORDS, OVERLAP_WORDS, split
+from switchyard.services.workers.stages import (
+    EMBED,
+    EXTRACT,
+    DocumentFiles,
+    DocumentJob,
+    at_stage,
+    ends_when_superseded,
+)
+
+
+@job("embed_content", worker="embed", lanes=("hot", "backfill"), timeout=600)
+@ends_when_superseded
+async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
+    """Cut the text into chunks, embed them, and make them the document's chunks in the index."""
+    document_id = payload.document_id
+    files = DocumentFiles.of(ctx, document_id)
+    embedder = embedder_for(ctx.settings)
+    async with at_stage(ctx, document_id, EMBED):
+        text = await files.output_of_async(EXTRACT)
+        async with ChunkIndex.open(
+            ctx.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
+        ) as index:
+
+            async def work() -> dict[str, Any]:
+                chunks = await asyncio.to_thread(split, document_id, text.result["pages"])
+                vectors = await embedder.embed([chunk.text for chunk in chunks])
+                await files.require_async(text.content)
+                await index.replace_document(document_id, text.result["title"], chunks, vectors)
+                return {
+                    "chunks": len(chunks),
+                    "embedder": embedder.name,
+                    "dimensions": embedder.dimensions,
+                }
+
+            async def is_indexed(kept: Mapping[str, Any]) -> bool:
+                return bool(await index.count(document_id) == kept["chunks"])
+
+            output = await files.reuse_or_run_async(
+                EMBED,
+                content_hash([text.output_hash, embedder.name, CHUNK_WORDS, OVERLAP_WORDS]),
+                work,
+                content=text.content,
+                force=payload.force,
+                is_whole=is_indexed,
+            )
+    result = {"document_id": document_id, **output.result, "reused": output.reused}
+    # A backfill has no link worker of its own, and must not fill the hot lane.
+    lane = "hot" if ctx.lane == "hot" else "maintenance"
+    return Next([Job("link_content", payload.model_dump(), lane=lane)], result)

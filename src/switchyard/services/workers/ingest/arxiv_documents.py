@@ -1,0 +1,173 @@
+"""A paper of arXiv as a document: one for all its versions, made of its abstract or its PDF."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from switchyard.services.files.errors import UnsupportedMedia
+from switchyard.services.files.media import MARKDOWN, PDF
+from switchyard.services.files.storage import content_hash
+from switchyard.services.files.uploads import Identity, identify
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Next, Outcome, Snooze
+from switchyard.services.settings import Settings
+from switchyard.services.sources.arxiv.client import ArxivClient
+from switchyard.services.sources.arxiv.errors import ArxivBusy, ArxivNonsense
+from switchyard.services.sources.arxiv.feed import ArxivId, Entry
+from switchyard.services.workers.ingest.documents import (
+    extract_next,
+    is_taken,
+    keep,
+    known_already,
+)
+from switchyard.services.workers.stages import document_id_of
+
+if TYPE_CHECKING:
+    from switchyard.services.records import Document
+
+LOOK_AGAIN = 1.0
+"""Seconds until a job looks again at a paper that another one has taken up meanwhile."""
+DOWNLOAD_TIMEOUT = 180.0
+"""Seconds for a PDF."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What of a paper is in a document: its version, and whether that is the whole text."""
+
+    version: int
+    full_text: bool
+
+    def filename(self, arxiv_id: ArxivId) -> str:
+        """The document's filename, which keeps this: `1605.08386v2.pdf`."""
+        kind = "pdf" if self.full_text else "md"
+        return f"{arxiv_id.base.replace('/', '.')}v{self.version}.{kind}"
+
+    @classmethod
+    def of(cls, filename: str | None) -> Taken | None:
+        """Read a filename; None when it is not from here."""
+        found = re.fullmatch(r".+v(\d{1,4})\.(pdf|md)", filename or "", re.ASCII)
+        return cls(int(found[1]), found[2] == "pdf") if found else None
+
+
+def takes_over(known: Taken | None, offered: Taken) -> bool:
+    """Whether what is offered replaces what a document has: a newer version does, and the whole
+    text of the same one. A document of that source that somebody sent himself stays his."""
+    if known is None:
+        return False
+    if offered.version != known.version:
+        return offered.version > known.version
+    return offered.full_text and not known.full_text
+
+
+async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool) -> Outcome:
+    """Make the paper's document, or bring it up to date, and start the pipeline.
+
+    A version that the document has, or an older one, is a duplicate: nothing runs then, unless
+    its pipeline has not come to an end. A document that was made of the PDF stays so.
+    """
+    source = entry.arxiv_id.source
+    known = await _known(ctx, source)
+    before = Taken.of(known.filename) if known else None
+    whole = full_text or (before is not None and before.full_text)
+    offered = Taken(entry.version, whole and not entry.withdrawn and entry.pdf_url is not None)
+    renews = known is not None and takes_over(before, offered)
+    if known is not None and not renews and not force:
+        same = before is not None and before.version == offered.version
+        if not same or await is_taken(ctx, known):
+            return known_already(known)
+    data, identity = await _content(entry, ctx, offered)
+    filename = offered.filename(entry.arxiv_id)
+    title = entry.title[:1000]
+    described: dict[str, Any] = {
+        "filename": filename,
+        "title": title,
+        "media_type": identity.media_type,
+        "size_bytes": identity.size,
+        "pipeline": ctx.pipeline,
+    }
+    document_id = known.id if known else document_id_of(source)
+    about = {
+        "title": title,
+        "filename": filename,
+        "source": source,
+        "entry": entry.model_dump(mode="json")
+        | {"withdrawn": entry.withdrawn, "full_text": offered.full_text},
+    }
+    if ctx.ledger is None:
+        await keep(ctx, document_id, identity, data, about)
+    else:
+        # One at a time, or the files of one version could end under the record of another.
+        async with ctx.ledger.holding_lease(f"document {document_id}"):
+            if known is not None:
+                mine = await ctx.ledger.renew_document(known, identity.sha256, **described)
+            else:
+                document, created = await ctx.ledger.upsert_document(
+                    identity.sha256, source=source, document_id=document_id, **described
+                )
+                if not created and document.source != source:
+                    return known_already(document)
+                mine = document if created else None
+            if mine is None:
+                # Another job was faster, perhaps with an older version.
+                return Snooze(LOOK_AGAIN, f"{source} is being taken in by another job")
+            await keep(ctx, document_id, identity, data, about)
+    again = known is not None and known.pipeline != ctx.pipeline
+    duplicate = again and not renews and not force
+    following = extract_next(document_id, force=force, duplicate=duplicate)
+    told = {"source": source, "version": entry.version, "full_text": offered.full_text}
+    return Next(following.jobs, {**following.result, **told, "updated": renews})
+
+
+async def _known(ctx: JobContext, source: str) -> Document | None:
+    if ctx.ledger is None:
+        return None
+    page = await ctx.ledger.list_documents(source=source, limit=1)
+    return page.items[0] if page.items else None
+
+
+async def _content(entry: Entry, ctx: JobContext, offered: Taken) -> tuple[bytes, Identity]:
+    """What the document is made of. Raises what `_pdf` raises."""
+    if not offered.full_text or entry.pdf_url is None:
+        data = f"# {entry.title}\n\n{entry.abstract}\n".encode()
+        return data, Identity(content_hash(data), MARKDOWN, len(data))
+    data = await _pdf(entry.pdf_url, ctx)
+    try:
+        identity = await asyncio.to_thread(identify, data, None)
+    except UnsupportedMedia as error:
+        raise ArxivNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {error}") from error
+    if identity.media_type != PDF:  # a page that says that the PDF is still being made
+        raise ArxivNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {identity.media_type}")
+    return data, identity
+
+
+async def _pdf(url: str, ctx: JobContext) -> bytes:
+    """Download a PDF, in turn. Raises FetchRefused, FetchFailed, ArxivBusy."""
+    from switchyard.services.files.fetching import FetchFailed, Guard, fetching
+
+    settings = ctx.settings
+    guard = Guard(trusted=frozenset({_place(settings)}))
+    async with (
+        ArxivClient.connect(settings, ctx.ledger) as client,
+        client.pace.turn(takes=DOWNLOAD_TIMEOUT) as turn,
+    ):
+        try:
+            async with fetching(
+                url, max_bytes=settings.max_document_bytes, within=DOWNLOAD_TIMEOUT, guard=guard
+            ) as fetched:
+                return b"".join([part async for part in fetched.parts])
+        except FetchFailed as error:
+            if error.after is None:
+                raise
+            wait = await turn.pause(error.after)
+            raise ArxivBusy(f"arXiv's PDFs: {error}: pause for {wait:.0f} s", wait=wait) from error
+
+
+def _place(settings: Settings) -> tuple[str, int]:
+    """Host and port of the configured API: PDFs may come from there too, wherever it is."""
+    parts = urlsplit(settings.arxiv_base_url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,0 +1,303 @@
+"""Job types of the ingest worker: a document comes in, and its text comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from switchyard.services.files.storage import (
+    NotStored,
+    Storage,
+    content_hash,
+    result_key,
+    upload_key,
+)
+from switchyard.services.files.uploads import (
+    INCOMING_KEY,
+    Identity,
+    identify,
+    read_path,
+    read_upload,
+)
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.local_fields import LocalOnly
+from switchyard.services.jobs.outcomes import (
+    Done,
+    Job,
+    Next,
+    Outcome,
+    PermanentError,
+)
+from switchyard.services.jobs.registry import job
+from switchyard.services.workers.stages import (
+    EXTRACT,
+    FINISHED_STATES,
+    INGEST,
+    NEEDS_OCR,
+    DocumentFiles,
+    DocumentId,
+    DocumentJob,
+    Superseded,
+    at_stage,
+    document_id_of,
+    ends_when_superseded,
+    entry_of,
+    note,
+    superseded,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.records import Document
+
+
+_SEND_DOCUMENT = "send the file to POST /documents"
+_SEND_TEXT = "send the file to POST /extract/text"
+
+
+class IngestDocument(BaseModel):
+    """A file to take in: `key` of an upload in storage, or `path` on the worker's machine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: Annotated[str | None, LocalOnly(_SEND_DOCUMENT)] = Field(
+        default=None, min_length=1, max_length=4096
+    )
+    key: Annotated[str | None, LocalOnly(_SEND_DOCUMENT)] = Field(
+        default=None, pattern=INCOMING_KEY
+    )
+    source: str | None = Field(default=None, min_length=1, max_length=2000)
+    """Where it comes from, for example its address. The same source again is the same document,
+    whatever the content is by then."""
+    title: str | None = Field(default=None, max_length=1000)
+    filename: str | None = Field(default=None, max_length=1000)
+    """Its name, for display and to tell Markdown from plain text."""
+    force: bool = False
+    """Run the stages again although the document is finished."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> IngestDocument:
+        if (self.path is None) == (self.key is None):
+            raise ValueError("give either path or key")
+        return self
+
+
+@job("ingest_document", worker="ingest", lanes=("hot", "backfill"), timeout=120)
+async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
+    """Check a file, keep it under its document's id, and start the pipeline.
+
+    The same content, or the same source, again is the existing document: nothing runs then,
+    unless its pipeline stands still before its end. Then the same content goes on under its id,
+    and other content from its source is a document of its own, which has that source now.
+    """
+    storage = Storage(ctx.settings.files_url)
+    name = payload.filename or (payload.path or "").replace("\\", "/").rpartition("/")[2] or None
+    if payload.key is not None:
+        limit = ctx.settings.max_document_bytes
+        data = await read_upload(storage, payload.key, max_bytes=limit)
+    else:
+        data = await asyncio.to_thread(
+            read_path,
+            payload.path or "",
+            max_bytes=ctx.settings.max_document_bytes,
+            below=ctx.settings.ingest_paths,
+        )
+    identity = await asyncio.to_thread(identify, data, name)
+    document_id = document_id_of(identity.sha256)
+    source, duplicate = payload.source, False
+    described: dict[str, Any] = {
+        "filename": name,
+        "title": payload.title,
+        "media_type": identity.media_type,
+        "size_bytes": identity.size,
+        "pipeline": ctx.pipeline,
+    }
+    if ctx.ledger is not None:
+        upsert = partial(
+            ctx.ledger.upsert_document,
+            identity.sha256,
+            source=source,
+            document_id=document_id,
+            **described,
+        )
+        document, created = await upsert()
+        if document.content_hash != identity.sha256:
+            if await is_taken(ctx, document):
+                return known_already(document)
+            document, created = await upsert(instead_of=document)
+            if not created:
+                return known_already(document)
+        elif not created:
+            if not payload.force and await is_taken(ctx, document):
+                return known_already(document)
+            # A redelivery finds the document that it made itself.
+            duplicate = document.pipeline != ctx.pipeline
+            is_paper = document.id != document_id  # and goes by its filename
+            described["filename"] = document.filename if is_paper else name or document.filename
+            described["title"] = payload.title or document.title
+            if duplicate:
+                renewed = await ctx.ledger.renew_document(
+                    document, identity.sha256, source=source, **described
+                )
+                if renewed is None:
+                    return known_already(document)
+                document = renewed
+            document_id, source = document.id, document.source
+    about = {"title": described["title"], "filename": described["filename"], "source": source}
+    await keep(ctx, document_id, identity, data, about)
+    return extract_next(document_id, force=payload.force, duplicate=duplicate)
+
+
+async def keep(
+    ctx: JobContext, document_id: str, identity: Identity, data: bytes, about: Mapping[str, Any]
+) -> None:
+    """The first stage: keep the original, and what is known of it, for those that follow."""
+    files = DocumentFiles.of(ctx, document_id)
+    async with at_stage(ctx, document_id, INGEST):
+        key = upload_key(document_id, identity.media_type)
+        await files.storage.put_async(key, data)
+        kept = {"key": key, "media_type": identity.media_type, "size": identity.size, **about}
+
+        async def work() -> Mapping[str, Any]:
+            return kept
+
+        input_hash = content_hash([identity.sha256, kept])
+        await files.reuse_or_run_async(INGEST, input_hash, work, content=None)
+    await note(ctx, document_id, EXTRACT, "queued")
+
+
+async def is_taken(ctx: JobContext, document: Document) -> bool:
+    """Whether the document is finished, or a job of another run will still see to it."""
+    from switchyard.services.records import FINISHED
+
+    if document.state in FINISHED_STATES:
+        return True
+    if ctx.ledger is None or document.pipeline in (None, ctx.pipeline):
+        return False
+    jobs = await ctx.ledger.pipeline(document.pipeline)
+    return any(job.state not in FINISHED for job in jobs)
+
+
+def known_already(document: Document) -> Done:
+    """The answer for a document that is there, under this content or this source."""
+    return Done({"document_id": document.id, "duplicate": True, "state": document.state})
+
+
+def extract_next(document_id: str, *, force: bool, duplicate: bool) -> Next:
+    """The answer of a job that has taken a document in."""
+    following = {"document_id": document_id} | ({"force": True} if force else {})
+    return Next(
+        [Job(EXTRACT.name, following)], {"document_id": document_id, "duplicate": duplicate}
+    )
+
+
+class ExtractText(BaseModel):
+    """Payload of `extract_text`: the stage of a document, or `key` of an upload whose text alone
+    is wanted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    document_id: DocumentId | None = None
+    force: bool = False
+    """As in DocumentJob."""
+    key: Annotated[str | None, LocalOnly(_SEND_TEXT)] = Field(default=None, pattern=INCOMING_KEY)
+    title: str | None = Field(default=None, max_length=1000)
+    filename: str | None = Field(default=None, max_length=1000)
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ExtractText:
+        if (self.document_id is None) == (self.key is None):
+            raise ValueError("give either document_id or key")
+        return self
+
+
+@job(
+    "extract_text",
+    worker="ingest",
+    lanes=("hot", "backfill"),
+    timeout=120,
+    isolation="process",
+    memory_limit_mb=2048,
+)
+def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
+    """The text of a document, page by page. A document of images alone waits for OCR.
+
+    Of an upload alone, the text is the job's result in storage, and nothing follows.
+    """
+    from switchyard.services.text.extraction import extract
+
+    if payload.document_id is None:
+        return _extract_alone(payload, ctx)
+    following_payload = {"document_id": payload.document_id, "force": payload.force}
+    files = DocumentFiles.of(ctx, payload.document_id)
+    original = files.output_of(INGEST)
+    about = original.result
+
+    def work() -> dict[str, Any]:
+        data = files.storage.get(about["key"])
+        return extract(data, about["media_type"], title=about["title"], filename=about["filename"])
+
+    input_hash = content_hash([original.input_hash, about["title"], about["filename"]])
+    try:
+        output = files.reuse_or_run(
+            EXTRACT, input_hash, work, content=original.content, force=payload.force
+        )
+    except Superseded:
+        return superseded(payload.document_id)
+    needs_ocr = output.result["needs_ocr"]
+    result = {
+        "document_id": payload.document_id,
+        "title": output.result["title"],
+        "page_count": output.result["page_count"],
+        "word_count": output.result["word_count"],
+        "needs_ocr": needs_ocr,
+        "reused": output.reused,
+    }
+    following = "await_ocr" if needs_ocr else "summarize_content"
+    return Next([Job(following, following_payload)], result)
+
+
+def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
+    from switchyard.services.text.extraction import extract
+
+    storage = Storage(ctx.settings.files_url)
+    try:
+        data = storage.get(payload.key or "")
+    except NotStored as error:
+        raise PermanentError(f"the upload {payload.key!r} is gone: send it again") from error
+    identity = identify(data, payload.filename)
+    text = extract(data, identity.media_type, title=payload.title, filename=payload.filename)
+    key = result_key(ctx.job_id)
+    storage.put(key, json.dumps({"job_id": ctx.job_id, **text}, ensure_ascii=False).encode())
+    kept = ("title", "page_count", "word_count", "needs_ocr")
+    return Done({name: text[name] for name in kept} | {"result": key})
+
+
+@job("await_ocr", worker="ingest", lanes=("hot", "backfill"), timeout=60)
+@ends_when_superseded
+async def await_ocr(payload: DocumentJob, ctx: JobContext) -> Outcome:
+    """End the pipeline of a document without text, in a state that says so.
+
+    A job of its own because `extract_text` runs in a process that has no ledger.
+    """
+    files = DocumentFiles.of(ctx, payload.document_id)
+    about = (await files.output_of_async(INGEST)).result
+    text = (await files.output_of_async(EXTRACT)).result
+    result = {
+        "document_id": payload.document_id,
+        "state": NEEDS_OCR,
+        "title": text["title"],
+        "source": about["source"],
+        "filename": about["filename"],
+        "media_type": about["media_type"],
+        "page_count": text["page_count"],
+        "word_count": 0,
+        **entry_of(about),
+    }
+    key = await files.put_result_async(result)
+    await note(ctx, payload.document_id, EXTRACT, NEEDS_OCR, completed=True)
+    return Done({"document_id": payload.document_id, "state": NEEDS_OCR, "result": key})

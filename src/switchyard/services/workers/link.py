@@ -1,0 +1,114 @@
+"""Job types of the link worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import Field
+
+from switchyard.services.files.storage import content_hash
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.similarity import THRESHOLD, TOP_K, similar_documents
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Done, Outcome
+from switchyard.services.jobs.registry import job
+from switchyard.services.workers.stages import (
+    COMPLETED,
+    EMBED,
+    EXTRACT,
+    INGEST,
+    LINK,
+    SUMMARIZE,
+    DocumentFiles,
+    DocumentJob,
+    at_stage,
+    ends_when_superseded,
+    entry_of,
+)
+
+SIMILAR = "similar"
+"""Kind of the edges that this job writes; their weight is the similarity."""
+
+
+class LinkContent(DocumentJob):
+    """Payload of `link_content`. What a document links to changes as others come in, so a later
+    run needs `force` to look again."""
+
+    top_k: int = Field(default=TOP_K, ge=1, le=100)
+    threshold: float = Field(default=THRESHOLD, ge=-1, le=1)
+
+
+@job("link_content", worker="link", lanes=("hot", "maintenance"), timeout=300)
+@ends_when_superseded
+async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
+    """Link a document to those most like it, and write the result of the whole pipeline."""
+    document_id = payload.document_id
+    files = DocumentFiles.of(ctx, document_id)
+    async with at_stage(ctx, document_id, LINK):
+        embedded = await files.output_of_async(EMBED)
+
+        async def work() -> dict[str, Any]:
+            embedder = embedder_for(ctx.settings)
+            async with ChunkIndex.open(
+                ctx.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
+            ) as index:
+                links = await similar_documents(
+                    index, document_id, top_k=payload.top_k, threshold=payload.threshold
+                )
+            return {"links": [asdict(link) for link in links]}
+
+        input_hash = content_hash(
+            [embedded.input_hash, embedded.output_hash, payload.top_k, payload.threshold]
+        )
+        output = await files.reuse_or_run_async(
+            LINK, input_hash, work, content=embedded.content, force=payload.force
+        )
+        # Written although reused: edges and result follow from the kept output.
+        await _put_edges(ctx, document_id, output.result["links"])
+        key = await files.put_result_async(await _whole(files, output.result["links"]))
+    return Done(
+        {
+            "document_id": document_id,
+            "links": output.result["links"],
+            "result": key,
+            "reused": output.reused,
+        }
+    )
+
+
+async def _put_edges(ctx: JobContext, document_id: str, links: Sequence[dict[str, Any]]) -> None:
+    if ctx.ledger is None:
+        return
+    from switchyard.services.records import Edge
+
+    edges = [Edge(link["document_id"], SIMILAR, link["similarity"]) for link in links]
+    await ctx.ledger.put_edges(document_id, SIMILAR, edges)
+
+
+async def _whole(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The document's `result.json`."""
+    about = (await files.output_of_async(INGEST)).result
+    text = (await files.output_of_async(EXTRACT)).result
+    summary = (await files.output_of_async(SUMMARIZE)).result
+    embedded = (await files.output_of_async(EMBED)).result
+    return {
+        "document_id": files.document_id,
+        "state": COMPLETED,
+        "title": text["title"],
+        "source": about["source"],
+        "filename": about["filename"],
+        "media_type": about["media_type"],
+        "size": about["size"],
+        "page_count": text["page_count"],
+        "word_count": text["word_count"],
+        "pages_without_text": text["pages_without_text"],
+        "metadata": text["metadata"],
+        "summary": summary,
+        "chunks": embedded["chunks"],
+        "embedder": embedded["embedder"],
+        "links": list(links),
+        **entry_of(about),
+    }

@@ -1,0 +1,99 @@
+"""Job types of the LLM worker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from switchyard.services.files.storage import Storage, content_hash
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Job, Next, Outcome
+from switchyard.services.jobs.registry import job
+from switchyard.services.llm.answers import ask_once
+from switchyard.services.llm.client import LlmClient
+from switchyard.services.llm.prompts import (
+    SUMMARY_MAX_TOKENS,
+    SUMMARY_VERSION,
+    summary_messages,
+)
+from switchyard.services.settings import Settings
+from switchyard.services.text.extractive import summarize
+from switchyard.services.text.sections import fit, sections_of
+from switchyard.services.workers.stages import (
+    EXTRACT,
+    SUMMARIZE,
+    DocumentFiles,
+    DocumentJob,
+    at_stage,
+    ends_when_superseded,
+    note,
+)
+
+SUMMARY_TIMEOUT = 600.0
+"""Seconds that a job of this type may take."""
+_ASKING = 0.8 * SUMMARY_TIMEOUT
+"""Seconds of these for asking, all tries together: the rest is for reading and writing."""
+TEXT_BUDGET = 24_000
+"""Characters of a document that a model is given: about 6,000 tokens of English."""
+EXTRACTIVE_VERSION = "extractive-1"
+
+
+@job("summarize_content", worker="llm", lanes=("hot", "backfill"), timeout=SUMMARY_TIMEOUT)
+@ends_when_superseded
+async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
+    """A summary by the LLM server of the settings; extractive, and labelled so, without one."""
+    files = DocumentFiles.of(ctx, payload.document_id)
+    # `extract_text` runs without a ledger; that this job exists says that it is done.
+    await note(ctx, payload.document_id, EXTRACT, EXTRACT.state, completed=True)
+    async with at_stage(ctx, payload.document_id, SUMMARIZE):
+        text = await files.output_of_async(EXTRACT)
+        pages = [page["text"] for page in text.result["pages"]]
+        title = text.result["title"]
+
+        async def work() -> dict[str, Any]:
+            if ctx.settings.llm_base_url is None:
+                return await _extractive(pages, title)
+            return await _by_model(files.storage, ctx.settings, pages, title)
+
+        input_hash = content_hash([text.output_hash, *_method(ctx.settings)])
+        output = await files.reuse_or_run_async(
+            SUMMARIZE, input_hash, work, content=text.content, force=payload.force
+        )
+    result = {"document_id": payload.document_id, **output.result, "reused": output.reused}
+    return Next([Job("embed_content", payload.model_dump())], result)
+
+
+def _method(settings: Settings) -> list[str]:
+    """What the summary depends on beside the text."""
+    if settings.llm_base_url is None:
+        return [EXTRACTIVE_VERSION]
+    return [SUMMARY_VERSION, settings.llm_model, str(TEXT_BUDGET)]
+
+
+async def _extractive(pages: list[str], title: str) -> dict[str, Any]:
+    summary = await asyncio.to_thread(summarize, pages, title)
+    return {"method": "extractive", "model": None, "summary": summary, "truncated": False}
+
+
+async def _by_model(
+    storage: Storage, settings: Settings, pages: list[str], title: str
+) -> dict[str, Any]:
+    shown, truncated = fit(sections_of(pages), TEXT_BUDGET)
+    async with LlmClient.connect(settings) as client:
+        answer, paid_before = await ask_once(
+            storage,
+            client,
+            summary_messages(title, shown),
+            prompt_version=SUMMARY_VERSION,
+            max_tokens=SUMMARY_MAX_TOKENS,
+            within=_ASKING,
+        )
+    return {
+        "method": "llm",
+        "model": answer.model,
+        "summary": answer.text,
+        "truncated": truncated,
+        "complete": answer.finish_reason != "length",
+        "usage": dict(answer.usage),
+        "answer_reused": paid_before,
+    }
