@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import structlog
 
@@ -33,7 +33,7 @@ AT_ONCE = 8
 """Operations that one process runs at once."""
 FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0
 """Seconds before an operation goes on after the broker, the ledger or a source was away."""
-
+LOST = "lost to another process"
 
 T = TypeVar("T")
 
@@ -71,8 +71,9 @@ class BulkSession:
     def __init__(self, ledger: Ledger, operation: BulkOperation, holder: str) -> None:
         self.operation = operation
         """The record as it was last seen."""
+        self.holder = holder
+        """Who holds it: what the ledger's writes for this operation are fenced by."""
         self._ledger = ledger
-        self._holder = holder
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._gone: str | None = None
@@ -186,6 +187,11 @@ class BulkSession:
         self._gone = self._gone or why
         self._changed.set()
 
+    def lose(self) -> NoReturn:
+        """End the handler: the ledger says that another process holds the operation."""
+        self.let_go(LOST)
+        raise _LetGo(LOST)
+
     async def listen(self) -> None:
         """Keep the hold, and hear what people want, until cancelled."""
         lost_at = time.monotonic() + LEASE
@@ -201,9 +207,9 @@ class BulkSession:
 
     async def _write(self, **changes: Any) -> None:
         async with self._writing:  # or an older answer could come last
-            seen = await self._ledger.checkpoint_bulk(self.id, self._holder, LEASE, **changes)
+            seen = await self._ledger.checkpoint_bulk(self.id, self.holder, LEASE, **changes)
         if seen is None:
-            self.let_go("lost to another process")
+            self.let_go(LOST)
             return
         if seen.state is not self.operation.state or seen.rate != self.operation.rate:
             self._changed.set()

@@ -14,6 +14,7 @@ from switchyard.services.ledger.sql import operations as ops
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.codec import to_json
 from switchyard.services.ledger.sql.tables import (
+    bulk_operations,
     dead_letters,
     jobs,
     letter_edits,
@@ -69,19 +70,28 @@ class Redrives(LedgerBase):
     # --- one operation ----------------------------------------------------------------------
 
     async def plan_redriven(
-        self, operation_id: str, copies: Mapping[str, int], edits: Sequence[LetterEdit] = ()
-    ) -> None:
+        self,
+        operation_id: str,
+        holder: str,
+        copies: Mapping[str, int],
+        edits: Sequence[LetterEdit] = (),
+    ) -> bool:
         """Note what an operation is about to send: the copies' redrives by letter, and what they
-        change. Before it is sent, so that whoever goes on after a crash does not send it twice."""
+        change. Before it is sent, so that whoever goes on after a crash does not send it twice.
+
+        False when the holder has lost the operation: nothing was noted.
+        """
         if not copies:
-            return
+            return True
         planned = [
             {"operation_id": operation_id, "letter_id": letter, "redrives": redrives}
             for letter, redrives in sorted(copies.items())
         ]
         changes = [_edit_columns(edit) for edit in sorted(edits, key=lambda edit: edit.letter_id)]
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> bool:
+            if not _keep_hold(connection, operation_id, holder):
+                return False
             statement = sql.insert_into(connection, redriven_letters)
             connection.execute(
                 statement.on_conflict_do_update(
@@ -103,8 +113,9 @@ class Redrives(LedgerBase):
                     ),
                     changes,
                 )
+            return True
 
-        await self._database.write(work)
+        return await self._database.write(work)
 
     async def planned_redrives(
         self, operation_id: str, letter_ids: Sequence[str]
@@ -128,17 +139,30 @@ class Redrives(LedgerBase):
 
         return await self._database.read(work)
 
-    async def forget_planned(self, operation_id: str, letter_ids: Sequence[str]) -> None:
-        """These were planned, and the broker did not take them."""
+    async def forget_planned(
+        self, operation_id: str, holder: str, letter_ids: Sequence[str]
+    ) -> bool:
+        """These were planned, and the broker did not take them.
+
+        False when the holder has lost the operation: nothing was forgotten, for whoever has it now
+        may have planned the same letters, and sent them.
+        """
         if not letter_ids:
-            return
+            return True
         dialect = self._database.dialect
         statement = text(
             "DELETE FROM redriven_letters WHERE operation_id = :operation "
             f"AND {sql.keys_condition(dialect, 'letter_id')}"
         )
         parameters = {"operation": operation_id, **sql.keys_parameter(dialect, letter_ids)}
-        await self._database.write(lambda connection: connection.execute(statement, parameters))
+
+        def work(connection: Connection) -> bool:
+            if not _keep_hold(connection, operation_id, holder):
+                return False
+            connection.execute(statement, parameters)
+            return True
+
+        return await self._database.write(work)
 
     async def settle_redriven(self, operation_id: str) -> dict[RedriveOutcome | None, int]:
         """Look what became of an operation's letters: how many of each outcome, None for those
@@ -268,6 +292,17 @@ class Redrives(LedgerBase):
         return await self._database.read(
             lambda connection: [to_record(row) for row in connection.execute(query)]
         )
+
+
+def _keep_hold(connection: Connection, operation_id: str, holder: str) -> bool:
+    """Whether the operation is the holder's. If it is, nobody takes it before the transaction ends:
+    the row is locked, and in SQLite the transaction alone may write."""
+    mine = (
+        select(bulk_operations.c.id)
+        .where(bulk_operations.c.id == operation_id, bulk_operations.c.holder == holder)
+        .with_for_update(read=True)
+    )
+    return connection.scalar(mine) is not None
 
 
 def _edit_columns(edit: LetterEdit) -> dict[str, Any]:

@@ -66,8 +66,6 @@ class RedriveHandler:
             self._ledger,
             spec.change,
             lanes=self._lanes,
-            operation_id=session.id,
-            edited_by=session.operation.created_by,
             remote=spec.remote,
         )
         url = self._settings.require_amqp_url()

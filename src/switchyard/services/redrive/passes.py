@@ -94,11 +94,11 @@ class Pass:
         # Hot jobs that have died are hot jobs still: they need not give way.
         is_hot = all(lane_of(copy.queue) == HOT.name for copy in copies)
         async with nullcontext() if is_hot else self._run.traffic.turn(self._session):
-            await self._sender.plan(copies)
+            await self._sender.plan(copies, self._session)
             self._run.planned(copies)
             refused = await self._sender.send(self._publisher, copies, self._run.tally)
         not_taken = [copy for copy, error in refused if not _may_have_been_taken(error)]
-        await self._sender.forget(self._run.not_taken(not_taken))
+        await self._sender.forget(self._run.not_taken(not_taken), self._session)
         for copy, error in reversed(refused):
             if not isinstance(error, LaneFull):
                 raise error  # tried again by the runner, from where it is then

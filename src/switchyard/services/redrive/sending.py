@@ -10,6 +10,7 @@ from switchyard.broker.errors import LaneFull, PublishError
 from switchyard.broker.lanes import LANES, Lane, lane_named, lane_of, queue_name
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publisher import Accepted, Outgoing, Publisher
+from switchyard.services.bulk.operations import BulkSession
 from switchyard.services.dead.changes import Change, InvalidRedrive, changed
 from switchyard.services.dead.letters import DeadJob
 from switchyard.services.jobs.registry import Registry
@@ -72,8 +73,6 @@ class Sender:
         change: Change,
         *,
         lanes: tuple[Lane, ...] = LANES,
-        operation_id: str | None = None,
-        edited_by: str = "",
         remote: bool,
     ) -> None:
         """With `remote` somebody outside has asked for the change."""
@@ -81,8 +80,6 @@ class Sender:
         self._ledger = ledger
         self._change = change
         self._lanes = lanes
-        self._operation_id = operation_id
-        self._edited_by = edited_by
         self._remote = remote
 
     async def prepare(self, batch: Sequence[DeadJob], tally: Tally, *, drop: bool) -> list[Copy]:
@@ -116,18 +113,16 @@ class Sender:
                 letter.ack()
         return copies
 
-    async def plan(self, copies: Sequence[Copy]) -> None:
-        """Note that these are about to be sent, for an operation that is to be resumable."""
-        if self._operation_id is None:
-            return
+    async def plan(self, copies: Sequence[Copy], session: BulkSession) -> None:
+        """Note that these are about to be sent. Ends the handler where the operation is lost."""
         moment = time.time()
         edits = [
             LetterEdit(
                 letter_id=copy.letter.id,
                 redrives=copy.letter.redrives,
-                operation_id=self._operation_id,
+                operation_id=session.id,
                 routing_key=copy.routing_key,
-                edited_by=self._edited_by,
+                edited_by=session.operation.created_by,
                 edited_at=moment,
                 headers=copy.letter.certificate.headers(),
                 original=copy.letter.body,
@@ -136,14 +131,14 @@ class Sender:
             for copy in copies
             if not self._change.is_empty
         ]
-        await self._ledger.plan_redriven(
-            self._operation_id, {copy.letter.id: copy.redrives for copy in copies}, edits
-        )
+        redrives = {copy.letter.id: copy.redrives for copy in copies}
+        if not await self._ledger.plan_redriven(session.id, session.holder, redrives, edits):
+            session.lose()
 
-    async def forget(self, letter_ids: Sequence[str]) -> None:
-        """The broker did not take these after all."""
-        if self._operation_id is not None:
-            await self._ledger.forget_planned(self._operation_id, letter_ids)
+    async def forget(self, letter_ids: Sequence[str], session: BulkSession) -> None:
+        """The broker did not take these after all. Ends the handler where the operation is lost."""
+        if not await self._ledger.forget_planned(session.id, session.holder, letter_ids):
+            session.lose()
 
     async def send(
         self, publisher: Publisher, copies: Sequence[Copy], tally: Tally
