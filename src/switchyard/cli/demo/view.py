@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from switchyard.cli.base.output import console
-from switchyard.cli.look.lane_report import Report, lane_report
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from switchyard.cli.demo.play import Story
     from switchyard.cli.system.assembly import System
     from switchyard.services.ledger import Ledger
+    from switchyard.services.monitoring.lane_report import Report
 
 LINE_SECONDS = 1.0
 """Where there is no terminal, a line at most so often."""
@@ -45,6 +45,8 @@ class View:
 
     async def show(self) -> None:
         """Show how things stand."""
+        from switchyard.services.monitoring.lane_report import lane_report
+
         report = await lane_report(self._system.settings, self._system.registry, self._ledger)
         if self._live is not None:
             self._live.update(_picture(report, self._progress(report)), refresh=True)

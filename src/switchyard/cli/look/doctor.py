@@ -19,14 +19,14 @@ from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import JsonOption, cell, console, print_json
 
 if TYPE_CHECKING:
-    from switchyard.cli.look.checks import Check
+    from switchyard.services.monitoring.check import Check
 
 MARKS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "wrong": "[red]✗[/]"}
 
 
 def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     """Check broker, topology, ledger and workers one by one. Exit code 1: something is wrong."""
-    from switchyard.cli.look.checks import examine
+    from switchyard.services.monitoring.doctor import diagnose
 
     quiet_logs("error")
     settings = load_settings()
@@ -35,7 +35,7 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     found: list[Check] = []
 
     async def check() -> None:
-        async for each in examine(settings, registry):
+        async for each in diagnose(settings, registry):
             found.append(each)
             if not as_json:
                 _print(each)

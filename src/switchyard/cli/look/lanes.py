@@ -31,8 +31,8 @@ from switchyard.cli.base.output import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from switchyard.cli.look.lane_report import LaneReport, QueueReport, Report
     from switchyard.services.jobs.registry import Registry
+    from switchyard.services.monitoring.lane_report import LaneReport, QueueReport, Report
     from switchyard.services.settings import Settings
 
 WATCH_SECONDS = 1.0
@@ -60,7 +60,7 @@ async def _show(settings: Settings, registry: Registry, *, watch: bool, as_json:
 
     from rich.live import Live
 
-    from switchyard.cli.look.lane_report import lane_report
+    from switchyard.services.monitoring.lane_report import lane_report
 
     async with open_ledger(settings) as ledger:
         report = await lane_report(settings, registry, ledger)

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from switchyard.services.records import WorkerRecord
     from switchyard.services.settings import Settings
 
-SILENT_AFTER = 2.0
-"""Times `JOBS_TAKEOVER_AFTER` without a beat, after which a worker is shown as silent."""
-FORGOTTEN_AFTER = 24 * 3600.0
-"""Seconds after which a silent worker is no news any more; `--all` still shows it."""
-
 
 def workers(
     everything: Annotated[
@@ -37,6 +32,8 @@ def workers(
     as_json: JsonOption = False,
 ) -> None:
     """List workers: alive, silent (no beat: it died, or lost the ledger), or stopped."""
+    from switchyard.services.monitoring.worker_status import is_current, status_of
+
     settings = load_settings()
 
     async def read(settings: Settings) -> list[WorkerRecord]:
@@ -46,7 +43,7 @@ def workers(
     now = time.time()
     found = run(read(settings))
     shown = [
-        (status_of(worker, settings, now), worker)
+        (status_of(worker, takeover_after=settings.takeover_after, now=now), worker)
         for worker in found
         if everything or is_current(worker, now)
     ]
@@ -78,16 +75,3 @@ def workers(
             age(worker.started_at),
         )
     console().print(rows)
-
-
-def status_of(worker: WorkerRecord, settings: Settings, now: float) -> str:
-    """`alive`, `silent` or `stopped`, as far as two clocks agree."""
-    if worker.stopped_at is not None:
-        return "stopped"
-    silent = now - worker.beat_at > SILENT_AFTER * settings.takeover_after
-    return "silent" if silent else "alive"
-
-
-def is_current(worker: WorkerRecord, now: float) -> bool:
-    """Whether somebody who looks at the system now wants to see it."""
-    return worker.stopped_at is None and now - worker.beat_at < FORGOTTEN_AFTER

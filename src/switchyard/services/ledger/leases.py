@@ -19,6 +19,8 @@ from switchyard.services.records import LedgerError
 Wait = Callable[[float], Awaitable[None]]
 """What is awaited while another holds the lease, with the seconds to the next look."""
 
+SCHEDULER = "scheduler"
+"""The lease of the scheduler that is active."""
 LEASE = 6.0
 """Seconds after which the lease of a process that has died is over."""
 LOOK = 0.1

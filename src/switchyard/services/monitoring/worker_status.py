@@ -1,4 +1,4 @@
-"""Whether a worker lives, as far as its last beat tells."""
+"""Whether a worker lives, as far as its last beat tells: the one place that decides it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from switchyard.services.records import WorkerRecord
 
 SILENT_AFTER = 2.0
 """Times the takeover time without a beat, after which a worker counts as silent."""
+FORGOTTEN_AFTER = 24 * 3600.0
+"""Seconds after which a silent worker is no news any more."""
 
 
 def status_of(worker: WorkerRecord, *, takeover_after: float, now: float) -> str:
@@ -13,3 +15,8 @@ def status_of(worker: WorkerRecord, *, takeover_after: float, now: float) -> str
     if worker.stopped_at is not None:
         return "stopped"
     return "silent" if now - worker.beat_at > SILENT_AFTER * takeover_after else "alive"
+
+
+def is_current(worker: WorkerRecord, now: float) -> bool:
+    """Whether somebody who looks at the system now wants to see it. Time in seconds."""
+    return worker.stopped_at is None and now - worker.beat_at < FORGOTTEN_AFTER

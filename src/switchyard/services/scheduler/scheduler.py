@@ -21,10 +21,10 @@ from switchyard.services.dead.indexing import DeadLetterIndexer
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, to_message
+from switchyard.services.ledger.leases import SCHEDULER
 from switchyard.services.records import JobRecord, LedgerError, State
 from switchyard.services.settings import Settings
 
-LEASE = "scheduler"
 BATCH = 500
 
 
@@ -188,7 +188,7 @@ class Scheduler:
 
     async def _hold_lease(self) -> bool:
         try:
-            held = await self._ledger.acquire_lease(LEASE, self.holder, self._pace.lease)
+            held = await self._ledger.acquire_lease(SCHEDULER, self.holder, self._pace.lease)
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             held = False
@@ -203,7 +203,7 @@ class Scheduler:
     async def _release(self) -> None:
         self.is_active.clear()
         try:
-            await self._ledger.release_lease(LEASE, self.holder)
+            await self._ledger.release_lease(SCHEDULER, self.holder)
         except LedgerError as error:
             self._log.warning("can't release the lease", error=str(error))
 

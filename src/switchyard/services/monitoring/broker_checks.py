@@ -1,25 +1,23 @@
-"""The checks of `jobctl doctor`: what is asked of the broker. The ledger's are in ledger_checks.
-
-Each check is one question with an answer: `ok`, `warning` (look at it some time), or `wrong`.
-"""
+"""What the doctor asks of the broker."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
-if TYPE_CHECKING:
-    from switchyard.broker.management import ManagementClient
-    from switchyard.broker.reconcile import Difference
-    from switchyard.broker.topology import Topology
-    from switchyard.services.jobs.registry import Registry
-    from switchyard.services.settings import Settings
+from switchyard.broker.connection import address_of, connected, underlying
+from switchyard.broker.errors import BrokerAway, ManagementError
+from switchyard.broker.management import ManagementClient
+from switchyard.broker.reconcile import Difference, Problem, diff
+from switchyard.broker.topology import Topology, build
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.monitoring.check import Check
+from switchyard.services.monitoring.lane_report import lane_report
+from switchyard.services.settings import Settings
 
-Status = Literal["ok", "warning", "wrong"]
-
+CONNECTION = "doctor"
+"""The name under which the broker shows its connections."""
 LEAST_VERSION = {"classic": (3, 10), "quorum": (4, 3)}
 """The first release with all that a profile needs."""
 DEFAULT_CONSUMER_TIMEOUT = 1800.0
@@ -28,21 +26,8 @@ NAMED = 3
 """Of many things of a kind, so many are named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One question, answered."""
-
-    name: str
-    status: Status
-    detail: str
-    remedy: str = ""
-    """What to do; empty where nothing is to be done."""
-
-
-async def examine(settings: Settings, registry: Registry) -> AsyncIterator[Check]:
-    """All checks, in the order in which one thing builds on another."""
-    from switchyard.cli.look.ledger_checks import ledger_checks
-
+async def broker_checks(settings: Settings, registry: Registry) -> AsyncIterator[Check]:
+    """Whether it is there, its version, its topology, its alarms, and who works its queues."""
     broker = await _broker(settings)
     yield broker
     if broker.status == "ok":
@@ -50,17 +35,12 @@ async def examine(settings: Settings, registry: Registry) -> AsyncIterator[Check
         async for check in _through_management(settings, registry):
             yield check
         yield await _consumers(settings, registry)
-    async for check in ledger_checks(settings):
-        yield check
 
 
 async def _broker(settings: Settings) -> Check:
-    from switchyard.broker.connection import address_of, connected
-    from switchyard.broker.errors import BrokerAway
-
     url = settings.require_amqp_url()
     try:
-        async with connected(url, "jobctl doctor"):
+        async with connected(url, CONNECTION):
             return Check("broker", "ok", f"reached at {address_of(url)}")
     except BrokerAway as error:
         remedy = "start it, or correct JOBS_AMQP_URL (user, password, vhost, port)"
@@ -83,19 +63,12 @@ async def _profile(settings: Settings) -> Check:
 
 
 async def _broker_version(url: str) -> str:
-    from switchyard.broker.connection import connected, underlying
-
-    async with connected(url, "jobctl doctor") as connection:
+    async with connected(url, CONNECTION) as connection:
         value = underlying(connection).server_properties.get("version", "")
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 async def _through_management(settings: Settings, registry: Registry) -> AsyncIterator[Check]:
-    from switchyard.broker.errors import ManagementError
-    from switchyard.broker.management import ManagementClient
-    from switchyard.broker.reconcile import diff
-    from switchyard.broker.topology import build
-
     topology = build(settings.profile, registry.routes, retry_delays=settings.retry_delays)
     try:
         async with ManagementClient(settings.require_management_url(), settings.vhost) as client:
@@ -111,8 +84,6 @@ async def _through_management(settings: Settings, registry: Registry) -> AsyncIt
 
 
 def _topology(differences: list[Difference]) -> Iterable[Check]:
-    from switchyard.broker.reconcile import Problem
-
     overridden = [each for each in differences if each.problem is Problem.OVERRIDDEN]
     extra = [each for each in differences if each.problem is Problem.EXTRA]
     others = [each for each in differences if each not in overridden and each not in extra]
@@ -188,8 +159,6 @@ async def _consumer_timeout(
 
 
 async def _consumers(settings: Settings, registry: Registry) -> Check:
-    from switchyard.cli.look.lane_report import lane_report
-
     report = await lane_report(settings, registry, None)
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     idle = [queue for queue in queues if queue.ready and not queue.consumers]

@@ -1,27 +1,28 @@
-"""The checks of `jobctl doctor` that ask the ledger."""
+"""What the doctor asks of the ledger."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from datetime import timedelta
 
-from switchyard.cli.base.durations import age
-from switchyard.cli.look.checks import Check
-from switchyard.cli.look.workers import is_current, status_of
+from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.leases import SCHEDULER
+from switchyard.services.monitoring.check import Check
+from switchyard.services.monitoring.worker_status import is_current, status_of
+from switchyard.services.records import (
+    DeadLetterFilter,
+    LedgerError,
+    LedgerUnavailable,
+    SchemaOutdated,
+)
+from switchyard.services.settings import Settings
 
-if TYPE_CHECKING:
-    from switchyard.services.ledger import Ledger
-    from switchyard.services.settings import Settings
-
-HOLDER = "jobctl doctor"
+HOLDER = "doctor"
 
 
 async def ledger_checks(settings: Settings) -> AsyncIterator[Check]:
     """The ledger itself, the scheduler, the workers, the dead letters."""
-    from switchyard.services.ledger import Ledger
-    from switchyard.services.records import LedgerError, LedgerUnavailable, SchemaOutdated
-
     try:
         ledger = await Ledger.open(settings.ledger_url, check=True)
     except SchemaOutdated as error:
@@ -43,12 +44,10 @@ async def ledger_checks(settings: Settings) -> AsyncIterator[Check]:
 
 
 async def _scheduler(ledger: Ledger) -> Check:
-    from switchyard.services.scheduler.scheduler import LEASE
-
     # A lease of no length at all: only where nobody holds it do we get it, and nobody has to
     # wait until it is over.
-    if await ledger.acquire_lease(LEASE, HOLDER, 0):
-        await ledger.release_lease(LEASE, HOLDER)
+    if await ledger.acquire_lease(SCHEDULER, HOLDER, 0):
+        await ledger.release_lease(SCHEDULER, HOLDER)
         return Check(
             "scheduler",
             "wrong",
@@ -61,13 +60,18 @@ async def _scheduler(ledger: Ledger) -> Check:
 async def _workers(ledger: Ledger, settings: Settings) -> Check:
     now = time.time()
     current = [worker for worker in await ledger.list_workers() if is_current(worker, now)]
-    alive = [worker for worker in current if status_of(worker, settings, now) == "alive"]
+    alive = [
+        worker
+        for worker in current
+        if status_of(worker, takeover_after=settings.takeover_after, now=now) == "alive"
+    ]
     silent = [worker for worker in current if worker not in alive]
     kinds = ", ".join(sorted({kind for worker in alive for kind in worker.kinds}))
     detail = f"{len(alive)} alive ({kinds})" if alive else "none is alive"
     if silent:
         names = ", ".join(
-            f"{worker.worker_id} ({age(worker.beat_at, now)})" for worker in silent[:3]
+            f"{worker.worker_id} (for {timedelta(seconds=round(now - worker.beat_at))})"
+            for worker in silent[:3]
         )
         return Check(
             "workers",
@@ -81,8 +85,6 @@ async def _workers(ledger: Ledger, settings: Settings) -> Check:
 
 
 async def _dead(ledger: Ledger) -> Check:
-    from switchyard.services.records import DeadLetterFilter
-
     page = await ledger.list_dead(DeadLetterFilter(state="waiting"), limit=100)
     number = f"{len(page.items)}{' or more' if page.next_cursor else ''}"
     if page.items:

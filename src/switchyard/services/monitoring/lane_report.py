@@ -10,16 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from switchyard.cli.base.queues import Waiting, ask_queues
-
-if TYPE_CHECKING:
-    from switchyard.services.jobs.registry import Registry
-    from switchyard.services.ledger import Ledger
-    from switchyard.services.records import State
-    from switchyard.services.settings import Settings
+from switchyard.broker.errors import ManagementError
+from switchyard.broker.lanes import DEAD_QUEUE, LANES, lane_named, queue_name
+from switchyard.broker.management import ManagementClient
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.queues import Waiting, ask_queues
+from switchyard.services.records import State
+from switchyard.services.settings import Settings
 
 MANAGEMENT_TIMEOUT = 3.0
 
@@ -64,8 +65,6 @@ class Report:
 
 async def lane_report(settings: Settings, registry: Registry, ledger: Ledger | None) -> Report:
     """All lanes, most urgent first, then the dead letters. Raises BrokerAway, LedgerError."""
-    from switchyard.broker.lanes import DEAD_QUEUE, LANES, lane_named, queue_name
-
     names = {
         lane.name: dict.fromkeys(
             [queue_name(lane.name, worker) for worker in lane.workers]
@@ -101,9 +100,6 @@ async def lane_report(settings: Settings, registry: Registry, ledger: Ledger | N
 
 
 async def _management(settings: Settings) -> tuple[dict[str, Any], str | None]:
-    from switchyard.broker.errors import ManagementError
-    from switchyard.broker.management import ManagementClient
-
     try:
         url = settings.require_management_url()
         async with ManagementClient(url, settings.vhost, timeout=MANAGEMENT_TIMEOUT) as client:
