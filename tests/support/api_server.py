@@ -1,7 +1,7 @@
 """The HTTP API as its clients meet it: uvicorn on loopback, in a thread or in a process.
 
 async with serving(system.settings) as api:
-    answer = await switchyard.api.client.post("/jobs", json={"routing_key": "hot.noop"})
+    answer = await api.client.post("/jobs", json={"routing_key": "hot.noop"})
 """
 
 import asyncio

@@ -77,6 +77,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # to an address made of whatever `Host` says
         generate_unique_id_function=openapi.operation_id,
     )
     for router in ROUTERS:

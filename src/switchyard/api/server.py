@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from switchyard.api.app import create_app
+from switchyard.api.entry.connections import BoundedHttp
 from switchyard.api.state import ApiState
 from switchyard.services.settings import Settings
 
@@ -35,6 +36,10 @@ class ApiServer(uvicorn.Server):
                 server_header=False,
                 timeout_graceful_shutdown=LAST_ANSWERS,
                 ws="none",
+                http=BoundedHttp,
+                # Off unless asked for: else anyone on this machine could choose their address.
+                proxy_headers=bool(settings.api_trusted_proxies),
+                forwarded_allow_ips=list(settings.api_trusted_proxies),
             )
         )
 

@@ -137,6 +137,11 @@ class Settings(BrokerSettings):
     api_idle_timeout: float = Field(
         default=10, gt=0, description="Seconds without a byte after which a sender is given up."
     )
+    api_trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Addresses or networks of proxies, comma-separated, whose `X-Forwarded-For` "
+        "and `X-Forwarded-Proto` are believed; nobody's where unset.",
+    )
     api_max_streams: int = Field(
         default=200, ge=1, description="Clients that one API process sends events to."
     )
@@ -158,9 +163,9 @@ class Settings(BrokerSettings):
         default="info", pattern="^(debug|info|warning|error)$", description="Least level logged."
     )
 
-    @field_validator("modules", mode="before")
+    @field_validator("modules", "api_trusted_proxies", mode="before")
     @classmethod
-    def _split_modules(cls, value: object) -> object:
+    def _split_list(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value

@@ -132,13 +132,13 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
 
 def _methods(routes: Sequence[BaseRoute], scope: Scope) -> list[str]:
-    """All methods of a path: the framework names those of the first route alone."""
-    methods: set[str] = set()
-    for route in routes:
-        match, _ = route.matches(scope)
-        if match is not Match.NONE:
-            methods |= getattr(route, "methods", None) or set()
-    return sorted(methods)
+    """All methods of a path: the framework names those of the first route alone.
+
+    `/backfills/preview` also looks like `/backfills/{id}`, whose methods it does not have.
+    """
+    matching = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
+    exact = [route for route in matching if getattr(route, "path", None) == scope["path"]]
+    return sorted({each for route in exact or matching for each in getattr(route, "methods", ())})
 
 
 def _invalid_request(errors: Sequence[Any]) -> Problem:

@@ -1,0 +1,181 @@
+"""What a connection may do before there is a request: hostile senders, spoken to over TCP."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from switchyard.api.entry import connections
+from switchyard.services.access.api_keys import Scope, create_key
+from tests.support.api_server import RunningApi, problem, serving
+from tests.support.system import System
+
+MEGABYTE = 1024 * 1024
+GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = (
+    b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+
+
+class Sender:
+    """A client that sends what it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def to(cls, api: RunningApi) -> "Sender":
+        url = httpx.URL(api.url)
+        return cls(*await asyncio.open_connection(url.host, url.port))
+
+    async def pour(self, first: bytes, more: bytes, most: int) -> int:
+        """Send `more` again and again after `first`; how many bytes were taken before the
+        connection was closed, or `most`."""
+        sent = 0
+        try:
+            self.writer.write(first)
+            while sent < most:
+                self.writer.write(more)
+                await self.writer.drain()
+                sent += len(more)
+        except ConnectionError:
+            pass
+        return sent
+
+    async def answer(self) -> bytes:
+        """All that comes, to the end of the connection."""
+        try:
+            return await asyncio.wait_for(self.reader.read(), 10)
+        except ConnectionError:
+            return b""
+        finally:
+            self.writer.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        (b"GET /", b"x" * 65536),
+        (GET + b"X-Long: ", b"x" * 65536),
+        (GET, b"".join(b"X-%d: y\r\n" % number for number in range(5000))),
+        (CHUNKED + b"1;", b"x" * 65536),
+        (CHUNKED + b"1\r\n{\r\n0\r\nX-Trailer: ", b"x" * 65536),
+    ],
+    ids=["address", "one header", "many headers", "chunk extension", "trailer"],
+)
+async def test_a_header_without_an_end_is_refused_soon(
+    api: RunningApi, first: bytes, more: bytes
+) -> None:
+    sender = await Sender.to(api)
+    assert await sender.pour(first, more, 64 * MEGABYTE) < 32 * MEGABYTE  # buffers on the way
+    sender.writer.close()
+    assert (await api.client.get("/health/live")).is_success
+
+
+async def test_a_header_that_is_too_long_is_told_so(api: RunningApi) -> None:
+    sender = await Sender.to(api)
+    sender.writer.write(GET + b"X-Long: " + b"x" * connections.MAX_HEADER_BYTES)
+    assert (await sender.answer()).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_too_many_headers_are_refused(api: RunningApi) -> None:
+    sender = await Sender.to(api)
+    sender.writer.write(GET + b"X: y\r\n" * connections.MAX_HEADERS + b"\r\n")
+    assert (await sender.answer()).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_long_bodies_in_small_chunks_are_taken(system: System, api: RunningApi) -> None:
+    body = b'{"routing_key": "hot.noop", "payload": {"text": "' + b"x" * 60_000 + b'"}}'
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 7):
+            yield body[start : start + 7]
+
+    answer = await api.client.post(
+        "/jobs", content=parts(), headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 202
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n\r\n", b"GET", GET, GET + b"X-Half: "], ids=repr)
+async def test_who_does_not_send_a_header_in_time_is_given_up(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
+    sender = await Sender.to(api)
+    sender.writer.write(sent)
+    assert (await sender.answer()).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_who_drips_on_an_open_connection_is_given_up(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    sender = await Sender.to(api)
+    sender.writer.write(GET + b"\r\n")
+    assert (await sender.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+    async def drip() -> None:
+        while not sender.writer.is_closing():
+            sender.writer.write(b"\r\n")
+            await asyncio.sleep(0.05)
+
+    dripping = asyncio.create_task(drip())
+    assert b"HTTP/1.1 408 " in await sender.answer()
+    dripping.cancel()
+
+
+async def test_a_refused_upload_is_not_read_on(system: System) -> None:
+    await create_key(system.ledger, "somebody", [Scope.PUBLISH])
+    async with serving(system.settings) as api:
+        sender = await Sender.to(api)
+        first = (
+            b"POST /documents HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000000\r\n"
+            b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+        )
+        sender.writer.write(first)
+        head = await sender.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 401 ")
+        assert await sender.pour(b"", b"x" * 65536, 80 * MEGABYTE) < 32 * MEGABYTE
+        sender.writer.close()
+
+
+async def test_connections_beyond_the_limit_are_closed_unheard(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+    senders = [await Sender.to(api) for _ in range(8)]
+    closed = await asyncio.gather(
+        *(asyncio.wait_for(each.reader.read(), 2) for each in senders), return_exceptions=True
+    )
+    assert sum(isinstance(each, TimeoutError) for each in closed) == 3
+    for each in senders:
+        each.writer.close()
+
+
+@pytest.mark.parametrize("trusted", [(), ("127.0.0.1",)])
+async def test_a_forwarded_address_is_believed_only_of_a_trusted_proxy(
+    system: System, trusted: tuple[str, ...]
+) -> None:
+    limits = {"api_rate_limit": 0.01, "api_rate_burst": 2}
+    async with serving(system.settings, api_trusted_proxies=trusted, **limits) as api:
+        statuses = [
+            (await api.client.get("/jobs", headers={"X-Forwarded-For": f"10.0.0.{n}"})).status_code
+            for n in range(4)
+        ]
+    # Without keys only this machine is let in: of another one, if the header is believed.
+    assert statuses == ([403] * 4 if trusted else [200, 200, 429, 429])
+
+
+async def test_no_address_is_answered_with_a_redirect(api: RunningApi) -> None:
+    answer = await api.client.get("/admin/lanes/", headers={"Host": "localhost"})
+    problem(answer, 404, "not-found")
+    assert "location" not in answer.headers
+
+
+async def test_a_path_is_told_its_own_methods_alone(api: RunningApi) -> None:
+    answer = await api.client.put("/backfills/preview")
+    problem(answer, 405, "method-not-allowed")
+    assert answer.headers["allow"] == "POST"
