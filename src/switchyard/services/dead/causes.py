@@ -39,7 +39,11 @@ _PLACEHOLDERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<!HTTP )(?<!status )(?<!code )(?<![\w.])[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?", "<n>"),
     )
 )
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+, in (?P<function>.+)$', re.MULTILINE)
+_FRAME = re.compile(
+    # Within one line: what is no traceback must not be read again from each of its lines on.
+    r'^[ \t]*+File "(?P<file>[^"\n]+)", line \d+, in (?P<function>.+)$',
+    re.MULTILINE,
+)
 _LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python[\d.]+)[/\\]|^<")
 """Files of other people's code: the standard library, what pip installed, `<frozen …>`."""
 _OWN_MACHINERY = re.compile(r"services[/\\](?:execution|runner)\.py$")

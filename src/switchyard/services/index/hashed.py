@@ -27,6 +27,8 @@ _ARABIC_ARTICLE = "ال"
 _PART_LENGTHS = (4, 5)
 _SHORT_WORD = 2
 """Words up to this length weigh half: numbers, symbols, particles."""
+_KNOWN_WORDS = 20_000
+"""Words whose features are remembered while texts are embedded: some 40 MB."""
 _FREQUENCY_POWER = 0.75
 """Ten times the same word say more than once, but not ten times as much."""
 
@@ -56,6 +58,8 @@ class HashedEmbedder:
             if word in STOP_WORDS:
                 continue
             if word not in known:
+                if len(known) >= _KNOWN_WORDS:
+                    known.clear()  # a text of which no two words are the same must not fill memory
                 known[word] = self._features(word)
             frequency = count**_FREQUENCY_POWER
             for at, weight in known[word]:

@@ -25,10 +25,14 @@ from switchyard.services.text.plain import (
 MAX_SENTENCES = 5
 MAX_WORDS = 150
 MAX_CANDIDATES = 2_000
-"""Sentences that are compared; of a longer text every n-th."""
+"""Sentences that are compared; of a longer text every second, every fourth, and so on."""
 _RELEVANCE = 0.7
 """What a sentence's own score weighs against its likeness to those already taken."""
 _MIN_WORDS, _MAX_WORDS_OF_ONE = 5, 60
+_MAX_CHARACTERS_OF_ONE = 1_000
+"""A longer sentence is data: its few words have no end."""
+_GLANCE = 10_000
+"""Characters of a text without sentences in which its beginning is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +50,37 @@ def summarize(pages: Sequence[str], title: str | None = None) -> str:
     """At most MAX_SENTENCES sentences of the text, joined; empty for a text without words."""
     candidates = _candidates(pages)
     if not candidates:
-        return shorten(" ".join(" ".join(pages).split()), 600)
+        beginning = "".join(page + " " for page in pages)[:_GLANCE]
+        return shorten(" ".join(beginning.split()), 600)
     scores = _scores(candidates, title)
     chosen = _choose(candidates, scores)
     return " ".join(candidate.text for candidate in sorted(chosen, key=lambda each: each.place))
 
 
 def _candidates(pages: Sequence[str]) -> list[_Candidate]:
-    found = []
-    place = 0
+    found: list[_Candidate] = []
+    place = eligible = 0
+    step = 1
     for page in pages:
         for paragraph in paragraphs(page):
             if paragraph.startswith("#"):
                 continue  # a heading
             for index, sentence in enumerate(sentences(paragraph)):
                 place += 1
+                if len(sentence) > _MAX_CHARACTERS_OF_ONE:
+                    continue
                 if _MIN_WORDS <= count_words(sentence) <= _MAX_WORDS_OF_ONE:
                     terms = Counter(content_words(sentence))
-                    if terms:
+                    if not terms:
+                        continue
+                    if eligible % step == 0:
                         complete = sentence.rstrip("'\"”’»)]")[-1:] in SENTENCE_ENDS
                         found.append(_Candidate(place, index == 0, complete, sentence, terms))
-    step = math.ceil(len(found) / MAX_CANDIDATES) or 1
-    return found[::step]
+                    eligible += 1
+                    if len(found) > MAX_CANDIDATES:  # thinned out at once: they are heavy
+                        found = found[::2]
+                        step *= 2
+    return found
 
 
 def _scores(candidates: Sequence[_Candidate], title: str | None) -> list[float]:

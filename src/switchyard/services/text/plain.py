@@ -1,7 +1,9 @@
 """Plain text: cleaned, in paragraphs, sentences and words, for any script.
 
 Pure functions without a language model or a dictionary: they serve summaries, chunks, snippets
-and the offline embedder, which must all cut a text at the same places.
+and the offline embedder, which must all cut a text at the same places. Texts are foreign and
+long, so everything here takes time in proportion to the text, whatever it is made of: a pattern
+never begins again inside of what it has just read in vain.
 """
 
 from __future__ import annotations
@@ -27,14 +29,19 @@ SENTENCE_ENDS = frozenset(".!?…\u061f\u06d4\u0964\u0965。！？｡")
 _SENTENCE_END = re.compile(
     r"""
     (?:
-        [.!?…\u061f\u06d4\u0964\u0965]+  # Latin, Cyrillic, Arabic, Urdu, Indic
-        ["'”’»)\]]*
+        (?<![.!?…\u061f\u06d4\u0964\u0965])  # only where a run of marks begins, and the whole run
+        [.!?…\u061f\u06d4\u0964\u0965]++     # Latin, Cyrillic, Arabic, Urdu, Indic
+        ["'”’»)\]]*+
         (?=\s)
       | [。！？｡]+[」』”’)）]*            # no space follows in Chinese and Japanese
     )
     """,
     re.VERBOSE,
 )
+_TAIL = 24
+"""Characters before a sentence's end that tell whether it is one."""
+_MAX_MARKS = 30
+"""Combining marks that one letter may have (Unicode's stream-safe text format)."""
 _NOT_AN_END = re.compile(
     r"""(?:^|[\s(\[„"“])
     (?: [^\W\d_]                                  # an initial: J. Smith, z. B.
@@ -79,11 +86,12 @@ def sentences(paragraph: str) -> list[str]:
     found = []
     start = 0
     for match in _SENTENCE_END.finditer(paragraph):
-        sentence = paragraph[start : match.end()].strip()
-        if not sentence or _NOT_AN_END.search(sentence[-24:]):
+        end = match.end()
+        # Only the tail is cut out: a list of initials is one sentence with thousands of dots.
+        if _NOT_AN_END.search(paragraph[max(start, end - _TAIL) : end].lstrip()):
             continue
-        found.append(sentence)
-        start = match.end()
+        found.append(paragraph[start:end].strip())
+        start = end
     rest = paragraph[start:].strip()
     return [*found, rest] if rest else found
 
@@ -111,7 +119,8 @@ def content_words(text: str) -> list[str]:
 def count_words(text: str) -> int:
     """How long a text is, in words (for Chinese and Japanese, about one for two characters)."""
     plain = _CJK.sub(" ", text)
-    return len(_WORD.findall(plain)) + sum((len(run) + 1) // 2 for run in _CJK.findall(text))
+    pairs = sum((run.end() - run.start() + 1) // 2 for run in _CJK.finditer(text))
+    return sum(1 for _ in _WORD.finditer(plain)) + pairs
 
 
 def shorten(text: str, limit: int) -> str:
@@ -124,10 +133,21 @@ def shorten(text: str, limit: int) -> str:
 
 
 def _fold(text: str) -> str:
-    decomposed = unicodedata.normalize("NFKD", text)
-    # Classes from 10 up are accents and vowel marks; below are signs that Indic scripts need.
-    kept = "".join(char for char in decomposed if unicodedata.combining(char) < 10)
+    if text.isascii():
+        return text.casefold()
+    # Character by character: of a whole text, `normalize` sorts every run of combining marks, by
+    # insertion, and such a run can be as long as the text.
+    kept = text.translate({ord(char): _without_accents(char) for char in set(text)})
+    marks = "".join(char for char in set(kept) if unicodedata.combining(char))
+    if marks:
+        kept = re.sub(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+", r"\1", kept)
     return unicodedata.normalize("NFC", kept.casefold()).replace("\u0640", "")
+
+
+def _without_accents(char: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", char)
+    # Classes from 10 up are accents and vowel marks; below are signs that Indic scripts need.
+    return "".join(part for part in decomposed if unicodedata.combining(part) < 10)
 
 
 def _pairs(word: str) -> list[str]:

@@ -35,7 +35,7 @@ _ASKING = 0.8 * SUMMARY_TIMEOUT
 """Seconds of these for asking, all tries together: the rest is for reading and writing."""
 TEXT_BUDGET = 24_000
 """Characters of a document that a model is given: about 6,000 tokens of English."""
-EXTRACTIVE_VERSION = "extractive-1"
+EXTRACTIVE_VERSION = "extractive-2"
 
 
 @job("summarize_content", worker="llm", lanes=("hot", "backfill"), timeout=SUMMARY_TIMEOUT)

@@ -1,0 +1,86 @@
+"""Texts that are made to cost time, and what reading them costs.
+
+`python -m tests.support.hostile_texts 200000` reads each shape at that many characters, in a
+process that can be killed, and prints a JSON object of processor seconds by shape.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from switchyard.services.dead.causes import cause_of
+from switchyard.services.index.hashed import HashedEmbedder
+from switchyard.services.index.words import words_query
+from switchyard.services.llm.prompts import summary_messages
+from switchyard.services.text.chunks import split
+from switchyard.services.text.extractive import summarize
+from switchyard.services.text.plain import clean, content_words, count_words, shorten, words
+from switchyard.services.text.sections import fit, sections_of
+
+SHAPES = {
+    "dots": ".",
+    "dots and a letter": "....x",
+    "dots and quotes": '."""',
+    "initials": "A. ",
+    "abbreviations": "U.S.A.",
+    "accents out of order": "\u0301\u0323",
+    "marks that come apart": "\u0f73",
+    "signs that are kept": "\u093c\u094d",
+    "voicing marks": "\u3099",
+    "a letter that is eighteen": "\ufdfa",
+    "one word": "a",
+    "words": "ab ",
+    "apostrophes": "a'",
+    "hyphens": "a-\n",
+    "Chinese": "\u65e5",
+    "Chinese full stops": "\u3002",
+    "line ends": "\n\n",
+    "line ends and spaces": "\n ",
+    "rare spaces": "<\u205f\u205f",
+    "control characters": "\x01",
+    "emoji": "\U0001f600 ",
+    "sentences": "Wort an Wort steht hier nun. ",
+    "headings": "# a\n\n",
+    "paragraphs": "The one has five words.\n\n",
+    "frames": '\nFile "',
+    "addresses": "a+b-c.",
+    "paths": "/a-b:c.d",
+}
+
+
+def of(shape: str, characters: int) -> str:
+    """A text of that shape and length."""
+    unit = SHAPES[shape]
+    return (unit * (characters // len(unit) + 1))[:characters]
+
+
+def read(text: str) -> None:
+    """Everything that the pipeline, the search and the dead letters do with a foreign text."""
+    cleaned = clean(text)
+    count_words(cleaned)
+    words(cleaned)
+    content_words(text)
+    words_query(text)
+    shorten(text, 300)
+    chunks = split("d", [{"page": 1, "text": cleaned}])
+    summarize([cleaned], "A title")
+    shown, _ = fit(sections_of([cleaned]), 24_000)
+    summary_messages("A title", shown + text[:24_000])
+    HashedEmbedder(64).embed_now([chunk.text for chunk in chunks[:100]])
+    cause_of("exhausted", "noop", "Error", text, text)
+
+
+def seconds(text: str) -> float:
+    """Processor time of reading it."""
+    before = time.process_time()
+    read(text)
+    return time.process_time() - before
+
+
+if __name__ == "__main__":
+    size = int(sys.argv[1])
+    shapes = sys.argv[2:] or list(SHAPES)
+    texts = {shape: of(shape, size) for shape in shapes}
+    print(json.dumps({shape: seconds(text) for shape, text in texts.items()}))

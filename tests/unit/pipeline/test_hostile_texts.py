@@ -1,0 +1,75 @@
+"""Reading a text takes time in proportion to its length, whatever it is made of."""
+
+import json
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+
+from switchyard.services.text.extractive import MAX_CANDIDATES, summarize
+from switchyard.services.text.plain import sentences, words
+from tests.support.hostile_texts import SHAPES
+
+CALL = (sys.executable, "-m", "tests.support.hostile_texts")
+
+
+def cost(characters: int, *shapes: str, within: float) -> dict[str, float]:
+    """Processor seconds for each shape; the process is killed after `within` seconds."""
+    done = subprocess.run(
+        [*CALL, str(characters), *shapes], capture_output=True, timeout=within, check=True
+    )
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def test_no_text_of_200_kb_takes_more_than_seconds() -> None:
+    slow = {shape: spent for shape, spent in cost(200_000, within=100).items() if spent > 5}
+    assert slow == {}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_eight_times_the_text_takes_eight_times_as_long(shape: str) -> None:
+    """1, 2, 4 and 8 MB: what grew with the square would take 64 times as long for the last."""
+    spent = [cost(n * 1_000_000, shape, within=300)[shape] for n in (1, 2, 4, 8)]
+    assert spent[-1] < 20 * max(spent[0], 0.05), spent
+
+
+def test_a_run_of_dots_ends_a_sentence_once() -> None:
+    assert sentences("So be it..... Then it was...not. Who?!... Me.") == [
+        "So be it.....",
+        "Then it was...not.",
+        "Who?!...",
+        "Me.",
+    ]
+
+
+def test_accents_fold_as_they_do_for_the_text_as_a_whole() -> None:
+    for text in (
+        "Ångström naïve Größe",
+        "हिन्दी ज़्यादा",
+        "がぎぐ か\u3099",
+        "ﬁne ½ Ⅷ",
+        "e\u0323\u0301x",
+    ):
+        whole = "".join(
+            char for char in unicodedata.normalize("NFKD", text) if unicodedata.combining(char) < 10
+        )
+        folded = unicodedata.normalize("NFC", whole.casefold())
+        assert "".join(words(text)) == "".join(words(folded))
+
+
+def test_a_summary_of_words_without_end_is_short() -> None:
+    endless = ("x" * 100_000 + " ") * 6 + "."
+    text = f"{endless} A sentence of some words is here. {endless}"
+    assert len(summarize([text])) < 1_000
+
+
+def test_a_long_text_is_thinned_out_evenly() -> None:
+    pages = [
+        f"The sentence number{at} speaks of thing{at} alone." for at in range(3 * MAX_CANDIDATES)
+    ]
+    summary = summarize([" ".join(pages)])
+    assert summary.count(".") == 5
