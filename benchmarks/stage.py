@@ -12,10 +12,11 @@ from urllib.parse import quote
 
 import httpx
 
-from switchyard.broker.management import ManagementClient
-from switchyard.broker.reconcile import apply
 from switchyard.broker.settings import with_vhost
-from switchyard.broker.topology import Policy, build
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.model import Policy
+from switchyard.broker.topology.reconcile import apply
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import upgrade

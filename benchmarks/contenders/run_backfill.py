@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.common import payload
 from benchmarks.contenders.with_switchyard import MODULE
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publisher import Publisher
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.cli.base.long_running import settle_memory
 from switchyard.services.backfill.counts import Counts
 from switchyard.services.backfill.files import FileFormat, store_input

@@ -16,12 +16,13 @@ from dataclasses import replace
 
 from benchmarks.common import payload
 from benchmarks.contenders.with_switchyard import MODULE
-from switchyard.broker.dead import DeathCertificate, Reason
-from switchyard.broker.dead_queue import scanning
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_EXCHANGE, LANES
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.broker.publisher import Publisher, envelope_of
-from switchyard.broker.wire import Envelope
+from switchyard.broker.publish.outcome import envelope_of
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.base.bulk_run import give_way
 from switchyard.cli.base.long_running import settle_memory
 from switchyard.services.bulk.operations import BulkRunner

@@ -18,7 +18,8 @@ def hot_count(busy: int) -> int:
 
 async def switchyard(busy: int) -> int:
     from switchyard.broker.message import JobMessage
-    from switchyard.broker.publisher import Outgoing, Publisher
+    from switchyard.broker.publish.outcome import Outgoing
+    from switchyard.broker.publish.publisher import Publisher
     from switchyard.services.settings import Settings
 
     async with Publisher(Settings()) as publisher:

@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from benchmarks.common import SAMPLE_EVERY, payload, sample
 from switchyard.broker.errors import PublishError
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publisher import Outgoing, Publisher
+from switchyard.broker.publish.outcome import Outgoing
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.cli.base.long_running import settle_memory
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome

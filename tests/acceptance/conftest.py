@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.topology import build
+from switchyard.broker.topology.build import build
 from switchyard.cli.base.common import load_registry
 from switchyard.services.ledger import upgrade
 from switchyard.services.settings import Settings

@@ -4,7 +4,7 @@ import base64
 import json
 from pathlib import Path
 
-from switchyard.broker.dead import PROPERTIES_HEADER
+from switchyard.broker.dead.certificate import PROPERTIES_HEADER
 from tests.acceptance.conftest import CommandLine
 from tests.support.raw_amqp import BAD_ID, HOSTILE, RawPublisher
 

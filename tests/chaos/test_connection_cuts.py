@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.broker.publisher import Publisher
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.cli.system.node import LOOPBACK
 from switchyard.services.publishing.publisher import JobPublisher, job_id_of
 from tests.support.brokers import TestBroker

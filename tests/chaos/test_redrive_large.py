@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.broker.dead import DeathCertificate, Reason
-from switchyard.broker.dead_queue import scanning
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.broker.publisher import envelope_of
+from switchyard.broker.publish.outcome import envelope_of
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.operations import BulkRunner
 from switchyard.services.dead.indexing import index_waiting

@@ -13,12 +13,13 @@ from typing import Any
 import aio_pika
 import pytest
 
-from switchyard.broker.blocking import BlockingPublisher, _Session
-from switchyard.broker.dead import Reason, read
+from switchyard.broker.dead.certificate import Reason, read
 from switchyard.broker.errors import Blocked, BrokerAway, LaneFull, Unroutable
 from switchyard.broker.lanes import DEAD_QUEUE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publisher import PATIENCE, Accepted, Outgoing
+from switchyard.broker.publish.blocking import BlockingPublisher
+from switchyard.broker.publish.outcome import PATIENCE, Accepted, Outgoing
+from switchyard.broker.publish.session import Session
 from switchyard.broker.settings import BrokerSettings
 from switchyard.cli.system.node import LocalNode
 from tests.support.brokers import TestBroker
@@ -151,9 +152,9 @@ async def test_never_more_than_a_window_is_unconfirmed(
     proxy, settings = proxied
     loop = asyncio.get_running_loop()
     seen: list[int] = []
-    publish = _Session.publish
+    publish = Session.publish
 
-    def watched(session: _Session, *args: Any) -> Any:
+    def watched(session: Session, *args: Any) -> Any:
         sent = publish(session, *args)
         seen.append(session.unconfirmed)
         if session.unconfirmed == window:
@@ -167,7 +168,7 @@ async def test_never_more_than_a_window_is_unconfirmed(
         update = {"publish_window": window}
         with BlockingPublisher(settings.model_copy(update=update)) as publisher:
             assert accepted(publisher, BACKFILL)
-            monkeypatch.setattr(_Session, "publish", watched)
+            monkeypatch.setattr(Session, "publish", watched)
             asyncio.run_coroutine_threadsafe(hold_confirms(), loop).result()
             abandoned = publisher.publish_stream(jobs(300, BACKFILL))
             next(abandoned)  # what this stream has sent still counts

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import structlog
 
-from switchyard.broker.connection import Link
-from switchyard.broker.consumer import LaneConsumer
-from switchyard.broker.delivery import Delivery
+from switchyard.broker.consume.consumer import LaneConsumer
+from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.errors import Refused
 from switchyard.broker.lanes import (
     JOBS_EXCHANGE,
@@ -22,10 +21,11 @@ from switchyard.broker.lanes import (
     Route,
     retry_name,
 )
-from switchyard.broker.publisher import Publisher
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.topology import build
-from switchyard.broker.wire import Envelope
+from switchyard.broker.topology.build import build
+from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.link import Link
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import Signals

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from switchyard.broker.lanes import CONTROL_EXCHANGE
-from switchyard.broker.wire import Envelope
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.records import AttemptOutcome, Cancelled, Running, State
 from switchyard.services.runtime.control import send_cancel
 from tests.support.brokers import TestBroker

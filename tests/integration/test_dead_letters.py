@@ -10,12 +10,12 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.background import end_tasks
-from switchyard.broker.dead import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import DEAD_EXCHANGE, DEAD_LOG_QUEUE
 from switchyard.broker.message import JobMessage, now
-from switchyard.broker.publisher import envelope_of
-from switchyard.broker.wire import Envelope
+from switchyard.broker.publish.outcome import envelope_of
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.node import LOOPBACK
 from switchyard.services.dead.indexing import DeadLetterIndexer, index_waiting
 from switchyard.services.ledger import Ledger

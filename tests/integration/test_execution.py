@@ -11,15 +11,10 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead import (
-    MESSAGE_LIMIT,
-    TRACEBACK_LIMIT,
-    Reason,
-    letter_id,
-)
+from switchyard.broker.dead.certificate import MESSAGE_LIMIT, TRACEBACK_LIMIT, Reason, letter_id
 from switchyard.broker.lanes import EVENTS_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import MAX_BODY_BYTES
-from switchyard.broker.wire import Envelope
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.records import AttemptOutcome, State
 from switchyard.services.runtime.execution import Executor
 from tests.support.brokers import TestBroker

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from switchyard.broker.background import end_tasks
-from switchyard.broker.dead_queue import scanning
+from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import (
     CONTROL_EXCHANGE,
     DEAD_EXCHANGE,

@@ -10,20 +10,16 @@ from typing import Any
 import aio_pika
 import pytest
 
-from switchyard.broker.connection import is_blocked
-from switchyard.broker.dead import Reason, read
+from switchyard.broker.dead.certificate import Reason, read
 from switchyard.broker.errors import Blocked, BrokerAway, LaneFull, Unroutable
 from switchyard.broker.lanes import DEAD_QUEUE, EVENTS_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publisher import (
-    PATIENCE,
-    Accepted,
-    Outgoing,
-    Publisher,
-    envelope_of,
-)
+from switchyard.broker.publish.outcome import PATIENCE, Accepted, Outgoing, envelope_of
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire import Envelope, PipelinedChannel
+from switchyard.broker.wire.channel import PipelinedChannel
+from switchyard.broker.wire.connection import is_blocked
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.node import LocalNode
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

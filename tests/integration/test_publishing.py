@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from switchyard.broker.dead import Reason
+from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import BrokerAway, LaneFull
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publisher import Publisher
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.jobs.registry import InvalidPayload
 from switchyard.services.ledger.sql.tables import jobs as jobs_table
 from switchyard.services.publishing.publisher import (

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead import DeathCertificate, Reason
-from switchyard.broker.dead_queue import scanning
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata, now
-from switchyard.broker.publisher import Outgoing, envelope_of
+from switchyard.broker.publish.outcome import Outgoing, envelope_of
 from switchyard.services.bulk.operations import BulkRunner
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.purge import PurgeHandler, start_purge
@@ -390,8 +390,8 @@ async def test_order_of_what_stays_is_kept(broker: TestBroker, sqlite_url: str) 
 async def test_order_is_kept_over_several_pieces_while_new_ones_come(
     broker: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.broker.dead_queue.PIECE", 150)
-    monkeypatch.setattr("switchyard.broker.dead_queue.QUORUM_PIECE", 150)
+    monkeypatch.setattr("switchyard.broker.dead.scan.PIECE", 150)
+    monkeypatch.setattr("switchyard.broker.dead.scan.QUORUM_PIECE", 150)
     async with open_system(broker, sqlite_url) as system:
         everything = [f"job-{number:04}" for number in range(1_000)]
         await bury_many(system, everything)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.broker.publisher import envelope_of
+from switchyard.broker.publish.outcome import envelope_of
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.control import BulkConflict
 from switchyard.services.bulk.operations import BulkRunner

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead_queue import scanning
+from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
 from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.services.dead.changes import Change

@@ -9,7 +9,8 @@ import pytest
 
 from switchyard.broker.errors import LaneFull, PublishError, Unroutable
 from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE
-from switchyard.broker.publisher import Outgoing, Publisher, Result
+from switchyard.broker.publish.outcome import Outgoing, Result
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.publisher import (
     JobPublisher,

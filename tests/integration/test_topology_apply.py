@@ -12,10 +12,13 @@ import pytest
 
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.lanes import Route
-from switchyard.broker.management import ManagementClient
-from switchyard.broker.reconcile import Report, apply, diff
 from switchyard.broker.settings import with_vhost
-from switchyard.broker.topology import Binding, Topology, build, render
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.definitions import render
+from switchyard.broker.topology.differences import diff
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.model import Binding, Topology
+from switchyard.broker.topology.reconcile import Report, apply
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.jobs.registry import Registry
 from tests.support.brokers import TestBroker

@@ -11,16 +11,13 @@ import pytest
 from aiormq.exceptions import ChannelInvalidStateError, ChannelNotFoundEntity
 from pamqp import commands as spec
 
-from switchyard.broker.away import CHANNEL_ERRORS
-from switchyard.broker.connection import connect, is_blocked, underlying
 from switchyard.broker.errors import BrokerAway, PublishError, Unroutable
-from switchyard.broker.incoming import Incoming
-from switchyard.broker.wire import (
-    Envelope,
-    PipelinedChannel,
-    Unconfirmed,
-    open_channel,
-)
+from switchyard.broker.wire.away import CHANNEL_ERRORS
+from switchyard.broker.wire.channel import PipelinedChannel, open_channel
+from switchyard.broker.wire.confirms import Unconfirmed
+from switchyard.broker.wire.connection import connect, is_blocked, underlying
+from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.incoming import Incoming
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.publishing import depth

@@ -11,11 +11,11 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.background import BackgroundFailed
-from switchyard.broker.dead import Reason
+from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.lanes import JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.broker.publisher import Publisher
-from switchyard.broker.wire import Envelope
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import (

@@ -12,9 +12,9 @@ from pydantic import SecretStr
 
 from switchyard.broker.lanes import LANES, Lane, Route
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publisher import Outgoing
+from switchyard.broker.publish.outcome import Outgoing
 from switchyard.broker.settings import BrokerSettings, Profile
-from switchyard.broker.topology import build
+from switchyard.broker.topology.build import build
 from tests.support.eventually import eventually
 from tests.support.management import Management
 from tests.support.topology import declare_topology

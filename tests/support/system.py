@@ -17,11 +17,11 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pydantic import SecretStr
 
-from switchyard.broker.dead_queue import Letter, scanning
+from switchyard.broker.dead.scan import Letter, scanning
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.broker.publisher import Publisher
-from switchyard.broker.topology import build
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.topology.build import build
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.publishing.publisher import JobPublisher, JobRequest

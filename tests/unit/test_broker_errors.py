@@ -13,14 +13,6 @@ import pytest
 import uvloop
 from pydantic import SecretStr
 
-from switchyard.broker.away import CHANNEL_ERRORS
-from switchyard.broker.blocking import BlockingPublisher
-from switchyard.broker.connection import (
-    CONNECT_TIMEOUT,
-    connect,
-    connected,
-    underlying,
-)
 from switchyard.broker.errors import (
     Blocked,
     BrokerAway,
@@ -32,15 +24,14 @@ from switchyard.broker.errors import (
     Unroutable,
 )
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publisher import (
-    Outage,
-    Outgoing,
-    Publisher,
-    lane_full,
-    letter_to_park,
-)
+from switchyard.broker.publish.blocking import BlockingPublisher
+from switchyard.broker.publish.outcome import Outage, Outgoing, lane_full, letter_to_park
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire import Unconfirmed, open_channel
+from switchyard.broker.wire.away import CHANNEL_ERRORS
+from switchyard.broker.wire.channel import open_channel
+from switchyard.broker.wire.confirms import Unconfirmed
+from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connect, connected, underlying
 from tests.support.peers import PEERS, SILENT, Peer, listening, says_nothing
 
 KEY = ("job-1", "jobs.topic", "hot.crawl")
@@ -191,7 +182,7 @@ async def test_a_batch_looks_for_the_broker_once() -> None:
 
 async def test_a_stream_finds_the_broker_that_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 0.0
-    monkeypatch.setattr("switchyard.broker.publisher.time.monotonic", lambda: clock)
+    monkeypatch.setattr("switchyard.broker.publish.publisher.time.monotonic", lambda: clock)
     outage = Outage()
     away = BrokerAway("away", maybe_accepted=False)
 
@@ -261,8 +252,8 @@ async def test_every_error_of_aiormq_while_opening_a_channel_becomes_ours(
     async def fails(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr("switchyard.broker.connection.Link.connection_now", connection_now)
-    monkeypatch.setattr("switchyard.broker.publisher.open_channel", fails)
+    monkeypatch.setattr("switchyard.broker.wire.link.Link.connection_now", connection_now)
+    monkeypatch.setattr("switchyard.broker.publish.publisher.open_channel", fails)
     async with Publisher(settings_of("amqp://localhost/")) as publisher:
         with pytest.raises(BrokerAway, match="channel") as away:
             await publisher.publish(job(), "hot.crawl")

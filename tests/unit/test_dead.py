@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switchyard.broker.dead import (
+from switchyard.broker.dead.certificate import (
     MESSAGE_LIMIT,
     TRACEBACK_LIMIT,
     DeathCertificate,

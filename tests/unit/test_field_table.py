@@ -14,20 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import decode, encode
 
-from switchyard.broker.dead import letter_id, unreadable_properties
-from switchyard.broker.delivery import Delivery
-from switchyard.broker.field_table import MAX_DEPTH, Unreadable, read_table
-from switchyard.broker.frame_tap import FrameTap
-from switchyard.broker.incoming import (
-    BASIC,
-    DELIVER,
-    HEADER,
-    METHOD,
-    RETURN,
-    Assembler,
-    Incoming,
-)
-from switchyard.broker.wire import Envelope, encode_publish
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.certificate import letter_id, unreadable_properties
+from switchyard.broker.wire.envelope import Envelope, encode_publish
+from switchyard.broker.wire.field_table import MAX_DEPTH, Unreadable, read_table
+from switchyard.broker.wire.frame_tap import FrameTap
+from switchyard.broker.wire.frames import BASIC, DELIVER, HEADER, METHOD, RETURN
+from switchyard.broker.wire.incoming import Assembler, Incoming
 from tests.support.raw_amqp import BAD_ID, HOSTILE, nested, short, table, with_headers
 
 FRAME_MAX = 131_072

@@ -12,15 +12,9 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-from switchyard.broker.frame_tap import FrameTap
-from switchyard.broker.incoming import (
-    BASIC,
-    DELIVER,
-    METHOD,
-    RETURN,
-    Assembler,
-    Incoming,
-)
+from switchyard.broker.wire.frame_tap import FrameTap
+from switchyard.broker.wire.frames import BASIC, DELIVER, METHOD, RETURN
+from switchyard.broker.wire.incoming import Assembler, Incoming
 
 OURS, OTHER = 3, 4
 Expected = tuple[bytes, str, str, int, dict[str, Any]]

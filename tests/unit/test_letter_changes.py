@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead import PROPERTIES_HEADER, DeathCertificate, Reason
+from switchyard.broker.dead.certificate import PROPERTIES_HEADER, DeathCertificate, Reason
 from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.services.dead.changes import (
     Change,

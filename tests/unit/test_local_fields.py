@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from switchyard.broker.dead import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
 from switchyard.broker.message import JobMessage
 from switchyard.services.backfill.arxiv import ArxivSource
 from switchyard.services.backfill.files import FileSource

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.broker.dead import DeathCertificate, Reason
-from switchyard.broker.dead_queue import Letter
-from switchyard.broker.delivery import Delivery
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.scan import Letter
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.broker.wire import PipelinedChannel
+from switchyard.broker.wire.channel import PipelinedChannel
 from switchyard.services.dead.changes import (
     Change,
     InvalidRedrive,

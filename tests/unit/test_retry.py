@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from switchyard.broker.dead import Reason
+from switchyard.broker.dead.certificate import Reason
 from switchyard.services.jobs.outcomes import (
     Discard,
     Done,

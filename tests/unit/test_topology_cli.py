@@ -9,7 +9,8 @@ from typer.testing import CliRunner, Result
 
 from switchyard.broker.errors import BrokerError
 from switchyard.broker.lanes import retry_name
-from switchyard.broker.topology import build, render_text
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.definitions import render_text
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.system.topology import app
 from switchyard.services.jobs.registry import Registry, RegistryError
@@ -94,7 +95,7 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
         "rich.table",
         "aio_pika",
         "switchyard.services.jobs.registry",
-        "switchyard.broker.topology",
+        "switchyard.broker.topology.build",
     }
     code = f"import sys, switchyard.cli.system.topology; print({heavy!r} & set(sys.modules))"
     done = subprocess.run(

@@ -9,16 +9,11 @@ from hypothesis import strategies as st
 
 from switchyard.broker.errors import TopologyMismatch
 from switchyard.broker.lanes import Route
-from switchyard.broker.management import LiveQueue, LiveTopology
-from switchyard.broker.reconcile import Problem, Report, diff
-from switchyard.broker.topology import (
-    Binding,
-    Exchange,
-    Policy,
-    Queue,
-    Topology,
-    build,
-)
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.differences import Problem, diff
+from switchyard.broker.topology.live import LiveQueue, LiveTopology
+from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue, Topology
+from switchyard.broker.topology.reconcile import Report
 
 ROUTES = (
     Route("hot", "summarize_content", "llm"),

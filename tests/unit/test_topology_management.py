@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from switchyard.broker.errors import ManagementError
-from switchyard.broker.management import ManagementClient
+from switchyard.broker.topology.management import ManagementClient
 
 SECRET = "s3cret-pass"
 URL = f"http://someone:{SECRET}@broker.example:15672"

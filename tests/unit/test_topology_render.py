@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from switchyard.broker.lanes import LANES, Route
 from switchyard.broker.settings import Profile
-from switchyard.broker.topology import build, render, render_text
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.definitions import render, render_text
 from switchyard.services.jobs.registry import Registry
 
 DEFINITIONS = Path(__file__).parents[2] / "definitions.json"

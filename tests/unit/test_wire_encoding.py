@@ -1,4 +1,4 @@
-"""What broker/wire.py writes by hand, read again by pamqp."""
+"""What broker/wire/envelope.py writes by hand, read again by pamqp."""
 
 import json
 from datetime import UTC, datetime
@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from pamqp import body as pamqp_body
 from pamqp import commands, frame, header
 
-from switchyard.broker.dead import (
+from switchyard.broker.dead.certificate import (
     MESSAGE_LIMIT,
     TRACEBACK_LIMIT,
     DeathCertificate,
     Reason,
 )
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.broker.publisher import envelope_of
-from switchyard.broker.wire import Envelope, encode_publish
+from switchyard.broker.publish.outcome import envelope_of
+from switchyard.broker.wire.envelope import Envelope, encode_publish
 
 FRAME_MAX = 131_072
 SMALLEST_FRAME_MAX = 4_096

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.broker.dead import Reason
+from switchyard.broker.dead.certificate import Reason
 from switchyard.services.files.storage import Storage, result_key
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, InvalidPayload
 from switchyard.services.records import State

@@ -158,7 +158,7 @@ def undo(
     quiet_logs()
 
     async def work() -> list[Undone]:
-        from switchyard.broker.publisher import Publisher
+        from switchyard.broker.publish.publisher import Publisher
 
         async with (
             open_ledger(settings) as ledger,

@@ -106,7 +106,7 @@ def import_(
     quiet_logs()
 
     async def work() -> Imported:
-        from switchyard.broker.publisher import Publisher
+        from switchyard.broker.publish.publisher import Publisher
 
         async with (
             open_ledger(settings) as ledger,

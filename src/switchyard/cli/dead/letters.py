@@ -217,7 +217,7 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[Let
         typer.echo(letter.body.decode("utf-8", "backslashreplace"))
     else:
         typer.echo(json.dumps(message, indent=2, ensure_ascii=False))
-    from switchyard.broker.dead import PROPERTIES_HEADER
+    from switchyard.broker.dead.certificate import PROPERTIES_HEADER
 
     # Those of the certificate stand above, in words.
     others = {
@@ -248,7 +248,7 @@ def _when(moment: float) -> str:
 
 def hints(letter: DeadLetter, message: object) -> list[str]:
     """The exact commands with which one can go on."""
-    from switchyard.broker.dead import PROPERTIES_HEADER
+    from switchyard.broker.dead.certificate import PROPERTIES_HEADER
 
     again = f"jobctl dead redrive {letter.id}"
     if letter.state != WAITING:

@@ -88,7 +88,7 @@ def chosen(which: LetterFilter, ids: list[str] | None, *, everything: bool) -> L
 
 def known_reason(reason: str | None) -> None:
     """Raises WrongUsage for a reason that there is not."""
-    from switchyard.broker.dead import Reason
+    from switchyard.broker.dead.certificate import Reason
 
     if reason is not None and reason not in list(Reason):
         raise WrongUsage(f"--reason {reason!r}: choose one of {', '.join(Reason)}")

@@ -69,7 +69,7 @@ class Story:
 
 async def play(system: System, directory: Path, files: list[Path]) -> Story:
     """Run the demo; at its end, and also when it is interrupted, all workers have stopped."""
-    from switchyard.broker.publisher import Publisher
+    from switchyard.broker.publish.publisher import Publisher
     from switchyard.services.ledger import Ledger
     from switchyard.services.publishing.publisher import JobPublisher
 

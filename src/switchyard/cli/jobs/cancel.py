@@ -62,7 +62,7 @@ async def _cancel(settings: Settings, job_id: str) -> tuple[bool, str]:
 async def _stop_running(
     settings: Settings, ledger: Ledger, job_id: str, worker_id: str
 ) -> State | str:
-    from switchyard.broker.publisher import Publisher
+    from switchyard.broker.publish.publisher import Publisher
     from switchyard.cli.base.waiting import wait_for_end
     from switchyard.services.runtime.control import send_cancel
 

@@ -143,7 +143,7 @@ async def job_publisher(
     settings: Settings, registry: Registry
 ) -> AsyncIterator[tuple[JobPublisher, Ledger]]:
     """A publisher with its ledger, closed at the end."""
-    from switchyard.broker.publisher import Publisher
+    from switchyard.broker.publish.publisher import Publisher
     from switchyard.services.publishing.publisher import JobPublisher
 
     async with open_ledger(settings) as ledger, Publisher(settings, name="jobctl") as publisher:

@@ -173,7 +173,7 @@ def _watch(found: FoundBroker, supervisor: Supervisor) -> None:
 
 
 def _print_addresses(found: FoundBroker, system: System, directory: Path) -> None:
-    from switchyard.broker.connection import address_of
+    from switchyard.broker.wire.connection import address_of
     from switchyard.cli.system.assembly import variable
     from switchyard.cli.system.node_file import write_private
 

@@ -72,9 +72,9 @@ async def prepare(system: System) -> None:
     LedgerError.
     """
     from switchyard.broker.errors import TopologyMismatch
-    from switchyard.broker.management import ManagementClient
-    from switchyard.broker.reconcile import apply
-    from switchyard.broker.topology import build
+    from switchyard.broker.topology.build import build
+    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.topology.reconcile import apply
     from switchyard.services.ledger import upgrade
 
     settings = system.settings

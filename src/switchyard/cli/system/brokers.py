@@ -82,7 +82,7 @@ def any_broker(
 
 
 def _given(settings: Settings) -> FoundBroker:
-    from switchyard.broker.connection import address_of
+    from switchyard.broker.wire.connection import address_of
 
     url = settings.require_amqp_url()
     return FoundBroker(
@@ -95,9 +95,9 @@ def _given(settings: Settings) -> FoundBroker:
 
 async def _on_localhost() -> bool:
     """Whether a broker with its management API takes guest on localhost."""
-    from switchyard.broker.connection import connected
     from switchyard.broker.errors import BrokerAway, ManagementError
-    from switchyard.broker.management import ManagementClient
+    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.wire.connection import connected
 
     try:
         async with connected(LOCALHOST_URL, "jobctl"):
@@ -214,8 +214,8 @@ def _container(tell: Tell) -> Iterator[FoundBroker]:
 
 
 async def _until_ready(url: str) -> None:
-    from switchyard.broker.connection import connected
     from switchyard.broker.errors import BrokerAway
+    from switchyard.broker.wire.connection import connected
 
     deadline = time.monotonic() + CONTAINER_TIMEOUT
     while True:

@@ -23,10 +23,10 @@ from switchyard.cli.base.output import (
 )
 
 if TYPE_CHECKING:
-    from switchyard.broker.management import ManagementClient
-    from switchyard.broker.reconcile import Difference
     from switchyard.broker.settings import Profile
-    from switchyard.broker.topology import Topology
+    from switchyard.broker.topology.differences import Difference
+    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.topology.model import Topology
     from switchyard.services.settings import Settings
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def render(
     ] = None,
 ) -> None:
     """Print the topology as RabbitMQ definitions (JSON), for import or for `load_definitions`."""
-    from switchyard.broker.topology import render_text
+    from switchyard.broker.topology.definitions import render_text
 
     settings = load_settings()
     if vhost is None:
@@ -63,13 +63,13 @@ def diff(
     profile: ProfileOption = None, include: IncludeOption = None, as_json: JsonOption = False
 ) -> None:
     """Compare the broker with the topology. Exit code 0: the same; 1: it differs."""
-    from switchyard.broker import reconcile
+    from switchyard.broker.topology import differences as between
 
     settings = load_settings()
     topology = _declared(settings, profile, include)
 
     async def compare(client: ManagementClient) -> list[Difference]:
-        return reconcile.diff(topology, await client.fetch())
+        return between.diff(topology, await client.fetch())
 
     differences = _on_broker(settings, compare)
     if as_json:
@@ -88,7 +88,7 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
 
     Deletes no exchange, queue or policy. Exit code 1: something can't be changed in place.
     """
-    from switchyard.broker import reconcile
+    from switchyard.broker.topology import reconcile
 
     settings = load_settings()
     topology = _declared(settings, profile, include)
@@ -108,7 +108,7 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
 
 
 def _declared(settings: Settings, profile: Profile | None, include: list[str] | None) -> Topology:
-    from switchyard.broker.topology import build
+    from switchyard.broker.topology.build import build
 
     routes = load_registry(settings, include).routes
     try:
@@ -118,7 +118,7 @@ def _declared(settings: Settings, profile: Profile | None, include: list[str] | 
 
 
 def _on_broker(settings: Settings, action: Callable[[ManagementClient], Awaitable[T]]) -> T:
-    from switchyard.broker.management import ManagementClient
+    from switchyard.broker.topology.management import ManagementClient
 
     try:
         url, vhost = settings.require_management_url(), settings.vhost

@@ -17,8 +17,8 @@ from pydantic_core import to_json
 
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import EVENTS_EXCHANGE, LANES, Lane, queue_name
-from switchyard.broker.publisher import Publisher
-from switchyard.broker.wire import Envelope
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.backfill.counts import NOTES, Counts
 from switchyard.services.backfill.gate import FRESH_FOR, Gate
 from switchyard.services.backfill.reader import ReadAhead

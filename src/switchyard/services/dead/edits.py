@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from switchyard.broker.dead import DeathCertificate, read
+from switchyard.broker.dead.certificate import DeathCertificate, read
 from switchyard.broker.lanes import DEAD_EXCHANGE, lane_of
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publisher import Publisher, envelope_of
+from switchyard.broker.publish.outcome import envelope_of
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.jobs.registry import Registry, UnknownJobType
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import LetterEdit, NewJob

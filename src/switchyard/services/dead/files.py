@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from switchyard.broker.dead import (
+from switchyard.broker.dead.certificate import (
     MOST_NAME,
     PROPERTIES_LIMIT,
     DeathCertificate,
@@ -22,8 +22,9 @@ from switchyard.broker.dead import (
 )
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import MAX_BODY_BYTES
-from switchyard.broker.publisher import Publisher, envelope_of
-from switchyard.broker.wire import Envelope
+from switchyard.broker.publish.outcome import envelope_of
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.dead.stored import StoredLetter, certificate_of
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import DeadLetter, DeadLetterFilter

@@ -10,11 +10,9 @@ from typing import Any
 
 import structlog
 
-from switchyard.broker.away import CHANNEL_ERRORS
 from switchyard.broker.background import Background
-from switchyard.broker.connection import FIRST_BACKOFF, LAST_BACKOFF, Link, closed
-from switchyard.broker.dead_queue import Letter, scanning
-from switchyard.broker.delivery import Delivery
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.scan import Letter, scanning
 from switchyard.broker.lanes import (
     DEAD_LOG_QUEUE,
     DEAD_TTL_SECONDS,
@@ -22,7 +20,10 @@ from switchyard.broker.lanes import (
 )
 from switchyard.broker.message import now
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire import open_channel
+from switchyard.broker.wire.away import CHANNEL_ERRORS
+from switchyard.broker.wire.channel import open_channel
+from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF, Link
 from switchyard.services.dead.causes import cause_of
 from switchyard.services.dead.letters import cause_of_letter
 from switchyard.services.jobs.registry import Registry, UnknownJobType

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
-from switchyard.broker.dead import DeathCertificate
+from switchyard.broker.dead.certificate import DeathCertificate
 from switchyard.broker.lanes import lane_of, split_routing_key
 from switchyard.broker.message import JobMessage
 from switchyard.services.dead.causes import Cause, cause_of

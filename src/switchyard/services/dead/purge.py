@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from switchyard.broker.dead_queue import Letter
+from switchyard.broker.dead.scan import Letter
 from switchyard.broker.message import now
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.bulk import control as bulk_control

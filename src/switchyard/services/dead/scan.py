@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from switchyard.broker.dead_queue import Scan, scanning
+from switchyard.broker.dead.scan import Scan, scanning
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.bulk.operations import BulkSession
 from switchyard.services.ledger import Ledger

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 
-from switchyard.broker.dead import DeathCertificate, Reason, job_in
+from switchyard.broker.dead.certificate import DeathCertificate, Reason, job_in
 from switchyard.broker.message import JobMessage, now
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.ledger import Ledger, to_message

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from switchyard.broker.dead import Reason
+from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.lanes import RETRY_DELAYS
 from switchyard.services.jobs.outcomes import (
     Discard,

@@ -6,11 +6,12 @@ import re
 from collections.abc import AsyncIterator, Iterable
 from urllib.parse import quote
 
-from switchyard.broker.connection import address_of, connected, underlying
 from switchyard.broker.errors import BrokerAway, ManagementError
-from switchyard.broker.management import ManagementClient
-from switchyard.broker.reconcile import Difference, Problem, diff
-from switchyard.broker.topology import Topology, build
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.differences import Difference, Problem, diff
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.model import Topology
+from switchyard.broker.wire.connection import address_of, connected, underlying
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.monitoring.check import Check
 from switchyard.services.monitoring.lane_report import lane_report

@@ -19,15 +19,16 @@ import structlog
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json, to_json
 
-from switchyard.broker.away import CHANNEL_ERRORS
-from switchyard.broker.connection import FIRST_BACKOFF, LAST_BACKOFF, Link
 from switchyard.broker.errors import BrokerAway
-from switchyard.broker.incoming import Incoming
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.broker.message import JobId, describe
-from switchyard.broker.publisher import Publisher
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire import Envelope, PipelinedChannel, open_channel
+from switchyard.broker.wire.away import CHANNEL_ERRORS
+from switchyard.broker.wire.channel import PipelinedChannel, open_channel
+from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.incoming import Incoming
+from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF, Link
 
 REMEMBERED = 2_000
 """Events that a client can catch up on."""

@@ -17,8 +17,6 @@ import structlog
 from aiormq.connection import Connection
 from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
 
-from switchyard.broker.away import meaning_away
-from switchyard.broker.connection import Link, closed
 from switchyard.broker.errors import BrokerAway, ManagementError
 from switchyard.broker.lanes import (
     DEAD_QUEUE,
@@ -28,8 +26,11 @@ from switchyard.broker.lanes import (
     lane_of,
     queue_name,
 )
-from switchyard.broker.management import ManagementClient
-from switchyard.broker.wire import open_channel
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.wire.channel import open_channel
+from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.link import Link
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.settings import Settings
 

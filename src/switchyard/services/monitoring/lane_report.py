@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, lane_named, queue_name
-from switchyard.broker.management import ManagementClient
+from switchyard.broker.topology.management import ManagementClient
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.queues import Waiting, ask_queues

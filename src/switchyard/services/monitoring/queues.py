@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from aiormq.connection import Connection
 from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
 
-from switchyard.broker.away import meaning_away
-from switchyard.broker.connection import closed, connected, underlying
-from switchyard.broker.wire import open_channel
+from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.wire.channel import open_channel
+from switchyard.broker.wire.connection import closed, connected, underlying
 
 
 @dataclass(frozen=True, slots=True)

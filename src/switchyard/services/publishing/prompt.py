@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Iterable
 
 from switchyard.broker.errors import BrokerAway, PublishError
-from switchyard.broker.publisher import Outgoing, Publisher, Result
+from switchyard.broker.publish.outcome import Outgoing, Result
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire import Envelope
+from switchyard.broker.wire.envelope import Envelope
 
 CONNECT_PATIENCE = 0.9
 """Seconds that a publish waits for a connection; connecting goes on for the next one."""

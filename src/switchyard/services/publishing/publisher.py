@@ -29,7 +29,8 @@ from switchyard.broker.message import (
     describe,
     now,
 )
-from switchyard.broker.publisher import Accepted, Outgoing, Publisher
+from switchyard.broker.publish.outcome import Accepted, Outgoing
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.jobs.outcomes import Job
 from switchyard.services.jobs.registry import InvalidPayload, JobType, Registry
 from switchyard.services.ledger import Ledger

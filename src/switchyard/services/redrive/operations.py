@@ -12,9 +12,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
-from switchyard.broker.dead_queue import queue_depths
+from switchyard.broker.dead.scan import queue_depths
 from switchyard.broker.lanes import LANES, Lane
-from switchyard.broker.publisher import Publisher
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.bulk.hot_traffic import HotTraffic
 from switchyard.services.bulk.operations import BulkSession

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from switchyard.broker.errors import LaneFull, PublishError
 from switchyard.broker.lanes import HOT, lane_of
-from switchyard.broker.publisher import Publisher
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.letters import DeadJob
 from switchyard.services.records import BulkState
 from switchyard.services.redrive.redriver import BATCH

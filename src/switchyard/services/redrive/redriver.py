@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from switchyard.broker.dead_queue import Letter, Scan
+from switchyard.broker.dead.scan import Letter, Scan
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.message import now
-from switchyard.broker.publisher import Publisher
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.dead.changes import Change
 from switchyard.services.dead.letters import LetterFilter

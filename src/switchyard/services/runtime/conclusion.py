@@ -18,24 +18,19 @@ from typing import TypeVar
 import structlog
 from pydantic_core import to_json
 
-from switchyard.broker.dead import (
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.certificate import (
     DeathCertificate,
     Reason,
     letter_id,
     unreadable_properties,
 )
-from switchyard.broker.delivery import Delivery
 from switchyard.broker.errors import LaneFull, PublishError, Refused
 from switchyard.broker.lanes import DEAD_EXCHANGE, EVENTS_EXCHANGE, retry_name
 from switchyard.broker.message import JobMessage, now
-from switchyard.broker.publisher import (
-    Accepted,
-    Outgoing,
-    Publisher,
-    Result,
-    envelope_of,
-)
-from switchyard.broker.wire import Envelope
+from switchyard.broker.publish.outcome import Accepted, Outgoing, Result, envelope_of
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.jobs.registry import (
     InvalidPayload,
     Registry,

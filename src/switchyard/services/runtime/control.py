@@ -12,13 +12,14 @@ from uuid import uuid4
 from pydantic_core import from_json
 from structlog.typing import FilteringBoundLogger
 
-from switchyard.broker.away import CHANNEL_ERRORS
-from switchyard.broker.connection import FIRST_BACKOFF, LAST_BACKOFF, Link
 from switchyard.broker.errors import Unroutable
-from switchyard.broker.incoming import Incoming
 from switchyard.broker.lanes import CONTROL_EXCHANGE
-from switchyard.broker.publisher import Publisher
-from switchyard.broker.wire import Envelope, PipelinedChannel, open_channel
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.away import CHANNEL_ERRORS
+from switchyard.broker.wire.channel import PipelinedChannel, open_channel
+from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.incoming import Incoming
+from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF, Link
 
 
 async def send_cancel(publisher: Publisher, job_id: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from switchyard.broker.dead import Reason
+from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import now
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.context import JobContext

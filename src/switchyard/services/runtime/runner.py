@@ -17,8 +17,8 @@ from typing import Any
 import structlog
 from pydantic import BaseModel
 
-from switchyard.broker.dead import Reason
-from switchyard.broker.delivery import Delivery
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.lanes import HOT, LANES, Lane, lane_named
 from switchyard.broker.message import JobMessage, now

@@ -13,10 +13,10 @@ from typing import Any
 import structlog
 
 from switchyard.broker.background import Background, end_tasks
-from switchyard.broker.connection import Link
-from switchyard.broker.consumer import LaneConsumer
+from switchyard.broker.consume.consumer import LaneConsumer
 from switchyard.broker.lanes import LANES, Lane, queue_name
-from switchyard.broker.publisher import Publisher
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.link import Link
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Policy

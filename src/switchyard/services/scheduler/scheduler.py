@@ -16,7 +16,8 @@ import structlog
 from switchyard.broker.background import Background
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.message import now
-from switchyard.broker.publisher import Accepted, Outgoing, Publisher
+from switchyard.broker.publish.outcome import Accepted, Outgoing
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.indexing import DeadLetterIndexer
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry

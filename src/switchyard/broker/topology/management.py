@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
@@ -16,43 +15,20 @@ from urllib.parse import quote, unquote, urlsplit
 import httpx
 
 from switchyard.broker.errors import ManagementError
-from switchyard.broker.topology import Binding, Exchange, Policy, Queue
+from switchyard.broker.topology.live import (
+    LiveQueue,
+    LiveTopology,
+    binding_from,
+    exchange_from,
+    policy_from,
+    queue_from,
+)
+from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue
 
 REQUEST_TIMEOUT_SECONDS = 10.0
-
 # Without statistics the API answers from the broker's metadata: complete and current. With them
 # it shows a new queue's policy only seconds later, and may answer from a cache.
 _WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
-
-
-@dataclass(frozen=True, slots=True)
-class LiveQueue:
-    """A queue as it is on the broker."""
-
-    declared: Queue
-    policy: str | None = None
-    """Name of the one policy in force; None where no policy matches."""
-    operator_policy: str | None = None
-    """Name of the operator policy that is merged over it. RabbitMQ 3.10 and 4.3 name it for
-    some types of queue only: see `LiveTopology.operator_policies` for all there are."""
-    messages: int = 0
-    """Ready and unacknowledged together, as of the last few seconds."""
-
-    @property
-    def name(self) -> str:
-        return self.declared.name
-
-
-@dataclass(frozen=True, slots=True)
-class LiveTopology:
-    """What one virtual host holds, fetched in one go. The default exchange's bindings, which
-    every queue has, are left out."""
-
-    exchanges: tuple[Exchange, ...] = ()
-    queues: tuple[LiveQueue, ...] = ()
-    bindings: tuple[Binding, ...] = ()
-    policies: tuple[Policy, ...] = ()
-    operator_policies: tuple[Policy, ...] = ()
 
 
 class ManagementClient:
@@ -119,21 +95,21 @@ class ManagementClient:
         return str(overview["rabbitmq_version"])
 
     async def exchanges(self) -> tuple[Exchange, ...]:
-        return tuple(_exchange(item) for item in await self.get(self._path("exchanges")))
+        return tuple(exchange_from(item) for item in await self.get(self._path("exchanges")))
 
     async def queues(self) -> tuple[LiveQueue, ...]:
         items = await self.get(self._path("queues"), params=_WITHOUT_STATISTICS)
-        return tuple(_queue(item) for item in items)
+        return tuple(queue_from(item) for item in items)
 
     async def bindings(self) -> tuple[Binding, ...]:
         items = await self.get(self._path("bindings"))
-        return tuple(_binding(item) for item in items if item["source"])
+        return tuple(binding_from(item) for item in items if item["source"])
 
     async def policies(self) -> tuple[Policy, ...]:
-        return tuple(_policy(item) for item in await self.get(self._path("policies")))
+        return tuple(policy_from(item) for item in await self.get(self._path("policies")))
 
     async def operator_policies(self) -> tuple[Policy, ...]:
-        return tuple(_policy(item) for item in await self.get(self._path("operator-policies")))
+        return tuple(policy_from(item) for item in await self.get(self._path("operator-policies")))
 
     async def put_exchange(self, exchange: Exchange) -> None:
         """Declare it. Refused when one of that name exists with another type or arguments."""
@@ -163,7 +139,7 @@ class ManagementClient:
     async def delete_binding(self, binding: Binding) -> bool:
         """Unbind. False when there was no such binding: somebody else was quicker."""
         for item in await self.get(self._binding_path(binding), missing=()):
-            if _binding(item) == binding:
+            if binding_from(item) == binding:
                 path = f"{self._binding_path(binding)}/{_quote(item['properties_key'])}"
                 return await self._send("DELETE", path, may_be_missing=True)
         return False
@@ -286,52 +262,3 @@ def _reason(response: httpx.Response) -> tuple[str, str]:
         return "", f"HTTP {response.status_code}"
     code = str(body.get("error", ""))
     return code, " ".join(str(body.get("reason") or code).split())
-
-
-def _exchange(item: Mapping[str, Any]) -> Exchange:
-    return Exchange(
-        name=item["name"],
-        type=item["type"],
-        arguments=dict(item["arguments"]),
-        durable=item["durable"],
-        auto_delete=item["auto_delete"],
-        internal=item["internal"],
-    )
-
-
-def _queue(item: Mapping[str, Any]) -> LiveQueue:
-    arguments = dict(item["arguments"])
-    queue_type = str(arguments.pop("x-queue-type", None) or item.get("type", "classic"))
-    return LiveQueue(
-        Queue(
-            name=item["name"],
-            type=queue_type,
-            arguments=arguments,
-            durable=item["durable"],
-            auto_delete=item["auto_delete"],
-            exclusive=bool(item.get("exclusive")),
-        ),
-        policy=item.get("policy") or None,
-        operator_policy=item.get("operator_policy") or None,
-        messages=int(item.get("messages") or 0),
-    )
-
-
-def _binding(item: Mapping[str, Any]) -> Binding:
-    return Binding(
-        source=item["source"],
-        destination=item["destination"],
-        routing_key=item["routing_key"],
-        destination_type=item["destination_type"],
-        arguments=dict(item["arguments"]),
-    )
-
-
-def _policy(item: Mapping[str, Any]) -> Policy:
-    return Policy(
-        name=item["name"],
-        pattern=item["pattern"],
-        definition=dict(item["definition"]),
-        priority=item["priority"],
-        apply_to=item["apply-to"],
-    )

@@ -1,6 +1,6 @@
-"""What must exist on the broker, and the same as a RabbitMQ definitions file.
+"""The topology of a profile: what must exist on the broker.
 
-Pure: nothing here talks to a broker. `broker.reconcile` compares a topology with a live broker.
+Pure: nothing here talks to a broker; `broker.topology.reconcile` does.
 
 Which settings are arguments and which are policies: an argument can never change (redeclaring
 with another value is refused), a policy can change at any time, and another policy can take its
@@ -11,10 +11,8 @@ of `jobs.topic`, and all of a retry queue, which would lose jobs without its dea
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from switchyard.broker.lanes import (
@@ -34,95 +32,17 @@ from switchyard.broker.lanes import (
 )
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.broker.settings import Profile
-
-POLICY_PRIORITY = 10
-"""Above the 0 that a catch-all policy of an operator has by default: only one policy applies to
-a queue, and a lane without its own would lose its dead-letter exchange."""
+from switchyard.broker.topology.model import (
+    Binding,
+    Exchange,
+    Policy,
+    Queue,
+    Topology,
+)
 
 _NO_DELIVERY_LIMIT = -1
 _NAMESPACE = "jobs"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-
-Arguments = Mapping[str, Any]
-"""AMQP arguments or a policy's definition: JSON values by key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    name: str
-    type: str
-    arguments: Arguments = field(default_factory=dict, hash=False)
-    durable: bool = True
-    auto_delete: bool = False
-    internal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    name: str
-    type: str
-    """`classic` or `quorum`; a live queue may also be another type."""
-    arguments: Arguments = field(default_factory=dict, hash=False)
-    """Without `x-queue-type`, which is `type`."""
-    durable: bool = True
-    auto_delete: bool = False
-    exclusive: bool = False
-
-    @property
-    def declare_arguments(self) -> dict[str, Any]:
-        """The arguments to declare it with. The type is always named, because a virtual host
-        may have another default."""
-        return {"x-queue-type": self.type, **self.arguments}
-
-    @property
-    def is_temporary(self) -> bool:
-        """It goes with its consumer, so it is no part of a topology."""
-        return self.exclusive or self.auto_delete
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    source: str
-    destination: str
-    routing_key: str = ""
-    destination_type: str = "queue"
-    arguments: Arguments = field(default_factory=dict, hash=False)
-
-    @property
-    def name(self) -> str:
-        return f"{self.source} → {self.destination} ({self.routing_key or 'every key'})"
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    name: str
-    pattern: str
-    """Regular expression, found anywhere in a queue's name unless it is anchored."""
-    definition: Arguments = field(hash=False)
-    priority: int = POLICY_PRIORITY
-    apply_to: str = "queues"
-    """RabbitMQ 3.10 knows `all`, `queues` and `exchanges` only."""
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """Everything that must exist in one virtual host."""
-
-    profile: Profile
-    exchanges: tuple[Exchange, ...]
-    queues: tuple[Queue, ...]
-    bindings: tuple[Binding, ...]
-    policies: tuple[Policy, ...]
-    prefixes: tuple[str, ...]
-    """Names that begin so are this system's; anything else on the broker is not looked at."""
-
-    def owns(self, name: str) -> bool:
-        """Whether an exchange, queue or policy of that name is this system's."""
-        return name.startswith(self.prefixes)
-
-    def policy_of(self, queue: str) -> Policy | None:
-        """The declared policy that must be in force on a queue."""
-        return next((p for p in self.policies if re.search(p.pattern, queue)), None)
 
 
 def build(
@@ -279,67 +199,3 @@ def _retry_levels(delays: Iterable[float]) -> dict[str, int]:
             raise ValueError(f"the retry delays name {name!r} twice")
         levels[name] = milliseconds
     return levels
-
-
-def render(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[str, Any]]]:
-    """The definitions that RabbitMQ imports, at boot or through its management API.
-
-    Without users and permissions. Every object names its virtual host, because a blank node has
-    none; 3.10 also needs `durable` and `auto_delete`.
-    """
-    return {
-        "vhosts": [{"name": vhost}],
-        "policies": [
-            {
-                "vhost": vhost,
-                "name": policy.name,
-                "pattern": policy.pattern,
-                "apply-to": policy.apply_to,
-                "priority": policy.priority,
-                "definition": _sorted(policy.definition),
-            }
-            for policy in topology.policies
-        ],
-        "exchanges": [
-            {
-                "vhost": vhost,
-                "name": exchange.name,
-                "type": exchange.type,
-                "durable": exchange.durable,
-                "auto_delete": exchange.auto_delete,
-                "internal": exchange.internal,
-                "arguments": _sorted(exchange.arguments),
-            }
-            for exchange in topology.exchanges
-        ],
-        "queues": [
-            {
-                "vhost": vhost,
-                "name": queue.name,
-                "durable": queue.durable,
-                "auto_delete": queue.auto_delete,
-                "arguments": _sorted(queue.declare_arguments),
-            }
-            for queue in topology.queues
-        ],
-        "bindings": [
-            {
-                "vhost": vhost,
-                "source": binding.source,
-                "destination": binding.destination,
-                "destination_type": binding.destination_type,
-                "routing_key": binding.routing_key,
-                "arguments": _sorted(binding.arguments),
-            }
-            for binding in topology.bindings
-        ],
-    }
-
-
-def render_text(topology: Topology, *, vhost: str = "/") -> str:
-    """`render` as the text of a definitions file."""
-    return json.dumps(render(topology, vhost=vhost), indent=2, ensure_ascii=False) + "\n"
-
-
-def _sorted(arguments: Arguments) -> dict[str, Any]:
-    return dict(sorted(arguments.items()))

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from switchyard.broker.incoming import Incoming
 from switchyard.broker.lanes import lane_of
-from switchyard.broker.wire import PipelinedChannel
+from switchyard.broker.wire.channel import PipelinedChannel
+from switchyard.broker.wire.incoming import Incoming
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Delivery:
     """Seconds, on the monotonic clock."""
     unreadable: str
     """Why its properties could not be read; empty where they could. It is no job then, whatever
-    its body says: see `broker.dead.unreadable_properties`."""
+    its body says: see `broker.dead.certificate.unreadable_properties`."""
     properties: bytes = field(repr=False)
     """The properties as they came, where they could not be read."""
     _tag: int = field(repr=False)

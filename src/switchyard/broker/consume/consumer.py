@@ -27,11 +27,12 @@ from typing import Any, Literal, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
-from switchyard.broker.away import CHANNEL_ERRORS
-from switchyard.broker.connection import FIRST_BACKOFF, LAST_BACKOFF, Link, closed
-from switchyard.broker.delivery import Delivery
-from switchyard.broker.incoming import Incoming
-from switchyard.broker.wire import PipelinedChannel, open_channel
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.wire.away import CHANNEL_ERRORS
+from switchyard.broker.wire.channel import PipelinedChannel, open_channel
+from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.incoming import Incoming
+from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF, Link
 
 ANSWER = 1.0
 """Seconds at most for which lower lanes wait to hear whether a more urgent queue has something."""

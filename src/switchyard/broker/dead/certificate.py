@@ -20,7 +20,7 @@ from switchyard.broker.lanes import lane_of
 from switchyard.broker.message import JobMessage, now
 
 if TYPE_CHECKING:  # with it comes aiormq, which commands would wait for
-    from switchyard.broker.delivery import Delivery
+    from switchyard.broker.consume.delivery import Delivery
 
 MESSAGE_LIMIT, TRACEBACK_LIMIT = 2_000, 12_000
 """Characters kept of an error's message and traceback: all headers must fit into one frame."""

@@ -1,8 +1,4 @@
-"""A topology against a live broker: what differs, and making it so.
-
-Nothing is ever deleted but a binding that would bring jobs to the wrong worker. What can't be
-changed in place (the type and arguments of what exists) is reported and left alone.
-"""
+"""How a live broker differs from a topology. Pure: nothing here talks to a broker."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from switchyard.broker.errors import TopologyMismatch
 from switchyard.broker.lanes import (
     CONTROL_EXCHANGE,
     DEAD_EXCHANGE,
@@ -20,15 +15,8 @@ from switchyard.broker.lanes import (
     EVENTS_EXCHANGE,
     JOBS_EXCHANGE,
 )
-from switchyard.broker.management import LiveQueue, LiveTopology, ManagementClient
-from switchyard.broker.topology import (
-    Arguments,
-    Binding,
-    Exchange,
-    Policy,
-    Queue,
-    Topology,
-)
+from switchyard.broker.topology.live import LiveQueue, LiveTopology
+from switchyard.broker.topology.model import Arguments, Binding, Exchange, Policy, Queue, Topology
 
 _DEAD_QUEUES = (DEAD_QUEUE, DEAD_LOG_QUEUE)
 _OPEN_EXCHANGES = frozenset({EVENTS_EXCHANGE, CONTROL_EXCHANGE})
@@ -71,33 +59,14 @@ class Difference:
         return self.problem in (Problem.MISSING, Problem.STALE, Problem.POLICY)
 
     @property
+    def is_extra(self) -> bool:
+        """Whether it is in our namespace and not declared."""
+        return self.problem is Problem.EXTRA
+
+    @property
     def blocking(self) -> bool:
         """Whether the system does not work as declared until somebody changes it by hand."""
-        return not self.fixable and self.problem is not Problem.EXTRA
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What `apply` did, one line each, and what still differs."""
-
-    done: tuple[str, ...]
-    left: tuple[Difference, ...]
-
-    @property
-    def blocked(self) -> tuple[Difference, ...]:
-        """What can't be changed in place."""
-        return tuple(difference for difference in self.left if not _is_extra(difference))
-
-    @property
-    def extras(self) -> tuple[Difference, ...]:
-        """What is in our namespace and not declared."""
-        return tuple(difference for difference in self.left if _is_extra(difference))
-
-    def require_success(self) -> None:
-        """Raises TopologyMismatch, naming everything that could not be changed."""
-        if self.blocked:
-            texts = "; ".join(difference.text for difference in self.blocked)
-            raise TopologyMismatch(f"the broker can't be changed in place: {texts}")
+        return not self.fixable and not self.is_extra
 
 
 def diff(topology: Topology, live: LiveTopology) -> list[Difference]:
@@ -116,41 +85,6 @@ def diff(topology: Topology, live: LiveTopology) -> list[Difference]:
     return sorted(differences, key=lambda d: (_rank(d), d.kind, d.name))
 
 
-async def apply(client: ManagementClient, topology: Topology) -> Report:
-    """Change the broker into what is declared, as far as that can be done in place.
-
-    Safe to run again, at the same time from several places, and with jobs under way: dead
-    letters can be caught before anything can make one, a queue's policy is there before the
-    queue, and a key gets its new binding before it loses the old one.
-    Raises ManagementError when the broker can't be reached or refuses; what was done until then
-    stays, and running it again does the rest.
-    """
-    differences = diff(topology, await client.fetch())
-    if any(_drops_dead_letters(difference) for difference in differences):
-        # A lane policy would send expired jobs into an exchange that drops them.
-        return Report(done=(), left=tuple(differences))
-    done = [await _change(client, difference) for difference in differences if difference.fixable]
-    left = differences if not done else diff(topology, await client.fetch())
-    return Report(done=tuple(done), left=tuple(left))
-
-
-async def _change(client: ManagementClient, difference: Difference) -> str:
-    match difference.subject:
-        case Binding() as binding if difference.problem is Problem.STALE:
-            await client.delete_binding(binding)
-            return f"removed binding {difference.name}: it brought jobs to the wrong worker"
-        case Binding() as binding:
-            await client.put_binding(binding)
-        case Exchange() as exchange:
-            await client.put_exchange(exchange)
-        case Queue() as queue:
-            await client.put_queue(queue)
-        case Policy() as policy:
-            await client.put_policy(policy)
-    verb = "changed" if difference.problem is Problem.POLICY else "made"
-    return f"{verb} {difference.kind} {difference.name}"
-
-
 def _rank(difference: Difference) -> int:
     """The place of a difference in the order of changes."""
     match difference.subject:
@@ -164,14 +98,6 @@ def _rank(difference: Difference) -> int:
             if difference.problem is Problem.STALE:
                 return 8
             return 3 if source == DEAD_EXCHANGE else 7
-
-
-def _drops_dead_letters(difference: Difference) -> bool:
-    return difference.name == DEAD_EXCHANGE and difference.problem is Problem.TYPE
-
-
-def _is_extra(difference: Difference) -> bool:
-    return difference.problem is Problem.EXTRA
 
 
 def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:

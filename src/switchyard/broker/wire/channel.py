@@ -4,8 +4,8 @@ aiormq keeps the protocol: handshake, heartbeats, calls and their answers, closi
 replaces its per-message paths, which take locks, tasks and drains:
 
 - a publish is encoded by hand and answered by one future (aiormq: 75-100 µs, here about 10 µs);
-- deliveries and confirms come from `broker.frame_tap`, and go to plain functions, without a task
-  (aiormq: 40 µs a message, here about 10 µs);
+- deliveries and confirms come from `broker.wire.frame_tap`, and go to plain functions, without a
+  task (aiormq: 40 µs a message, here about 10 µs);
 - everything written in one turn of the event loop leaves as one write.
 
 It stands on inner parts of aiormq 7.2, which is why that version is pinned;
@@ -16,198 +16,32 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import structlog
 from aiormq.abc import ChannelFrame
 from aiormq.channel import Channel
 from aiormq.connection import Connection
 from pamqp import commands as spec
-from pamqp.encode import field_table
 from structlog.typing import FilteringBoundLogger
 
-from switchyard.broker.away import library_calls
-from switchyard.broker.errors import BrokerAway, PublishError, Refused, Unroutable
-from switchyard.broker.frame_tap import tap_of
-from switchyard.broker.incoming import (
-    BASIC,
-    DELIVER,
-    METHOD,
-    RETURN,
-    Assembler,
-    Incoming,
-)
+from switchyard.broker.errors import BrokerAway, PublishError
+from switchyard.broker.wire.away import library_calls
+from switchyard.broker.wire.confirms import Unconfirmed
+from switchyard.broker.wire.envelope import Envelope, encode_publish
+from switchyard.broker.wire.frame_tap import tap_of
+from switchyard.broker.wire.frames import ACK, BASIC, DELIVER, FRAME_END, METHOD, NACK, RETURN
+from switchyard.broker.wire.incoming import Assembler, Incoming
 
-_METHOD, _HEADER, _BODY, _FRAME_END = 1, 2, 3, b"\xce"
-_BASIC, _PUBLISH, _ACK, _NACK = 60, 40, 80, 120
-_MANDATORY = 1
 _MULTIPLE = 1
 _REQUEUE = 2
-_FRAME_OVERHEAD = 8
-# Property flags, most significant first, in the order in which the values are encoded.
-_CONTENT_TYPE, _HEADERS, _DELIVERY_MODE, _PRIORITY = 1 << 15, 1 << 13, 1 << 12, 1 << 11
-_MESSAGE_ID, _TIMESTAMP, _TYPE = 1 << 7, 1 << 6, 1 << 5
-_PERSISTENT = 2
 _ack_frame = struct.Struct(">BHIHHQBc").pack
 _FLUSH_AGAIN = 0.001
 """Seconds until the next try to hand frames to a writer that is behind."""
-
 _class_and_method = struct.Struct(">HH").unpack_from
 _tag_and_bits = struct.Struct(">QB").unpack_from
-
 DeliveryCallback = Callable[[Incoming], None]
-W = TypeVar("W")
-_Key = tuple[str, str, str]
-"""Message id, exchange and routing key: all that a returned message says of itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """A body with the AMQP properties that this system sets. Always persistent."""
-
-    body: bytes
-    message_id: str
-    type: str = ""
-    priority: int = 0
-    """0 to 10; 255 at most on the wire."""
-    timestamp: int = 0
-    """Seconds since the epoch."""
-    headers: dict[str, Any] | None = None
-    content_type: str = "application/json"
-
-
-def _short_string(text: str) -> bytes:
-    data = text.encode()
-    if len(data) > 255:
-        raise ValueError(f"AMQP takes at most 255 bytes here, this has {len(data)}: {text[:40]}…")
-    return bytes((len(data),)) + data
-
-
-def encode_publish(
-    channel: int,
-    exchange: str,
-    routing_key: str,
-    envelope: Envelope,
-    frame_max: int,
-    *,
-    mandatory: bool = True,
-) -> bytes:
-    """The frames of one persistent basic.publish, ready to be written.
-
-    Raises ValueError when a name or id is longer than AMQP allows (255 bytes).
-    """
-    method = struct.pack(">HHH", _BASIC, _PUBLISH, 0)
-    method += _short_string(exchange) + _short_string(routing_key)
-    method += bytes((_MANDATORY if mandatory else 0,))
-    flags = _CONTENT_TYPE | _DELIVERY_MODE | _PRIORITY | _MESSAGE_ID | _TIMESTAMP | _TYPE
-    headers = b""
-    if envelope.headers:
-        flags |= _HEADERS
-        headers = field_table(envelope.headers)
-    body = envelope.body
-    header = b"".join(
-        (
-            struct.pack(">HHQH", _BASIC, 0, len(body), flags),
-            _short_string(envelope.content_type),
-            headers,
-            bytes((_PERSISTENT, envelope.priority)),
-            _short_string(envelope.message_id),
-            struct.pack(">Q", envelope.timestamp),
-            _short_string(envelope.type),
-        )
-    )
-    if len(header) > frame_max - _FRAME_OVERHEAD:
-        raise ValueError(f"the headers have {len(header)} bytes, more than one frame can carry")
-    parts = [
-        struct.pack(">BHI", _METHOD, channel, len(method)),
-        method,
-        _FRAME_END,
-        struct.pack(">BHI", _HEADER, channel, len(header)),
-        header,
-        _FRAME_END,
-    ]
-    step = frame_max - _FRAME_OVERHEAD
-    for start in range(0, len(body), step):
-        piece = body[start : start + step]
-        parts += (struct.pack(">BHI", _BODY, channel, len(piece)), piece, _FRAME_END)
-    return b"".join(parts)
-
-
-class Unconfirmed(Generic[W]):
-    """The publishes of one channel that wait for their confirm, and what ends each of them.
-
-    `W` is whatever waits. Both publishers decide here what a return, an ack, a nack and the end
-    of the channel mean; how frames arrive is theirs.
-    """
-
-    def __init__(self) -> None:
-        self._last_tag = 0
-        self._waiting: dict[int, tuple[W, _Key]] = {}
-        # Counted: one job sent twice can come back twice before either is confirmed.
-        self._returned: Counter[_Key] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def sent(self, waiter: W, message_id: str, exchange: str, routing_key: str) -> None:
-        """The next publish has left. The broker counts them too, from 1: that is its tag."""
-        self._last_tag += 1
-        self._waiting[self._last_tag] = (waiter, (message_id, exchange, routing_key))
-
-    def returned(self, message_id: str, exchange: str, routing_key: str) -> None:
-        """basic.return: no queue took it. It comes before the confirm, without a tag."""
-        self._returned[message_id, exchange, routing_key] += 1
-
-    def confirmed(
-        self, tag: int, *, multiple: bool, accepted: bool
-    ) -> list[tuple[W, PublishError | None]]:
-        """basic.ack or basic.nack: who waits no longer, and the error if there is one.
-
-        `multiple` means every tag up to this one.
-        """
-        tags = [tag]
-        if multiple:
-            # Insertion order is tag order, so these are at the front.
-            tags = []
-            for waiting in self._waiting:
-                if waiting > tag:
-                    break
-                tags.append(waiting)
-        fine = accepted and not self._returned
-        return [
-            (ended[0], None if fine else self._error(ended[1], accepted))
-            for each in tags
-            if (ended := self._waiting.pop(each, None)) is not None
-        ]
-
-    def lost(self, reason: str) -> list[tuple[W, PublishError | None]]:
-        """The channel or its connection is gone: all that waited, and each one's error."""
-        waiting = list(self._waiting.values())
-        self._waiting.clear()
-        self._returned.clear()
-        return [(waiter, _loss(reason, key[1], key[2])) for waiter, key in waiting]
-
-    def _error(self, key: _Key, accepted: bool) -> PublishError | None:
-        if key in self._returned:
-            self._returned[key] -= 1
-            self._returned += Counter()  # drops what is at zero
-            return Unroutable(key[1], key[2])
-        if not accepted:
-            return Refused(f"the broker refused {key[2]!r} (nack)")
-        return None
-
-
-def _loss(reason: str, exchange: str, routing_key: str) -> PublishError:
-    # The broker closes the channel of whoever publishes to an exchange that is not there.
-    if f"no exchange '{exchange}'" in reason:
-        return Unroutable(exchange, routing_key)
-    return BrokerAway(
-        f"the connection was lost before {routing_key!r} was confirmed: {reason}",
-        maybe_accepted=True,
-    )
 
 
 class PipelinedChannel(Channel):
@@ -317,8 +151,8 @@ class PipelinedChannel(Channel):
             return False
         if method in (DELIVER, RETURN):
             assembler.start(method, frame)
-        elif method in (_ACK, _NACK):
-            self._confirmed(frame, accepted=method == _ACK)
+        elif method in (ACK, NACK):
+            self._confirmed(frame, accepted=method == ACK)
         else:
             return False
         return True
@@ -339,19 +173,19 @@ class PipelinedChannel(Channel):
 
     def ack(self, delivery_tag: int) -> bool:
         """Acknowledge. False when the channel is closed: the broker delivers it again."""
-        return self._settle_delivery(_ACK, delivery_tag, 0, 13)
+        return self._settle_delivery(ACK, delivery_tag, 0, 13)
 
     def requeue(self, delivery_tag: int, *, multiple: bool = False) -> bool:
         """Give a delivery back to its queue, with `multiple` all before it, too. False when the
         channel is closed already."""
         bits = _REQUEUE | _MULTIPLE if multiple else _REQUEUE
-        return self._settle_delivery(_NACK, delivery_tag, bits, 13)
+        return self._settle_delivery(NACK, delivery_tag, bits, 13)
 
     def _settle_delivery(self, method: int, delivery_tag: int, bits: int, length: int) -> bool:
         if self.closed.done():
             return False
         self._write(
-            _ack_frame(_METHOD, self.number, length, _BASIC, method, delivery_tag, bits, _FRAME_END)
+            _ack_frame(METHOD, self.number, length, BASIC, method, delivery_tag, bits, FRAME_END)
         )
         return True
 

@@ -19,8 +19,9 @@ from aiormq.connection import Connection, TransportFactory
 from aiormq.exceptions import AMQPConnectionError
 from yarl import URL
 
+from switchyard.broker.wire.frames import FRAME_OVERHEAD
+
 _frame_start = struct.Struct(">BHI")
-_OVERHEAD = 8
 _PROTOCOL_HEADER = ord("A")
 _HEARTBEAT = memoryview(b"\x08\x00\x00\x00\x00\x00\x00\xce")
 _HEARTBEAT_EVERY = 1.0
@@ -62,13 +63,13 @@ class FrameTap(asyncio.StreamReader):
         passed: list[memoryview] = []
         taken = False
         at = 0
-        while size - at >= _OVERHEAD:
+        while size - at >= FRAME_OVERHEAD:
             kind, channel, length = _frame_start.unpack_from(stream, at)
             if kind == _PROTOCOL_HEADER:  # the broker speaks another version: aiormq will tell
                 passed.append(view[at:])
                 at = size
                 break
-            end = at + length + _OVERHEAD
+            end = at + length + FRAME_OVERHEAD
             if end > size:
                 break
             sink = self._sinks.get(channel)
@@ -124,5 +125,5 @@ def tap_of(connection: Connection) -> FrameTap:
     """The tap of a connection that was opened with a TappedTransport."""
     transport = connection._transport_factory
     if not isinstance(transport, TappedTransport) or transport.tap is None:
-        raise TypeError("open the connection with switchyard.broker.connection.connect")
+        raise TypeError("open the connection with switchyard.broker.wire.connection.connect")
     return transport.tap

@@ -10,17 +10,23 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from switchyard.broker.field_table import Unreadable, read_table
-
-METHOD, HEADER, BODY = 1, 2, 3
-BASIC, RETURN, DELIVER = 60, 50, 60
+from switchyard.broker.wire.field_table import Unreadable, read_table
+from switchyard.broker.wire.frames import (
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    DELIVER,
+    DELIVERY_MODE,
+    EXPIRATION,
+    HEADER,
+    HEADERS,
+    MESSAGE_ID,
+    PRIORITY,
+    REPLY_TO,
+)
 
 _size_and_flags = struct.Struct(">QH").unpack_from
 _tag_and_bit = struct.Struct(">QB").unpack_from
-# Property flags, in the order in which the values are encoded.
-_CONTENT_TYPE, _ENCODING, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 1 << 12
-_PRIORITY, _CORRELATION, _REPLY_TO, _EXPIRATION = 1 << 11, 1 << 10, 1 << 9, 1 << 8
-_MESSAGE_ID = 1 << 7
 
 
 @dataclass(slots=True)
@@ -100,21 +106,21 @@ class Assembler:
 
 def _read_properties(message: Incoming, flags: int, raw: bytes, at: int) -> None:
     """The properties that this system uses; those behind the message id are not looked at."""
-    if flags & _CONTENT_TYPE:
+    if flags & CONTENT_TYPE:
         at += 1 + raw[at]
-    if flags & _ENCODING:
+    if flags & CONTENT_ENCODING:
         at += 1 + raw[at]
-    if flags & _HEADERS:
+    if flags & HEADERS:
         message.headers, at = read_table(raw, at)
-    if flags & _DELIVERY_MODE:
+    if flags & DELIVERY_MODE:
         at += 1
-    if flags & _PRIORITY:
+    if flags & PRIORITY:
         message.priority = raw[at]
         at += 1
-    for skipped in (_CORRELATION, _REPLY_TO, _EXPIRATION):
+    for skipped in (CORRELATION_ID, REPLY_TO, EXPIRATION):
         if flags & skipped:
             at += 1 + raw[at]
-    if flags & _MESSAGE_ID:
+    if flags & MESSAGE_ID:
         message.message_id, _ = _short(raw, at)
 
 

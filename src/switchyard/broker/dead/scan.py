@@ -9,22 +9,22 @@ from dataclasses import dataclass
 
 from aiormq import Connection
 
-from switchyard.broker.away import meaning_away
-from switchyard.broker.connection import connected, underlying
-from switchyard.broker.dead import (
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.certificate import (
     DeathCertificate,
     job_in,
     letter_id,
     read,
     unreadable_properties,
 )
-from switchyard.broker.delivery import Delivery
 from switchyard.broker.errors import BrokerAway
-from switchyard.broker.incoming import Incoming
 from switchyard.broker.lanes import DEAD_QUEUE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.settings import Profile
-from switchyard.broker.wire import PipelinedChannel, open_channel
+from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.wire.channel import PipelinedChannel, open_channel
+from switchyard.broker.wire.connection import connected, underlying
+from switchyard.broker.wire.incoming import Incoming
 
 PIECE = 1_000
 """Letters that a scan of a classic queue holds on one channel. To acknowledge one of many, the
@@ -53,7 +53,7 @@ class Letter:
     delivery: Delivery
     certificate: DeathCertificate
     message: JobMessage | None
-    """None when it is no job message: see `broker.dead.job_in`."""
+    """None when it is no job message: see `broker.dead.certificate.job_in`."""
 
     @classmethod
     def of(cls, delivery: Delivery) -> Letter:

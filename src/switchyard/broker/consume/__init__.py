@@ -1,0 +1,1 @@
+"""Consuming: several queues in strict priority."""

@@ -1,0 +1,1 @@
+"""Dead letters: why a message is one, and reading those that wait."""

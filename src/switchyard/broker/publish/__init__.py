@@ -1,0 +1,1 @@
+"""Publishing: confirmed, mandatory and persistent; from asyncio and from scripts."""

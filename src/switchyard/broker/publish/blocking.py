@@ -1,0 +1,169 @@
+"""The blocking publisher, for scripts and commands: no event loop, no thread.
+
+It keeps the promises of broker/publish/publisher.py (confirmed, mandatory, persistent, pipelined,
+the same results) on pika. pika's own blocking connection waits for each confirm before it sends
+the next message; here the connection is driven in the calling thread, and only while there is
+something to wait for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Self
+
+from switchyard.broker.errors import LaneFull, PublishError, Refused
+from switchyard.broker.lanes import DEAD_EXCHANGE, JOBS_EXCHANGE
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publish.outcome import (
+    PATIENCE,
+    Accepted,
+    Outage,
+    Outgoing,
+    Result,
+    blocked,
+    envelope_of,
+    held,
+    lane_full,
+    letter_to_park,
+    no_room,
+    unconfirmed,
+)
+from switchyard.broker.publish.session import Sent, Session
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.envelope import Envelope
+
+
+class BlockingPublisher:
+    """Publishes to the broker from one thread at a time; give each thread its own.
+
+    Use it as a context manager, or call `close`. It connects at the first publish and again
+    after a loss; a publish never waits longer for a connection than the connect timeout.
+    """
+
+    def __init__(
+        self, settings: BrokerSettings, *, name: str = "switchyard-blocking-publisher"
+    ) -> None:
+        settings.require_amqp_url()
+        self._settings = settings
+        self._window = settings.publish_window
+        self._timeout = settings.confirm_timeout
+        self._name = name
+        self._session: Session | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; takes at most a second."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def publish(self, message: JobMessage, routing_key: str) -> Accepted:
+        """Publish one job and wait for its confirm.
+
+        Raises LaneFull, Unroutable, Blocked or BrokerAway (all PublishError).
+        """
+        result = self.publish_many([Outgoing(message, routing_key)])[0]
+        if isinstance(result, PublishError):
+            raise result
+        return result
+
+    def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:
+        """Publish jobs, pipelined within the window; results in the order of the jobs."""
+        return list(self.publish_stream(jobs))
+
+    def publish_stream(self, jobs: Iterable[Outgoing]) -> Iterator[Result]:
+        """Publish jobs as they come and yield their results in the same order.
+
+        Holds at most a window of them in memory.
+        """
+        waiting: deque[tuple[Outgoing, Sent | PublishError]] = deque()
+        outage = Outage()
+        for job in jobs:
+            if len(waiting) >= self._window:
+                for _ in range(max(len(waiting) // 2, 1)):
+                    yield self._result(*waiting.popleft())
+            started = outage.error or self._start(job)
+            outage.note(started)
+            waiting.append((job, started))
+        while waiting:
+            yield self._result(*waiting.popleft())
+
+    def _start(self, job: Outgoing) -> Sent | PublishError:
+        try:
+            return self._send(JOBS_EXCHANGE, job.routing_key, envelope_of(job.message))
+        except PublishError as error:
+            return error
+
+    def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> Sent:
+        rested = self._session is None or self._session.rested
+        session = self._open()
+        began = time.monotonic()
+        while session.unconfirmed >= self._window and session.is_open:
+            if session.is_blocked:
+                raise blocked()
+            if time.monotonic() - began >= self._timeout:
+                raise no_room(self._timeout)
+            # Down to half the window, so that publishes leave in groups and not one by one.
+            session.drive(lambda: session.unconfirmed <= self._window // 2, PATIENCE)
+        sent = session.publish(exchange, routing_key, envelope)
+        if rested:  # the iterable may take as long for the next job
+            session.catch_up()
+        return sent
+
+    def _result(self, job: Outgoing, sent: Sent | PublishError) -> Result:
+        if isinstance(sent, PublishError):
+            return sent
+        try:
+            self._confirmed(sent)
+        except Refused:
+            try:
+                return self._lane_full(job)
+            except PublishError as error:
+                return error
+        except PublishError as error:
+            return error
+        return Accepted(job.message.job_id, job.routing_key)
+
+    def _lane_full(self, job: Outgoing) -> LaneFull:
+        letter = letter_to_park(job, self._settings.profile)
+        if letter is not None:
+            self._confirmed(self._send(DEAD_EXCHANGE, job.routing_key, letter))
+        return lane_full(job.routing_key)
+
+    def _confirmed(self, sent: Sent) -> None:
+        while not sent.done:
+            waited = time.monotonic() - sent.at
+            if waited >= PATIENCE and sent.session.is_blocked:
+                raise held()
+            if waited >= self._timeout:
+                raise unconfirmed(self._timeout)
+            sent.session.drive(lambda: sent.done, min(PATIENCE, self._timeout - waited))
+        if sent.error is not None:
+            raise sent.error
+
+    def _open(self) -> Session:
+        session = self._session
+        if session is not None:
+            if session.rested:
+                session.catch_up()
+            if not session.is_open:
+                self.close()
+                session = None
+        if session is None:
+            session = self._session = Session.opened(self._settings, self._name)
+        if session.is_blocked:
+            raise blocked()
+        return session

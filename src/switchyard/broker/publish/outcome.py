@@ -1,0 +1,149 @@
+"""What a publish is and how it can end, the same for both publishers.
+
+Both take `Outgoing` and give a `Result` for each; which errors there are, and what becomes of a job
+whose lane is full, is decided here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.errors import (
+    Blocked,
+    BrokerAway,
+    LaneFull,
+    PublishError,
+)
+from switchyard.broker.lanes import LANES, lane_of
+from switchyard.broker.message import JobMessage, now
+from switchyard.broker.settings import Profile
+from switchyard.broker.wire.envelope import Envelope
+
+PATIENCE = 0.5
+"""Seconds that a publish under way waits for its confirm on a connection that is blocked. The
+broker says so only when something is published, and keeps that until the alarm is over."""
+OUTAGE_PAUSE = 1.0
+"""Seconds in which a batch that found the broker away does not look for it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The broker has confirmed the message: it is in its queue, on disk."""
+
+    job_id: str
+    routing_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A job message and where it goes."""
+
+    message: JobMessage
+    routing_key: str
+
+
+Result = Accepted | PublishError
+"""How one publish of a batch ended: errors are returned, so that each job has its own."""
+
+
+def envelope_of(message: JobMessage, headers: dict[str, Any] | None = None) -> Envelope:
+    """The message as it travels: AMQP properties repeat what routing and tools need."""
+    return Envelope(
+        body=message.encode(),
+        message_id=message.job_id,
+        type=message.job_type,
+        priority=message.priority,
+        timestamp=max(int(message.metadata.created_at.timestamp()), 0),  # unsigned on the wire
+        headers=headers,
+    )
+
+
+def queued_now(message: JobMessage) -> JobMessage:
+    """The message, stamped with the time at which it enters its lane."""
+    return message.with_metadata(queued_at=now())
+
+
+def broker_parks_overflow(profile: Profile) -> bool:
+    """Whether a full hot queue dead-letters the newcomer by itself.
+
+    Quorum queues don't know `reject-publish-dlx` (measured on 4.3.6: they fall back to dropping
+    the head), so there the publisher puts what was refused into the dead letters.
+    """
+    return profile == "classic"
+
+
+def overflowed(routing_key: str) -> DeathCertificate:
+    """The certificate of a job that its full lane refused."""
+    return DeathCertificate(Reason.OVERFLOWED, routing_key, message="the lane was full")
+
+
+_PARKING_LANES = frozenset(lane.name for lane in LANES if lane.dead_letters_overflow)
+
+
+def lane_full(routing_key: str) -> LaneFull:
+    """What a nack means for a job that was published to its lane."""
+    return LaneFull(routing_key, dead_lettered=lane_of(routing_key) in _PARKING_LANES)
+
+
+def letter_to_park(job: Outgoing, profile: Profile) -> Envelope | None:
+    """The dead letter that the publisher itself must send when `job` found its lane full.
+
+    None when nothing is kept of it, or when the broker has dead-lettered it already.
+    """
+    if broker_parks_overflow(profile) or lane_of(job.routing_key) not in _PARKING_LANES:
+        return None
+    return envelope_of(job.message, overflowed(job.routing_key).headers())
+
+
+def blocked() -> Blocked:
+    """A publish that was not sent because of an alarm."""
+    return Blocked(
+        "the broker blocks publishers (memory or disk alarm); nothing was sent: "
+        "see `rabbitmqctl status`, free memory or disk, and publish again"
+    )
+
+
+def held() -> BrokerAway:
+    """A publish that was on its way when the broker raised an alarm."""
+    return BrokerAway(
+        "the broker blocks publishers (memory or disk alarm) and holds what was sent until then: "
+        "see `rabbitmqctl status`, free memory or disk, and publish again under the same job id",
+        maybe_accepted=True,
+    )
+
+
+def unconfirmed(timeout: float) -> BrokerAway:
+    """A publish that the broker did not confirm in time."""
+    return BrokerAway(f"no confirm within {timeout:g} s", maybe_accepted=True)
+
+
+def no_room(timeout: float) -> BrokerAway:
+    """A publish that was not sent, because no earlier one was confirmed in time."""
+    return BrokerAway(
+        f"the broker confirmed nothing within {timeout:g} s; this was not sent",
+        maybe_accepted=False,
+    )
+
+
+class Outage:
+    """Spares the rest of a batch from looking for a broker that is away, one time-out each."""
+
+    def __init__(self) -> None:
+        self._error: BrokerAway | None = None
+        self._until = 0.0
+
+    def note(self, error: object) -> None:
+        """What became of a job that was to be sent."""
+        if isinstance(error, BrokerAway) and error is not self._error:
+            self._error = error
+            self._until = time.monotonic() + OUTAGE_PAUSE
+
+    @property
+    def error(self) -> BrokerAway | None:
+        """The error of the last job, if it is so fresh that the next one would meet it too."""
+        if self._error is not None and time.monotonic() >= self._until:
+            self._error = None
+        return self._error

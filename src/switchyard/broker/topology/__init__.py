@@ -1,0 +1,1 @@
+"""What must exist on the broker, and making it so."""

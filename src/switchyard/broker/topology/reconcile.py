@@ -1,0 +1,80 @@
+"""Making a live broker as a topology declares it.
+
+Nothing is ever deleted but a binding that would bring jobs to the wrong worker. What can't be
+changed in place (the type and arguments of what exists) is reported and left alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from switchyard.broker.errors import TopologyMismatch
+from switchyard.broker.lanes import (
+    DEAD_EXCHANGE,
+)
+from switchyard.broker.topology.differences import Difference, Problem, diff
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `apply` did, one line each, and what still differs."""
+
+    done: tuple[str, ...]
+    left: tuple[Difference, ...]
+
+    @property
+    def blocked(self) -> tuple[Difference, ...]:
+        """What can't be changed in place."""
+        return tuple(difference for difference in self.left if not difference.is_extra)
+
+    @property
+    def extras(self) -> tuple[Difference, ...]:
+        """What is in our namespace and not declared."""
+        return tuple(difference for difference in self.left if difference.is_extra)
+
+    def require_success(self) -> None:
+        """Raises TopologyMismatch, naming everything that could not be changed."""
+        if self.blocked:
+            texts = "; ".join(difference.text for difference in self.blocked)
+            raise TopologyMismatch(f"the broker can't be changed in place: {texts}")
+
+
+async def apply(client: ManagementClient, topology: Topology) -> Report:
+    """Change the broker into what is declared, as far as that can be done in place.
+
+    Safe to run again, at the same time from several places, and with jobs under way: dead
+    letters can be caught before anything can make one, a queue's policy is there before the
+    queue, and a key gets its new binding before it loses the old one.
+    Raises ManagementError when the broker can't be reached or refuses; what was done until then
+    stays, and running it again does the rest.
+    """
+    differences = diff(topology, await client.fetch())
+    if any(_drops_dead_letters(difference) for difference in differences):
+        # A lane policy would send expired jobs into an exchange that drops them.
+        return Report(done=(), left=tuple(differences))
+    done = [await _change(client, difference) for difference in differences if difference.fixable]
+    left = differences if not done else diff(topology, await client.fetch())
+    return Report(done=tuple(done), left=tuple(left))
+
+
+async def _change(client: ManagementClient, difference: Difference) -> str:
+    match difference.subject:
+        case Binding() as binding if difference.problem is Problem.STALE:
+            await client.delete_binding(binding)
+            return f"removed binding {difference.name}: it brought jobs to the wrong worker"
+        case Binding() as binding:
+            await client.put_binding(binding)
+        case Exchange() as exchange:
+            await client.put_exchange(exchange)
+        case Queue() as queue:
+            await client.put_queue(queue)
+        case Policy() as policy:
+            await client.put_policy(policy)
+    verb = "changed" if difference.problem is Problem.POLICY else "made"
+    return f"{verb} {difference.kind} {difference.name}"
+
+
+def _drops_dead_letters(difference: Difference) -> bool:
+    return difference.name == DEAD_EXCHANGE and difference.problem is Problem.TYPE

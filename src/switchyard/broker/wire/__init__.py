@@ -1,0 +1,1 @@
+"""AMQP itself: connections, channels, and messages as they go in and out."""

@@ -1,0 +1,86 @@
+"""What ends a publish: a confirm, a return, the end of its channel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Generic, TypeVar
+
+from switchyard.broker.errors import BrokerAway, PublishError, Refused, Unroutable
+
+W = TypeVar("W")
+_Key = tuple[str, str, str]
+"""Message id, exchange and routing key: all that a returned message says of itself."""
+
+
+class Unconfirmed(Generic[W]):
+    """The publishes of one channel that wait for their confirm, and what ends each of them.
+
+    `W` is whatever waits. Both publishers decide here what a return, an ack, a nack and the end
+    of the channel mean; how frames arrive is theirs.
+    """
+
+    def __init__(self) -> None:
+        self._last_tag = 0
+        self._waiting: dict[int, tuple[W, _Key]] = {}
+        # Counted: one job sent twice can come back twice before either is confirmed.
+        self._returned: Counter[_Key] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def sent(self, waiter: W, message_id: str, exchange: str, routing_key: str) -> None:
+        """The next publish has left. The broker counts them too, from 1: that is its tag."""
+        self._last_tag += 1
+        self._waiting[self._last_tag] = (waiter, (message_id, exchange, routing_key))
+
+    def returned(self, message_id: str, exchange: str, routing_key: str) -> None:
+        """basic.return: no queue took it. It comes before the confirm, without a tag."""
+        self._returned[message_id, exchange, routing_key] += 1
+
+    def confirmed(
+        self, tag: int, *, multiple: bool, accepted: bool
+    ) -> list[tuple[W, PublishError | None]]:
+        """basic.ack or basic.nack: who waits no longer, and the error if there is one.
+
+        `multiple` means every tag up to this one.
+        """
+        tags = [tag]
+        if multiple:
+            # Insertion order is tag order, so these are at the front.
+            tags = []
+            for waiting in self._waiting:
+                if waiting > tag:
+                    break
+                tags.append(waiting)
+        fine = accepted and not self._returned
+        return [
+            (ended[0], None if fine else self._error(ended[1], accepted))
+            for each in tags
+            if (ended := self._waiting.pop(each, None)) is not None
+        ]
+
+    def lost(self, reason: str) -> list[tuple[W, PublishError | None]]:
+        """The channel or its connection is gone: all that waited, and each one's error."""
+        waiting = list(self._waiting.values())
+        self._waiting.clear()
+        self._returned.clear()
+        return [(waiter, _loss(reason, key[1], key[2])) for waiter, key in waiting]
+
+    def _error(self, key: _Key, accepted: bool) -> PublishError | None:
+        if key in self._returned:
+            self._returned[key] -= 1
+            self._returned += Counter()  # drops what is at zero
+            return Unroutable(key[1], key[2])
+        if not accepted:
+            return Refused(f"the broker refused {key[2]!r} (nack)")
+        return None
+
+
+def _loss(reason: str, exchange: str, routing_key: str) -> PublishError:
+    # The broker closes the channel of whoever publishes to an exchange that is not there.
+    if f"no exchange '{exchange}'" in reason:
+        return Unroutable(exchange, routing_key)
+    return BrokerAway(
+        f"the connection was lost before {routing_key!r} was confirmed: {reason}",
+        maybe_accepted=True,
+    )

@@ -1,0 +1,61 @@
+"""Staying connected: one connection that is opened again whenever it was lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aio_pika.abc import AbstractConnection
+from aiormq.connection import Connection
+from structlog.typing import FilteringBoundLogger
+
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.wire.connection import address_of, closed, connect, underlying
+
+FIRST_BACKOFF, LAST_BACKOFF = 0.1, 5.0
+"""Seconds between attempts to connect again: doubled from the first to the last."""
+
+
+class Link:
+    """One connection that is opened again whenever it was lost."""
+
+    def __init__(self, url: str, name: str, log: FilteringBoundLogger) -> None:
+        self._url = url
+        self._name = name
+        self._log = log
+        self._lock = asyncio.Lock()
+        self._connection: Connection | None = None
+        self._owner: AbstractConnection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed
+
+    async def connection(self) -> Connection:
+        """The open connection; waits, with backoff, for as long as the broker is away."""
+        delay = FIRST_BACKOFF
+        while True:
+            try:
+                return await self.connection_now()
+            except BrokerAway as error:
+                self._log.warning("broker away", error=str(error), next_try_in=delay)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, LAST_BACKOFF)
+
+    async def connection_now(self) -> Connection:
+        """The open connection, after at most one attempt to connect. Raises BrokerAway."""
+        async with self._lock:
+            if self._connection is None or self._connection.is_closed:
+                await self._drop()
+                self._owner = await connect(self._url, self._name)
+                self._connection = underlying(self._owner)
+                self._log.info("broker connected", broker=address_of(self._url), name=self._name)
+            return self._connection
+
+    async def close(self) -> None:
+        async with self._lock:
+            await self._drop()
+
+    async def _drop(self) -> None:
+        owner, self._owner, self._connection = self._owner, None, None
+        if owner is not None:
+            await closed(owner)
