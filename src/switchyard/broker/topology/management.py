@@ -154,6 +154,18 @@ class ManagementClient:
         }
         await self._send("PUT", self._path("policies", policy.name), body)
 
+    async def put_vhost(self, user: str) -> None:
+        """Make the virtual host, and permit the user everything in it. Needs the tag
+        `administrator`."""
+        everything = {"configure": ".*", "write": ".*", "read": ".*"}
+        vhost = _quote(self._vhost)
+        await self._send("PUT", f"/vhosts/{vhost}")
+        await self._send("PUT", f"/permissions/{vhost}/{_quote(user)}", everything)
+
+    async def delete_vhost(self) -> None:
+        """Remove the virtual host with all that is in it. Needs the tag `administrator`."""
+        await self._send("DELETE", f"/vhosts/{_quote(self._vhost)}", may_be_missing=True)
+
     async def import_definitions(self, definitions: Mapping[str, Any]) -> None:
         """Import a definitions file, into the virtual hosts that it names. Existing objects are
         left as they are, policies are overwritten. Needs the tag `administrator`."""

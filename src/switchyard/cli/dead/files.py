@@ -32,8 +32,8 @@ from switchyard.cli.dead.options import AllOption, IdsArgument, chosen, filtered
 
 if TYPE_CHECKING:
     from switchyard.services.dead.files import Imported
-    from switchyard.services.dead.replay import Replayed
     from switchyard.services.dead.stored import StoredLetter
+    from switchyard.services.runtime.attempt import Attempt
 
 
 @filtered
@@ -166,7 +166,7 @@ def replay(
     registry = load_registry(settings, include)
     quiet_logs()
 
-    async def work() -> Replayed:
+    async def work() -> Attempt:
         from switchyard.services.dead.changes import changed
         from switchyard.services.dead.replay import replay as run_handler
         from switchyard.services.dead.stored import stored_letter
@@ -189,7 +189,7 @@ def replay(
         raise typer.Exit(FAILED)
 
 
-def public_replay(done: Replayed) -> dict[str, Any]:
+def public_replay(done: Attempt) -> dict[str, Any]:
     """As `--json` prints it."""
     failure = done.failure
     return {
@@ -206,7 +206,7 @@ def public_replay(done: Replayed) -> dict[str, Any]:
     }
 
 
-def print_replay(done: Replayed) -> None:
+def print_replay(done: Attempt) -> None:
     """For people."""
     import json
 

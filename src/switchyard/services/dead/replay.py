@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -20,27 +19,15 @@ from urllib.parse import unquote, urlsplit
 from pydantic import SecretStr
 
 from switchyard.broker.lanes import lane_of
-from switchyard.broker.message import JobMessage, now
+from switchyard.broker.message import JobMessage
 from switchyard.services.files.storage import InvalidKey, Storage
 from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done, Next
 from switchyard.services.jobs.registry import (
-    InvalidPayload,
     Registry,
-    UnknownJobType,
-)
-from switchyard.services.jobs.retry import (
-    Decision,
-    Failure,
-    Policy,
-    Succeeded,
-    decide,
 )
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql.database import Database, Work, connect
-from switchyard.services.publishing.publisher import InvalidJob, children_of
-from switchyard.services.records import NewJob
-from switchyard.services.runtime.execution import Executor
+from switchyard.services.runtime.attempt import Attempt, attempt
 from switchyard.services.settings import Settings
 
 T = TypeVar("T")
@@ -49,67 +36,20 @@ FOLDERS = ("uploads", "intermediate", "results")
 """Folders of the storage that have one folder for each document."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """What happened, and what would follow from it."""
-
-    decision: Decision
-    result: dict[str, Any] | None
-    """What the handler answered, where it succeeded."""
-    following: list[NewJob]
-    """Jobs that would be published next."""
-    failure: Failure | None
-    seconds: float
-
-    @property
-    def succeeded(self) -> bool:
-        return isinstance(self.decision, Succeeded)
-
-
 async def replay(
     settings: Settings, registry: Registry, message: JobMessage, routing_key: str
-) -> Replayed:
+) -> Attempt:
     """Run the handler of a job with its payload. Raises UnknownJobType, InvalidPayload."""
-    job_type = registry.get(message.job_type)
-    payload = job_type.validate(message.payload)
-    executor = Executor(1)
-    try:
-        async with _sandbox(settings, message) as (own, ledger):
-            ctx = JobContext(
-                message=message,
-                lane=lane_of(routing_key),
-                worker_id=f"replay-{os.getpid()}",
-                settings=own,
-                ledger=ledger,
-            )
-            began = asyncio.get_running_loop().time()
-            ended = await executor.run(job_type, payload, ctx)
-            seconds = asyncio.get_running_loop().time() - began
-    finally:
-        await executor.close()
-    decision = decide(
-        ended,
-        attempts=message.metadata.attempts,
-        max_attempts=message.metadata.max_attempts,
-        policy=Policy.over(settings.retry_delays),
-        now=now(),
-    )
-    failure = ended if isinstance(ended, Failure) else getattr(decision, "failure", None)
-    following: list[NewJob] = []
-    if isinstance(decision, Succeeded):
-        try:
-            following = children_of(registry, message, lane_of(routing_key), decision.jobs)
-        except (InvalidJob, InvalidPayload, UnknownJobType) as error:
-            failure = Failure("InvalidOutcome", str(error), permanent=True)
-            decision = decide(
-                failure,
-                attempts=message.metadata.attempts,
-                max_attempts=message.metadata.max_attempts,
-                policy=Policy.over(settings.retry_delays),
-                now=now(),
-            )
-    result = dict(ended.result or {}) if isinstance(ended, Done | Next) else None
-    return Replayed(decision, result, following, failure, seconds)
+    registry.get(message.job_type).validate(message.payload)  # before anything is copied
+    async with _sandbox(settings, message) as (own, ledger):
+        ctx = JobContext(
+            message=message,
+            lane=lane_of(routing_key),
+            worker_id=f"replay-{os.getpid()}",
+            settings=own,
+            ledger=ledger,
+        )
+        return await attempt(registry, ctx)
 
 
 @asynccontextmanager

@@ -142,6 +142,15 @@ def job(
     return mark
 
 
+def job_type_of(handler: Handler) -> JobType:
+    """The declaration of a function that `@job` has marked. Raises RegistryError."""
+    declared = getattr(handler, _MARK, None)
+    if not isinstance(declared, JobType):
+        name = getattr(handler, "__qualname__", repr(handler))
+        raise RegistryError(f"{name} is not a job's handler: mark it with @job(…)")
+    return declared
+
+
 class Registry:
     """The job types that this process knows."""
 

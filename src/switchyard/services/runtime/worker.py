@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,7 @@ class Worker:
         shares: Iterable[Share],
         *,
         lanes: tuple[Lane, ...] = LANES,
+        executor: Callable[[int], Executor] = Executor,
     ) -> None:
         self.worker_id = new_instance_id()
         self.counters = Counters()
@@ -123,7 +124,7 @@ class Worker:
             counters=self.counters,
         )
         suspects = Suspects()
-        self._executors = [Executor(share.slots) for share in self._shares]
+        self._executors = [executor(share.slots) for share in self._shares]
         self._runners = [
             Runner(
                 settings=settings,

@@ -1,0 +1,1 @@
+"""For the tests that users write of their handlers."""

@@ -1,0 +1,9 @@
+"""Test your handlers: without a broker (`run_job`), or with a real worker (`open_worker`).
+
+docs/testing.md tells the rest.
+"""
+
+from switchyard.services.testing.running import JobRun, run_job, run_job_sync
+from switchyard.services.testing.worker import Ran, TestWorker, open_worker
+
+__all__ = ["JobRun", "Ran", "TestWorker", "open_worker", "run_job", "run_job_sync"]

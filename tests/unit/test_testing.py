@@ -1,0 +1,214 @@
+"""`switchyard.testing.run_job`: a handler runs in a test as in production, without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import pytest
+from pydantic import BaseModel
+
+from switchyard.broker.dead import Reason
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import (
+    Discard,
+    Done,
+    Job,
+    Next,
+    Outcome,
+    PermanentError,
+    Retry,
+    RetryableError,
+    Snooze,
+)
+from switchyard.services.jobs.registry import InvalidPayload, RegistryError, job
+from switchyard.services.jobs.retry import Delayed
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.publishing.publisher import InvalidJob, job_id_of
+from switchyard.services.records import State
+from switchyard.testing import run_job, run_job_sync
+
+
+class Text(BaseModel):
+    text: str
+    then: str = "done"
+
+
+@job("shout", worker="llm", lanes=("hot", "backfill"), timeout=0.5, max_attempts=2)
+async def shout(payload: Text, ctx: JobContext) -> Outcome:
+    match payload.then:
+        case "next":
+            return Next([Job("shout", {"text": "again"}, lane="backfill")], {"n": 1})
+        case "nonsense":
+            return Next([Job("shout", {"text": 1})])
+        case "secret":
+            return Done({"no": object()})
+        case "busy":
+            raise RetryableError("busy", after=15)
+        case "broken":
+            raise PermanentError("corrupt")
+        case "slow":
+            await for_ever()
+        case "retry":
+            return Retry("not yet")
+        case "snooze":
+            return Snooze(10)
+        case "discard":
+            return Discard("unwanted")
+    return Done({"text": payload.text.upper(), "lane": ctx.lane, "attempt": ctx.attempt})
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+@job("weigh", worker="llm", lanes=("hot",), timeout=5, isolation="process", memory_limit_mb=1024)
+def weigh(payload: Text, ctx: JobContext) -> Outcome:
+    match payload.then:
+        case "big":
+            return Done({"bytes": len(bytearray(2**31))})
+        case "exit":
+            os._exit(3)
+    return Done({"pid": os.getpid()})
+
+
+@job("linger", worker="llm", lanes=("hot",), timeout=0.5, isolation="process")
+def linger(payload: Text, ctx: JobContext) -> Outcome:
+    while True:
+        time.monotonic()
+
+
+@job("remember", worker="llm", lanes=("hot",))
+async def remember(payload: Text, ctx: JobContext) -> Outcome:
+    assert ctx.ledger is not None
+    assert ctx.settings.amqp_url is None
+    assert ctx.settings.data_dir.is_dir()
+    (ctx.settings.data_dir / "note").write_text(payload.text)
+    return Done({"jobs": len((await ctx.ledger.list_jobs()).items), "url": ctx.settings.files_url})
+
+
+def unmarked(payload: Text, ctx: JobContext) -> Outcome:
+    return Done()
+
+
+async def test_five_lines_tell_what_a_handler_answers() -> None:
+    run = await run_job(shout, {"text": "Guten Tag"})
+    assert run.outcome == Done({"text": "GUTEN TAG", "lane": "hot", "attempt": 1})
+    assert (run.state, run.result) == (State.SUCCEEDED, run.outcome.result)
+    assert (run.published, run.failure, run.retry_after, run.reason) == ((), None, None, None)
+
+
+def test_a_test_that_is_not_async_does_the_same() -> None:
+    assert run_job_sync(shout, Text(text="hi"), lane="backfill", attempt=2).result == {
+        "text": "HI",
+        "lane": "backfill",
+        "attempt": 2,
+    }
+
+
+async def test_the_sync_variant_says_what_to_do_inside_a_loop() -> None:
+    with pytest.raises(RuntimeError, match="await run_job"):
+        run_job_sync(shout, {"text": "hi"})
+
+
+async def test_the_jobs_that_follow_are_those_that_would_be_published() -> None:
+    run = await run_job(shout, {"text": "a", "then": "next"}, job_id="one")
+    (following,) = run.published
+    assert following.routing_key == "backfill.shout"
+    assert following.message.payload == {"text": "again"}
+    assert following.message.job_id == job_id_of("one", "shout", 0)
+    assert following.message.metadata.parent_id == "one"
+    assert run.result == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("then", "attempt", "state", "reason", "error_type", "retry_after"),
+    [
+        ("busy", 1, State.RETRYING, None, "RetryableError", 20),
+        ("busy", 2, State.DEAD, Reason.EXHAUSTED, "RetryableError", None),
+        ("broken", 1, State.DEAD, Reason.PERMANENT, "PermanentError", None),
+        ("slow", 1, State.RETRYING, None, "TimeLimitExceeded", 5),
+        ("retry", 1, State.RETRYING, None, "Retry", 5),
+        ("snooze", 2, State.RETRYING, None, "Snooze", 10),
+        ("discard", 1, State.DEAD, Reason.PERMANENT, "Discard", None),
+        ("nonsense", 1, State.DEAD, Reason.PERMANENT, "InvalidOutcome", None),
+        ("secret", 1, State.DEAD, Reason.PERMANENT, "InvalidOutcome", None),
+    ],
+)
+async def test_what_goes_wrong_is_decided_as_in_production(
+    then: str,
+    attempt: int,
+    state: State,
+    reason: str | None,
+    error_type: str,
+    retry_after: float | None,
+) -> None:
+    run = await run_job(shout, {"text": "a", "then": then}, attempt=attempt)
+    assert (run.state, run.reason, run.retry_after) == (state, reason, retry_after)
+    assert run.failure is not None
+    assert run.failure.error_type == error_type
+    assert run.published == ()
+
+
+async def test_a_snooze_uses_up_no_attempt() -> None:
+    decision = (await run_job(shout, {"text": "a", "then": "snooze"})).decision
+    assert isinstance(decision, Delayed)
+    assert (decision.attempts, decision.counts) == (0, False)
+
+
+async def test_isolation_is_a_process_with_its_limits() -> None:
+    assert (await run_job(weigh, {"text": ""})).result != {"pid": os.getpid()}
+    big = await run_job(weigh, {"text": "", "then": "big"})
+    assert big.failure is not None
+    assert big.failure.error_type == "MemoryError"
+    crashed = await run_job(weigh, {"text": "", "then": "exit"}, attempt=2)
+    assert crashed.reason == Reason.CRASHED
+    slow = await run_job(linger, {"text": ""})
+    assert slow.failure is not None
+    assert slow.failure.error_type == "TimeLimitExceeded"
+
+
+async def test_a_payload_that_does_not_fit_is_refused_as_by_the_publisher() -> None:
+    with pytest.raises(InvalidPayload, match="text: Field required"):
+        await run_job(shout, {})
+    with pytest.raises(InvalidJob, match=r"use hot\.shout or backfill.shout"):
+        await run_job(shout, {"text": "a"}, lane="maintenance")
+    with pytest.raises(InvalidJob, match="attempt 3 of shout: it has 2"):
+        await run_job(shout, {"text": "a"}, attempt=3)
+    with pytest.raises(RegistryError, match="unmarked is not a job's handler: mark it with @job"):
+        await run_job(unmarked, {"text": "a"})
+
+
+async def test_nothing_of_a_run_is_left_and_nothing_of_the_machine_is_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JOBS_AMQP_URL", "amqp://production/")
+    monkeypatch.setenv("JOBS_DATABASE_URL", "postgresql+asyncpg://production/jobs")
+    monkeypatch.setenv("JOBS_STORAGE_URL", "s3://production")
+    run = await run_job(remember, {"text": "x"})
+    assert run.result is not None
+    assert run.result["jobs"] == 0
+    assert run.result["url"].startswith("file:///")
+
+
+async def test_settings_and_a_ledger_can_be_the_tests_own(sqlite_url: str) -> None:
+    await upgrade(sqlite_url)
+    async with await Ledger.open(sqlite_url) as ledger:
+        run = await run_job(
+            remember, {"text": "x"}, ledger=ledger, settings={"storage_url": "file:///mine"}
+        )
+    assert run.result == {"jobs": 0, "url": "file:///mine"}
+    with pytest.raises(ValueError, match="no setting llm_url"):
+        await run_job(remember, {"text": "x"}, settings={"llm_url": "x"})
+
+
+async def test_a_handler_declared_in_the_test_itself_runs() -> None:
+    @job("inner", worker="llm", lanes=("hot",))
+    async def inner(payload: Text, ctx: JobContext) -> Outcome:
+        return Next([Job("inner", {"text": "x"}), Job("summarize_content", {"document_id": "d"})])
+
+    run = await run_job(inner, {"text": "a"}, modules=["tests.support.jobs"])
+    assert [each.message.job_type for each in run.published] == ["inner", "summarize_content"], (
+        run.failure
+    )
