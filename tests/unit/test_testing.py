@@ -9,7 +9,7 @@ import time
 import pytest
 from pydantic import BaseModel
 
-from switchyard.broker.dead import Reason
+from switchyard.broker.dead.certificate import Reason
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import (
     Discard,

@@ -15,10 +15,11 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, SecretStr
 
 from switchyard.broker.lanes import LANES
-from switchyard.broker.management import ManagementClient
-from switchyard.broker.publisher import Publisher
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import with_vhost
-from switchyard.broker.topology import build, render
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.definitions import render
+from switchyard.broker.topology.management import ManagementClient
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.registry import JobType, Registry
 from switchyard.services.ledger import Ledger, upgrade
