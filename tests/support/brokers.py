@@ -67,8 +67,6 @@ def root_of(version: str) -> Path | None:
     root = Path(os.environ.get("SWITCHYARD_CACHE") or default) / f"rabbitmq-{version}"
     if find_installed(root) is None:
         raise MissingError(f"RabbitMQ {version} is not installed: make test-deps, as root")
-    if os.geteuid() != 0:
-        raise MissingError(f"RabbitMQ {version} runs in a root of its own, for which one is root")
     return root
 
 

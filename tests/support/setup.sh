@@ -45,8 +45,8 @@ install() { # PACKAGE…, without starting any service
     [ -z "$ours" ] || rm -f $policy
 }
 
-build_root() { # VERSION SUITE: a Debian root with the RabbitMQ of that suite, complete or absent
-    local root=$roots$1 building mirror script=/usr/share/debootstrap/scripts
+build_root() { # VERSION SUITE: the RabbitMQ of that suite and all it needs, complete or absent
+    local root=$roots$1 building mirror deb script=/usr/share/debootstrap/scripts
     [ -e "$script/$2" ] || ln -s sid "$script/$2"
     # The mirror that this machine uses for Debian itself, else debootstrap's own default.
     mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' \
@@ -55,16 +55,18 @@ build_root() { # VERSION SUITE: a Debian root with the RabbitMQ of that suite, c
     building=$(mktemp -d "$root.building.XXXXXX")
     chmod 755 "$building"
     echo "Building a root with RabbitMQ $1 in $root …"
-    quietly debootstrap --variant=minbase --include=rabbitmq-server "$2" "$building" ${mirror:+"$mirror"} \
-        || { rm -rf --one-file-system "$building"; return 1; }
-    rm -rf "$building"/var/cache/apt/archives/*.deb "$building"/var/lib/apt/lists/*
-    mv -T "$building" "$root" 2>/dev/null || rm -rf --one-file-system "$building" # another build was first
+    # Unpacked and not installed: that takes neither mounts nor chroot, which a container may lack.
+    quietly debootstrap --download-only --variant=minbase --include=rabbitmq-server \
+        "$2" "$building" ${mirror:+"$mirror"} || { rm -rf "$building"; return 1; }
+    mkdir -p "$building"/usr/{bin,sbin,lib,lib64}
+    for merged in bin sbin lib lib64; do ln -sfn usr/$merged "$building/$merged"; done
+    for deb in "$building"/var/cache/apt/archives/*.deb; do
+        dpkg-deb --fsys-tarfile "$deb" | tar -x --keep-directory-symlink -C "$building"
+    done
+    rm -rf "$building"/{var,debootstrap}
+    mv -T "$building" "$root" 2>/dev/null || rm -rf "$building" # another build was first
 }
 
 [ ${#missing[@]} = 0 ] || { echo "Installing ${missing[*]} …"; install "${missing[@]}"; }
 have_rabbitmq 3.10 || build_root 3.10 bookworm
 have_rabbitmq 4.3 || build_root 4.3 forky
-# A bare root does not know the name under which the node runs.
-for root in "$roots"*; do
-    [ ! -d "$root/etc" ] || [ -e "$root/etc/hosts" ] || echo "127.0.0.1 localhost" >"$root/etc/hosts"
-done

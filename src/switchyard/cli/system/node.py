@@ -23,16 +23,18 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 from urllib.parse import quote
 
+from switchyard.cli.system.foreign_root import link_erlang
+
 LOOPBACK = "127.0.0.1"
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 START_TIMEOUT = 90.0
 STOP_TIMEOUT = 20.0
 LOG_TAIL_LINES = 25
+# Where a node out of another Debian's root has that root's Erlang, in its own directory.
+ERLANG = "erlang"
 CRASH_REPORT = re.compile(r"^.*\[error\].* (?:supervisor: |crasher:)", re.MULTILINE)
 # Below the range from which Linux takes the ports of outgoing connections.
 FREE_PORTS = range(20_000, 32_000)
-# Where a root made by debootstrap sees the node's directory.
-MOUNT_IN_ROOT = Path("/mnt")
 
 
 class LocalNodeError(RuntimeError):
@@ -78,9 +80,9 @@ class LocalNode:
 
         A port of 0 stands for a free one, a `prometheus_port` of None for no metrics.
         `root` is a Debian root directory with RabbitMQ in it, to run another version than the
-        machine's own; that takes root's rights. `definitions` is a file to load at every start,
-        `advanced` the text of an advanced.config, `extra_config` further lines of rabbitmq.conf.
-        `password` is made at random unless given.
+        machine's own. `definitions` is a file to load at every start, `advanced` the text of an
+        advanced.config, `extra_config` further lines of rabbitmq.conf. `password` is made at
+        random unless given.
         """
         if find_installed(root) is None:
             where = f"under {root}" if root else "on this machine"
@@ -97,6 +99,7 @@ class LocalNode:
         self.user = user
         self.password = password or secrets.token_urlsafe(24)
         self._root = root.absolute() if root else None
+        self._scripts = self._root / SCRIPTS.relative_to("/") if self._root else SCRIPTS
         self._definitions = definitions
         self._advanced = advanced
         self._extra_config = dict(extra_config or {})
@@ -175,7 +178,7 @@ class LocalNode:
                 self._log_start = log.tell()
                 # Ours, in the foreground: the daemon that Erlang starts by itself would stay.
                 self._epmd = self._spawn(["epmd"], log)
-                self._broker = self._spawn([str(SCRIPTS / "rabbitmq-server")], log)
+                self._broker = self._spawn([str(self._scripts / "rabbitmq-server")], log)
             self._reaper = end_with_this_process(self._broker, self._epmd)
             self._wait_until_ready(self._broker, timeout)
         except BaseException:
@@ -208,7 +211,7 @@ class LocalNode:
 
     def rabbitmqctl(self, *arguments: str, timeout: float = 60.0) -> str:
         """What the command printed. Raises CommandError, also after `timeout` seconds."""
-        command = self._command([str(SCRIPTS / "rabbitmqctl"), "--quiet", *arguments])
+        command = [str(self._scripts / "rabbitmqctl"), "--quiet", *arguments]
         name = f"rabbitmqctl {' '.join(arguments[:1])}"
         try:
             done = subprocess.run(
@@ -226,15 +229,12 @@ class LocalNode:
             raise CommandError(f"{name} failed ({done.returncode}):\n{done.stderr or done.stdout}")
         return done.stdout
 
-    @property
-    def _seen_dir(self) -> Path:
-        """`base_dir` as the node sees it."""
-        return MOUNT_IN_ROOT if self._root else self.base_dir
-
     def _write_files(self) -> None:
         self.base_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in ("data", "log", "home"):
             (self.base_dir / name).mkdir(exist_ok=True)
+        if self._root is not None:
+            link_erlang(self._root, self.base_dir / ERLANG)
         plugins = "rabbitmq_management"
         plugins += "" if self.prometheus_port is None else ",rabbitmq_prometheus"
         self._write("enabled_plugins", f"[{plugins}].\n")
@@ -253,7 +253,7 @@ class LocalNode:
             "listeners.tcp.1": f"{LOOPBACK}:{self.amqp_port}",
             "management.tcp.ip": LOOPBACK,
             "management.tcp.port": str(self.management_port),
-            "load_definitions": str(self._seen_dir / "definitions.json"),
+            "load_definitions": str(self.base_dir / "definitions.json"),
             "vm_memory_high_watermark.absolute": "2GiB",
             "disk_free_limit.absolute": "50MB",
             "raft.wal_max_size_bytes": "64000000",
@@ -288,10 +288,11 @@ class LocalNode:
 
     def _environment(self) -> dict[str, str]:
         """Everything that the node and its tools are told: no variable of ours reaches them."""
-        here = self._seen_dir
+        here = self.base_dir
         loopback_only = "-kernel inet_dist_use_interface {127,0,0,1}"
+        path = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
         return {
-            "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+            "PATH": f"{here / ERLANG / 'bin'}:{path}" if self._root else path,
             "LANG": "C.UTF-8",
             "HOME": str(here / "home"),
             "ERL_CRASH_DUMP_SECONDS": "0",
@@ -315,24 +316,9 @@ class LocalNode:
             "RUNNING_UNDER_SYSTEMD": "true",
         }
 
-    def _command(self, command: list[str]) -> list[str]:
-        """The command as it is, or inside `root`.
-
-        The mounts are made in a namespace of the process's own: they end with it, whatever
-        happens, and several nodes can share a root.
-        """
-        if self._root is None:
-            return command
-        script = (
-            'mount --bind /proc "$1/proc"; mount --rbind /dev "$1/dev"; '
-            f'mount --bind "$2" "$1{MOUNT_IN_ROOT}"; root=$1; shift 2; exec chroot "$root" "$@"'
-        )
-        unshare = ["unshare", "--mount", "--propagation", "private"]
-        return [*unshare, "sh", "-ec", script, "-", str(self._root), str(self.base_dir), *command]
-
     def _spawn(self, command: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            self._command(command),
+            command,
             env=self._environment(),
             cwd="/",
             stdin=subprocess.DEVNULL,
