@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pebble
+import pymupdf
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,9 +20,17 @@ from switchyard.services.files.errors import (
     DocumentTooLarge,
     EncryptedDocument,
 )
-from switchyard.services.files.media import MARKDOWN, PLAIN_TEXT
+from switchyard.services.files.media import (
+    MARKDOWN,
+    PDF,
+    PLAIN_TEXT,
+    SNIFF_BYTES,
+    media_type_of,
+    refuse_false_pdf,
+    refuse_unsupported,
+)
 from switchyard.services.text.extraction import extract
-from switchyard.services.text.pdf import Limits, PdfText, read_pdf
+from switchyard.services.text.pdf import Limits, PdfText, _reading, read_pdf
 from tests.integration.pipeline.conftest import outcome_of
 from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned, sized
 
@@ -154,3 +167,82 @@ def test_text_files_come_out_in_the_form_of_pdfs():
     assert (text["page_count"], text["word_count"]) == (1, 3)
     with pytest.raises(CorruptDocument, match="no words"):
         extract(b" \n ...", PLAIN_TEXT, title=None, filename=None)
+
+
+# --- what a reader can read is taken --------------------------------------------------------------
+
+
+def with_a_broken_page(pages: int = 3) -> bytes:
+    """The second page's object is a number."""
+    data = pdf([f"{TEXT} Page {at}." for at in range(1, pages + 1)])
+    objects = [match.start() for match in re.finditer(rb"/Type/Page/", data)]
+    at = data.rindex(b"obj", 0, objects[1]) + len(b"obj\n")
+    end = data.index(b"endobj", at)
+    return data[:at] + b"7".ljust(end - at) + data[end:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b"%%EOF", b""),
+        lambda data: data[: data.rindex(b"startxref")] + b"startxref\n1\n",
+        lambda data: data + b"\0garbage" * 40_000,
+        lambda data: data + b"<html>502 Bad Gateway</html>" * 10_000,
+        lambda data: data[data.index(b"\n") + 1 :],
+        lambda data: b"%PFD" + data[4:],
+        lambda data: b"junk\n" * 150 + data,
+    ],
+    ids=["no-eof", "no-eof-repaired", "garbage", "html", "no-header", "misspelt", "junk-before"],
+)
+def test_a_damaged_file_that_a_reader_can_read_is_taken(damage: Callable[[bytes], bytes]):
+    data = damage(WHOLE["plain"])
+    assert media_type_of(data, None) == PDF
+    refuse_unsupported(data[:SNIFF_BYTES])
+    refuse_false_pdf(data[:SNIFF_BYTES], "paper.pdf")
+    output = extract(data, PDF, title=None, filename=None)
+    assert [page["text"] for page in output["pages"]] == [TEXT] * 5
+    assert output["broken_pages"] == []
+
+
+def test_a_broken_page_is_listed_and_the_others_are_read():
+    output = extract(with_a_broken_page(), PDF, title=None, filename=None)
+    assert output["broken_pages"] == [2]
+    assert output["repaired"]
+    assert [bool(page["text"]) for page in output["pages"]] == [True, False, True]
+
+
+def test_a_text_about_pdfs_is_a_text():
+    text = b"# Objects\n\nAn object looks like this:\n\n1 0 obj\n<< /Type /Page >>\nendobj\n"
+    assert media_type_of(text, "objects.md") == MARKDOWN
+
+
+def test_no_image_is_decoded_for_the_sake_of_the_title():
+    """360 million pixels that take a few kilobytes, on the first page."""
+    document = pymupdf.open()
+    page = document.new_page()
+    for shade in range(10):
+        image = pymupdf.Pixmap(pymupdf.csGRAY, pymupdf.IRect(0, 0, 6_000, 6_000))
+        image.clear_with(100 + shade)
+        page.insert_image(pymupdf.Rect(50, 50, 500, 500), pixmap=image)
+    page.insert_text((50, 40), "Heading", fontsize=20)
+    page.insert_text((50, 700), "Some words below.", fontsize=10)
+    data = bytes(document.tobytes(deflate=True))
+    before = time.process_time()
+    assert read_pdf(data).title == "Heading"
+    assert time.process_time() - before < 0.5
+
+
+@pytest.mark.parametrize(
+    "said", ["malloc (8 bytes) failed", "calloc (1 x 8 bytes) failed", "realloc (8 bytes) failed"]
+)
+def test_memory_that_ran_out_is_no_fault_of_the_document(said: str):
+    library = SimpleNamespace(mupdf=SimpleNamespace(FzErrorBase=RuntimeError))
+    with pytest.raises(MemoryError, match="alloc"), _reading(library, b"", "it"):
+        raise RuntimeError(f"code=1: {said}")
+
+
+def test_a_scan_of_which_the_library_complains_needs_ocr_and_is_not_broken():
+    data = scanned().replace(b"/DeviceGray", b"/DeviceNone")
+    read = read_pdf(data)
+    assert read.needs_ocr
+    assert not any(page.is_broken for page in read.pages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 
 from switchyard.services.files.errors import UnsupportedMedia
 
@@ -18,6 +19,8 @@ SNIFF_BYTES = 4096
 
 _HEADER_WITHIN = 1024
 """Bytes that may stand before `%PDF-`; every reader tolerates them."""
+_PDF_BODY = re.compile(rb"(?:^|[\r\n])\d{1,10} \d{1,5} obj\b")
+"""An object of a PDF, at a line's beginning: what is left where `%PDF-` was lost."""
 
 _NAMED = (
     (b"PK\x03\x04", "a ZIP archive or an Office document"),
@@ -48,7 +51,7 @@ def refuse_unsupported(head: bytes) -> None:
     """
     if not head:
         raise UnsupportedMedia("the file is empty")
-    if b"%PDF-" in head[:_HEADER_WITHIN]:
+    if _is_pdf(head) or _has_pdf_body(head):
         return
     start = head.lstrip()[:16].lower()
     for magic, name in _NAMED:
@@ -67,7 +70,7 @@ def refuse_unsupported(head: bytes) -> None:
 def refuse_false_pdf(head: bytes, filename: str | None) -> None:
     """Check the beginning of a file whose name ends in .pdf: text under that name is what a
     download left that failed. Raises UnsupportedMedia."""
-    if (filename or "").lower().endswith(".pdf") and b"%PDF-" not in head[:_HEADER_WITHIN]:
+    if _is_named_pdf(filename) and not (_is_pdf(head) or _has_pdf_body(head)):
         raise UnsupportedMedia("its name ends in .pdf, but it is no PDF")
 
 
@@ -78,12 +81,34 @@ def media_type_of(data: bytes, filename: str | None = None) -> str:
     UnsupportedMedia.
     """
     refuse_unsupported(data[:SNIFF_BYTES])
-    if b"%PDF-" in data[:_HEADER_WITHIN]:
+    if _is_pdf(data):
+        return PDF
+    # Without its first line, by its objects: a text may show such a line, too.
+    if _has_pdf_body(data) and (_is_named_pdf(filename) or not _is_text(data)):
         return PDF
     decode_text(data)
     refuse_false_pdf(data, filename)
     markdown = filename is not None and filename.lower().endswith((".md", ".markdown"))
     return MARKDOWN if markdown else PLAIN_TEXT
+
+
+def _is_pdf(head: bytes) -> bool:
+    return b"%PDF-" in head[:_HEADER_WITHIN]
+
+
+def _has_pdf_body(head: bytes) -> bool:
+    return _PDF_BODY.search(head[:_HEADER_WITHIN]) is not None
+
+
+def _is_named_pdf(filename: str | None) -> bool:
+    return (filename or "").lower().endswith(".pdf")
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return "\0" not in decode_text(data)
+    except UnsupportedMedia:
+        return False
 
 
 def decode_text(data: bytes) -> str:

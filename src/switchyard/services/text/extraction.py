@@ -17,7 +17,7 @@ def extract(
     """The output of the stage `extract_text`, as JSON.
 
     `title` is what the sender named; else it comes from the document, else from `filename`.
-    Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, UnsupportedMedia.
+    Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, UnsupportedMedia, MemoryError.
     """
     if media_type == PDF:
         read = read_pdf(data)
@@ -35,6 +35,7 @@ def extract(
         "word_count": sum(count_words(text) for text in texts),
         "character_count": sum(len(text) for text in texts),
         "pages_without_text": [page.number for page in pages if not page.text],
+        "broken_pages": [page.number for page in pages if page.is_broken],
         "needs_ocr": needs_ocr,
         "repaired": repaired,
         "pages": [{"page": page.number, "text": page.text} for page in pages],

@@ -6,6 +6,7 @@ only that process with it. Limits here stop what can be seen before it hurts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from switchyard.services.files.errors import (
     DocumentTooLarge,
     EncryptedDocument,
 )
-from switchyard.services.jobs.outcomes import RetryableError
 from switchyard.services.text.plain import clean, count_words, unwrap
 
-_END_WITHIN = 2048
-"""Bytes at a file's end in which `%%EOF` must stand."""
+_END = b"startxref"
+"""Stands behind the last object of a whole file; behind it, `%%EOF` may be missing and a server's
+page of HTML may follow."""
+_OBJECT = re.compile(rb"\b\d{1,10} \d{1,5} obj\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Page:
     """From 1."""
     text: str
     """Paragraphs, one to a line, blank lines between them; empty for an image or a blank page."""
+    is_broken: bool = False
+    """It can't be read, and others of its document can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class PdfText:
     metadata: dict[str, str]
     """Author, subject, keywords, creation date and the like, as far as the file has them."""
     repaired: bool
-    """The file was damaged, and all its pages could still be read."""
+    """The file was damaged: all of its pages could still be read, but for those that are broken."""
 
     @property
     def needs_ocr(self) -> bool:
@@ -61,8 +65,8 @@ class PdfText:
 def read_pdf(data: bytes, limits: Limits | None = None) -> PdfText:
     """Read a whole PDF.
 
-    Raises CorruptDocument (also for a file that is empty or cut off), EncryptedDocument,
-    DocumentTooLarge, and RetryableError when memory ran out.
+    Raises CorruptDocument (also for a file that is empty or cut off, or of which no page can be
+    read), EncryptedDocument, DocumentTooLarge, and MemoryError.
     """
     limits = limits or Limits()
     if not data:
@@ -70,11 +74,13 @@ def read_pdf(data: bytes, limits: Limits | None = None) -> PdfText:
     library = _library()
     with _reading(library, data, "it"), library.open(stream=data, filetype="pdf") as document:
         _check_document(document, data, limits)
+        pages = tuple(_pages(library, document, data, limits))
+        broken = any(page.is_broken for page in pages)
         return PdfText(
-            pages=tuple(_pages(library, document, data, limits)),
-            title=_title(document),
+            pages=pages,
+            title=_title(library, document, can_look=not pages[0].is_broken),
             metadata=_metadata(document),
-            repaired=bool(document.is_repaired),
+            repaired=bool(document.is_repaired) or broken,
         )
 
 
@@ -98,12 +104,10 @@ def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError as error:
-        raise RetryableError("reading the PDF took more memory than a job may use") from error
     except (RuntimeError, ValueError, LookupError, library.mupdf.FzErrorBase) as error:
         said = _first_line(error)
-        if "malloc" in said or "out of memory" in said:
-            raise RetryableError(f"reading the PDF took too much memory ({said})") from error
+        if "alloc" in said or "memory" in said:  # malloc, calloc, realloc … failed
+            raise MemoryError(f"reading the PDF took too much memory ({said})") from error
         cut = "" if _has_end(data) else ", and its end is missing"
         raise CorruptDocument(f"the PDF is corrupt: {what} can't be read{cut} ({said})") from error
 
@@ -123,19 +127,32 @@ def _check_document(document: Any, data: bytes, limits: Limits) -> None:
 
 
 def _pages(library: Any, document: Any, data: bytes, limits: Limits) -> list[Page]:
-    found = []
+    found: list[Page] = []
     characters = 0
+    first: CorruptDocument | None = None
     for number in range(1, document.page_count + 1):
-        with _reading(library, data, f"page {number}"):
-            page = document.load_page(number - 1)
-            _check_pixels(page, number, limits)
-            text = _page_text(library, page)
+        try:
+            with _reading(library, data, f"page {number}"):
+                library.TOOLS.reset_mupdf_warnings()
+                page = document.load_page(number - 1)
+                _check_pixels(page, number, limits)
+                text = _page_text(library, page)
+                said = library.TOOLS.mupdf_warnings()
+                if said and not text and not page.get_images():
+                    # It goes on with an empty page where there was one that it can't read.
+                    raise ValueError(said)
+        except CorruptDocument as error:
+            first = first or error
+            found.append(Page(number, "", is_broken=True))
+            continue
         characters += len(text)
         if characters > limits.characters:
             raise DocumentTooLarge(
                 f"the PDF has more than {limits.characters:,} characters of text by page {number}"
             )
         found.append(Page(number, text if count_words(text) else ""))
+    if first is not None and all(page.is_broken for page in found):
+        raise first
     return found
 
 
@@ -151,9 +168,8 @@ def _check_pixels(page: Any, number: int, limits: Limits) -> None:
 
 
 def _page_text(library: Any, page: Any) -> str:
-    # Ligatures are taken apart and images left out: both are flags that are not set.
-    flags = library.TEXT_PRESERVE_WHITESPACE | library.TEXT_MEDIABOX_CLIP | library.TEXT_DEHYPHENATE
-    blocks = [unwrap(clean(block[4])) for block in page.get_text("blocks", flags=flags)]
+    blocks = page.get_text("blocks", flags=_flags(library))
+    blocks = [unwrap(clean(block[4])) for block in blocks]
     blocks = [block for block in blocks if block]
     for end in (0, -1):
         if len(blocks) > 1 and blocks[end].isdecimal() and len(blocks[end]) < 5:
@@ -161,15 +177,24 @@ def _page_text(library: Any, page: Any) -> str:
     return "\n\n".join(blocks)
 
 
-def _title(document: Any) -> str | None:
+def _flags(library: Any) -> int:
+    """How text is taken out: ligatures in letters, and without images, which may take minutes to
+    decode. Both are flags that are not set."""
+    flags = library.TEXT_PRESERVE_WHITESPACE | library.TEXT_MEDIABOX_CLIP
+    return int(flags | library.TEXT_DEHYPHENATE)
+
+
+def _title(library: Any, document: Any, *, can_look: bool) -> str | None:
     """The title the file gives, else the largest print on its first page."""
     named = unwrap(clean((document.metadata or {}).get("title") or ""))
     junk = ("untitled", "microsoft word", "imagemagick", "powerpoint", "document")
     if len(named) > 3 and not named.lower().startswith(junk) and count_words(named):
         return named[:300]
+    if not can_look:
+        return None
     spans = [
         (round(span["size"], 1), unwrap(clean(span["text"])))
-        for block in document.load_page(0).get_text("dict")["blocks"]
+        for block in document.load_page(0).get_text("dict", flags=_flags(library))["blocks"]
         for line in block.get("lines", ())
         for span in line["spans"]
     ]
@@ -189,7 +214,8 @@ def _metadata(document: Any) -> dict[str, str]:
 
 
 def _has_end(data: bytes) -> bool:
-    return b"%%EOF" in data[-_END_WITHIN:]
+    at = data.rfind(_END)
+    return at >= 0 and _OBJECT.search(data, at) is None
 
 
 def _first_line(error: Exception) -> str:

@@ -25,6 +25,7 @@ from switchyard.services.workers.stages import (
     DocumentFiles,
     DocumentJob,
     at_stage,
+    damage_of,
     ends_when_superseded,
     entry_of,
 )
@@ -105,6 +106,7 @@ async def _whole(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[
         "page_count": text["page_count"],
         "word_count": text["word_count"],
         "pages_without_text": text["pages_without_text"],
+        **damage_of(text),
         "metadata": text["metadata"],
         "summary": summary,
         "chunks": embedded["chunks"],

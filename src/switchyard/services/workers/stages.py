@@ -74,7 +74,7 @@ class Stage:
 
 
 INGEST = Stage("ingest_document", "storing")
-EXTRACT = Stage("extract_text", "extracting")
+EXTRACT = Stage("extract_text", "extracting", version=2)
 SUMMARIZE = Stage("summarize_content", "summarizing")
 EMBED = Stage("embed_content", "embedding")
 LINK = Stage("link_content", "linking")
@@ -252,6 +252,13 @@ def entry_of(about: Mapping[str, Any]) -> dict[str, Any]:
     """What the document's source says of it (authors, dates, …), for its `result.json`; `about`
     is the result of the first stage. Empty where the source says nothing."""
     return {"entry": about["entry"]} if "entry" in about else {}
+
+
+def damage_of(text: Mapping[str, Any]) -> dict[str, Any]:
+    """What a document's `result.json` says of the file's damage; `text` is the result of
+    `extract_text`."""
+    # Outputs that an earlier version kept have no list.
+    return {"repaired": text["repaired"], "broken_pages": text.get("broken_pages", [])}
 
 
 @asynccontextmanager

@@ -44,6 +44,7 @@ from switchyard.services.workers.stages import (
     DocumentJob,
     Superseded,
     at_stage,
+    damage_of,
     document_id_of,
     ends_when_superseded,
     entry_of,
@@ -296,6 +297,7 @@ async def await_ocr(payload: DocumentJob, ctx: JobContext) -> Outcome:
         "media_type": about["media_type"],
         "page_count": text["page_count"],
         "word_count": 0,
+        **damage_of(text),
         **entry_of(about),
     }
     key = await files.put_result_async(result)
