@@ -14,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+from switchyard.services import logs
 from switchyard.services.backfill.handler import BackfillHandler
 from switchyard.services.backfill.sources import Sources
 from switchyard.services.bulk import operations as bulk
@@ -67,6 +68,7 @@ def main(backfill: str, kills: int, seed: int) -> None:
         told, pipe = os.pipe()
         child = os.fork()
         if child == 0:
+            logs.configure("error")  # to stderr: stdout is for the count
             os._exit(0 if asyncio.run(run_on(backfill, pipe)) is BulkState.COMPLETED else 1)
         os.close(pipe)
         if dice.random() < EARLY:

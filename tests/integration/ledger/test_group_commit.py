@@ -83,7 +83,8 @@ async def test_a_closed_ledger_has_written_what_waited_and_takes_no_more(
 CLAIM_IN_A_PROCESS = """
 import asyncio, sys
 from switchyard.broker.message import Metadata
-from switchyard.services.ledger import Claimed, Ledger
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import Claimed
 from tests.integration.ledger.made import claim, finish
 
 async def main(url, worker_id):
