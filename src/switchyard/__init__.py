@@ -1,1 +1,88 @@
-"""A job system on RabbitMQ for AI document pipelines."""
+"""A job system on RabbitMQ for AI document pipelines: one import for what programs use.
+
+from switchyard import Done, JobContext, Outcome, job          # job types of your own
+from switchyard import JobPublisher, JobRequest                # publishing, with an event loop
+from switchyard import BlockingPublisher, JobMessage           # and without one
+from switchyard import AsyncClient, Client                     # the HTTP API
+
+`import switchyard` loads nothing: each name is loaded when it is first asked for, with what it
+needs and no more. docs/python.md explains the names; whatever stands elsewhere may move.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from switchyard.api.client import AsyncClient, Client
+    from switchyard.broker.publish.blocking import BlockingPublisher
+    from switchyard.broker.message import JobMessage
+    from switchyard.services.jobs.context import JobContext
+    from switchyard.services.jobs.local_fields import LocalOnly
+    from switchyard.services.jobs.outcomes import (
+        Discard,
+        Done,
+        Job,
+        Next,
+        Outcome,
+        PermanentError,
+        Retry,
+        RetryableError,
+        Snooze,
+    )
+    from switchyard.services.jobs.registry import job
+    from switchyard.services.publishing.publisher import JobPublisher, JobRequest
+
+__all__ = [
+    "AsyncClient",
+    "BlockingPublisher",
+    "Client",
+    "Discard",
+    "Done",
+    "Job",
+    "JobContext",
+    "JobMessage",
+    "JobPublisher",
+    "JobRequest",
+    "LocalOnly",
+    "Next",
+    "Outcome",
+    "PermanentError",
+    "Retry",
+    "RetryableError",
+    "Snooze",
+    "job",
+]
+
+_HOMES = {
+    "switchyard.api.client": ("AsyncClient", "Client"),
+    "switchyard.broker.publish.blocking": ("BlockingPublisher",),
+    "switchyard.broker.message": ("JobMessage",),
+    "switchyard.services.jobs.context": ("JobContext",),
+    "switchyard.services.jobs.local_fields": ("LocalOnly",),
+    "switchyard.services.jobs.outcomes": (
+        "Discard",
+        "Done",
+        "Job",
+        "Next",
+        "Outcome",
+        "PermanentError",
+        "Retry",
+        "RetryableError",
+        "Snooze",
+    ),
+    "switchyard.services.jobs.registry": ("job",),
+    "switchyard.services.publishing.publisher": ("JobPublisher", "JobRequest"),
+}
+"""Where each name is at home; the same as above, for those who run and do not read."""
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(home), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,10 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel
 
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.local_fields import LocalOnly
-from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError
-from switchyard.services.jobs.registry import job
+from switchyard import Done, JobContext, LocalOnly, Outcome, PermanentError, job
 
 
 class Work(BaseModel):

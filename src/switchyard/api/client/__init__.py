@@ -1,6 +1,6 @@
 """A typed client of the HTTP API, sync and async. Start here.
 
-from switchyard.api.client import Client
+from switchyard import Client
 
 with Client() as client:                                   # http://127.0.0.1:8000
     document = client.upload("paper.pdf", source="https://example.org/paper")

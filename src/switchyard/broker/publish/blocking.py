@@ -44,8 +44,11 @@ class BlockingPublisher:
     """
 
     def __init__(
-        self, settings: BrokerSettings, *, name: str = "switchyard-blocking-publisher"
+        self, settings: BrokerSettings | None = None, *, name: str = "switchyard-blocking-publisher"
     ) -> None:
+        """The settings are those of the environment (`JOBS_AMQP_URL` …) unless given. Raises
+        ValueError where they name no broker."""
+        settings = settings or BrokerSettings()
         settings.require_amqp_url()
         self._settings = settings
         self._window = settings.publish_window

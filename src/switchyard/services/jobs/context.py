@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.settings import Settings
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # whoever only declares a handler needs neither
     from switchyard.services.ledger import Ledger
+    from switchyard.services.settings import Settings
 
 
 def _never() -> bool:

@@ -11,10 +11,11 @@ meanwhile; then it is kept, and will run. So an error says that nothing was kept
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from pydantic import ValidationError
@@ -32,7 +33,12 @@ from switchyard.broker.message import (
 from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.jobs.outcomes import Job
-from switchyard.services.jobs.registry import InvalidPayload, JobType, Registry
+from switchyard.services.jobs.registry import (
+    BUILT_IN_MODULES,
+    InvalidPayload,
+    JobType,
+    Registry,
+)
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import (
     Created,
@@ -42,6 +48,7 @@ from switchyard.services.records import (
     Recorded,
     State,
 )
+from switchyard.services.settings import Settings
 
 MAX_DELAY = 366 * 24 * 3600
 """Seconds by which a job can be put off."""
@@ -242,6 +249,24 @@ class JobPublisher:
         self._ledger = ledger
         self._publisher = publisher
         self._remote = remote
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, settings: Settings | None = None) -> AsyncIterator[Self]:
+        """A publisher for a program of its own, with the pipeline's job types and those of
+        JOBS_MODULES; it connects at the first publish, and everything is closed at the end.
+
+        The settings are those of the environment unless given. Raises ValueError where no broker
+        is named or a setting is not valid, RegistryError, LedgerError.
+        """
+        settings = settings or Settings()
+        settings.require_amqp_url()
+        registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
+        async with (
+            await Ledger.open(settings.ledger_url, check=True) as ledger,
+            Publisher(settings) as publisher,
+        ):
+            yield cls(registry, ledger, publisher)
 
     async def publish(self, request: JobRequest) -> Published:
         """Publish one job.
