@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from switchyard.api.client import AsyncClient, Client
-    from switchyard.broker.publish.blocking import BlockingPublisher
     from switchyard.broker.message import JobMessage
+    from switchyard.broker.publish.blocking import BlockingPublisher
     from switchyard.services.jobs.context import JobContext
     from switchyard.services.jobs.local_fields import LocalOnly
     from switchyard.services.jobs.outcomes import (
