@@ -121,13 +121,15 @@ class System:
         reserve: int | None = None,
         lanes: Sequence[str] | None = None,
         ledger: Ledger | None = None,
+        registry: Registry | None = None,
         wait: bool = True,
         **settings: Any,
     ) -> RunningWorker:
         """Start a worker (`llm` unless told) and wait until it consumes.
 
-        `lanes` are those that it works; `settings` change the system's for this worker alone,
-        as in `amqp_url=SecretStr(proxy.url(broker.amqp_url))` or `shutdown_grace=0.1`.
+        `lanes` are those that it works, `registry` the job types that it knows; `settings` change
+        the system's for this worker alone, as in
+        `amqp_url=SecretStr(proxy.url(broker.amqp_url))` or `shutdown_grace=0.1`.
         """
         shares = [
             share_of(self.registry, kind, lanes=lanes, slots=slots, reserve=reserve)
@@ -135,7 +137,7 @@ class System:
         ]
         worker = Worker(
             self.settings.model_copy(update=settings),
-            self.registry,
+            registry or self.registry,
             ledger or self.ledger,
             shares,
             lanes=self.lanes,

@@ -55,6 +55,8 @@ class Metadata(BaseModel):
     not_before: AwareDatetime | None = None
     """A delivery before this time waits on, whatever brought it: a Retry-After that is longer
     than the longest retry level."""
+    sent_on: int = Field(default=0, ge=0, le=1_000_000)
+    """How often a worker has sent it on that did not know its type."""
     parent_id: JobId | None = None
     pipeline: JobId | None = None
     """Identifies the run of a pipeline that the job belongs to (the first job's id)."""

@@ -21,7 +21,7 @@ from switchyard.cli.base.output import (
 )
 
 if TYPE_CHECKING:
-    from switchyard.services.records import WorkerRecord
+    from switchyard.services.records import Lacking, WorkerRecord
     from switchyard.services.settings import Settings
 
 
@@ -36,19 +36,27 @@ def workers(
 
     settings = load_settings()
 
-    async def read(settings: Settings) -> list[WorkerRecord]:
+    async def read(settings: Settings) -> tuple[list[WorkerRecord], list[Lacking]]:
         async with open_ledger(settings) as ledger:
-            return await ledger.list_workers()
+            return await ledger.list_workers(), await ledger.lacking()
 
     now = time.time()
-    found = run(read(settings))
+    found, lacking = run(read(settings))
+    lacks: dict[str, list[str]] = {}
+    for each in lacking:
+        lacks.setdefault(each.worker_id, []).append(each.job_type)
     shown = [
         (status_of(worker, takeover_after=settings.takeover_after, now=now), worker)
         for worker in found
         if everything or is_current(worker, now)
     ]
     if as_json:
-        print_json([{"status": status, **plain(worker)} for status, worker in shown])
+        print_json(
+            [
+                {"status": status, **plain(worker), "lacks": lacks.get(worker.worker_id, [])}
+                for status, worker in shown
+            ]
+        )
         return
     if not shown:
         say("No workers: start one with `jobctl worker all`.")
@@ -75,3 +83,9 @@ def workers(
             age(worker.started_at),
         )
     console().print(rows)
+    for _, worker in shown:
+        if types := lacks.get(worker.worker_id):
+            say(
+                f"{worker.worker_id} gets jobs of types that it does not know: {', '.join(types)}; "
+                "start it with their modules in JOBS_MODULES"
+            )

@@ -108,6 +108,8 @@ class Delayed:
     failure: Failure
     counts: bool
     """False for a snooze, which uses up no attempt."""
+    ages: bool = False
+    """The wait counts towards the job's age in its lane."""
 
 
 @dataclass(frozen=True, slots=True)

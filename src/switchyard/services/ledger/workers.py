@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, func, select, text
 
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.dialect import clock
-from switchyard.services.ledger.sql.tables import workers
-from switchyard.services.records.results import WorkerRecord
+from switchyard.services.ledger.sql.tables import jobs, workers
+from switchyard.services.records.results import UNKNOWN_TYPE, Lacking, WorkerRecord
+from switchyard.services.records.states import State
 
 
 class Workers(LedgerBase):
@@ -100,6 +101,20 @@ class Workers(LedgerBase):
                 fields = {**row, "kinds": tuple(json.loads(row["kinds"]))}
                 found.append(WorkerRecord(**{**fields, "lanes": tuple(json.loads(row["lanes"]))}))
             return found
+
+        return await self._database.read(work)
+
+    async def lacking(self) -> list[Lacking]:
+        """Job types that workers got jobs of, do not know, and have sent on."""
+        query = (
+            select(jobs.c.worker_id, jobs.c.job_type, func.count())
+            .where(jobs.c.state == State.RETRYING, jobs.c.error_type == UNKNOWN_TYPE)
+            .group_by(jobs.c.worker_id, jobs.c.job_type)
+            .order_by(jobs.c.worker_id, jobs.c.job_type)
+        )
+
+        def work(connection: Connection) -> list[Lacking]:
+            return [Lacking(*row) for row in connection.execute(query)]
 
         return await self._database.read(work)
 

@@ -12,6 +12,7 @@ from switchyard.services.monitoring.check import Check
 from switchyard.services.monitoring.worker_status import is_current, status_of
 from switchyard.services.records import (
     DeadLetterFilter,
+    Lacking,
     LedgerError,
     LedgerUnavailable,
     SchemaOutdated,
@@ -38,6 +39,8 @@ async def ledger_checks(settings: Settings) -> AsyncIterator[Check]:
         yield Check("ledger", "ok", "reached, and its tables are of this version")
         yield await _scheduler(ledger)
         yield await _workers(ledger, settings)
+        if lacking := await ledger.lacking():
+            yield _lacking(lacking)
         yield await _dead(ledger)
     finally:
         await ledger.close()
@@ -82,6 +85,19 @@ async def _workers(ledger: Ledger, settings: Settings) -> Check:
     if not alive:
         return Check("workers", "wrong", detail, "start `jobctl worker all`")
     return Check("workers", "ok", detail)
+
+
+def _lacking(lacking: list[Lacking]) -> Check:
+    told = "; ".join(
+        f"{each.worker_id} does not know {each.job_type} ({each.jobs:,} jobs sent on)"
+        for each in lacking[:3]
+    )
+    return Check(
+        "job types",
+        "wrong",
+        told + (f"; and {len(lacking) - 3} more" if len(lacking) > 3 else ""),
+        "start those workers with the modules of these types: JOBS_MODULES, or --include",
+    )
 
 
 async def _dead(ledger: Ledger) -> Check:

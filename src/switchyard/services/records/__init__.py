@@ -30,6 +30,7 @@ from switchyard.services.records.requests import (
     RedrivenCopy,
 )
 from switchyard.services.records.results import (
+    UNKNOWN_TYPE,
     AlreadyFinished,
     AttemptRecord,
     Cancelled,
@@ -46,6 +47,7 @@ from switchyard.services.records.results import (
     HeldBy,
     JobRecord,
     JobSummary,
+    Lacking,
     NotFound,
     Page,
     Recorded,
@@ -73,6 +75,7 @@ __all__ = [
     "RESUMABLE",
     "TRANSITIONS",
     "UNCONFIRMED",
+    "UNKNOWN_TYPE",
     "WAITING",
     "AlreadyFinished",
     "ApiKeyRecord",
@@ -105,6 +108,7 @@ __all__ = [
     "JobFilter",
     "JobRecord",
     "JobSummary",
+    "Lacking",
     "LedgerError",
     "LedgerUnavailable",
     "LetterEdit",

@@ -210,6 +210,20 @@ class DeadGroup:
     """The one that died last."""
 
 
+UNKNOWN_TYPE = "UnknownJobType"
+"""The error type of jobs that a worker has sent on because it does not know their type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A job type that a worker does not know, and has got jobs of."""
+
+    worker_id: str
+    job_type: str
+    jobs: int
+    """Those that it has sent on, and no other worker has taken yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
     """A worker process."""

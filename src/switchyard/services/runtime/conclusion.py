@@ -164,10 +164,13 @@ class Conclusion:
         )
         await self.ledger.finish(orphan)
 
-    async def delay(self, delivery: Delivery, message: JobMessage, level: float) -> None:
-        """Send the job through a retry level, back to the queue that it came from."""
-        # The time in the retry queue does not count towards the age in the lane.
-        message = message.with_metadata(queued_at=now() + timedelta(seconds=level))
+    async def delay(
+        self, delivery: Delivery, message: JobMessage, level: float, *, ages: bool = False
+    ) -> None:
+        """Send the job through a retry level, back to the queue that it came from. The time there
+        does not count towards the age in the lane, unless it `ages`."""
+        if not ages:
+            message = message.with_metadata(queued_at=now() + timedelta(seconds=level))
         await self._send(retry_name(level), delivery.queue, envelope_of(message))
 
     async def bury_malformed(self, delivery: Delivery, error: Exception) -> None:
@@ -298,7 +301,7 @@ class Conclusion:
         message = run.message.with_metadata(
             attempts=delayed.attempts, not_before=delayed.not_before
         )
-        await self.delay(run.delivery, message, delayed.level)
+        await self.delay(run.delivery, message, delayed.level, ages=delayed.ages)
 
     async def _publish_dead(self, run: Run, died: Died) -> None:
         message = run.message.with_metadata(attempts=died.attempts)

@@ -29,9 +29,16 @@ from switchyard.services.jobs.registry import (
     Registry,
     UnknownJobType,
 )
-from switchyard.services.jobs.retry import MAX_CRASHES, Died, Failure, decide
+from switchyard.services.jobs.retry import MAX_CRASHES, Delayed, Died, Failure, decide
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import Claimed, ClaimRequest, HeldBy, LedgerError, RowRejected
+from switchyard.services.records import (
+    UNKNOWN_TYPE,
+    Claimed,
+    ClaimRequest,
+    HeldBy,
+    LedgerError,
+    RowRejected,
+)
 from switchyard.services.runtime.conclusion import Conclusion, Run
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.settings import Settings
@@ -39,6 +46,10 @@ from switchyard.services.settings import Settings
 PROBATION = 2.0
 """Seconds in which a job that was taken from a dead worker may kill this one, too, before the
 next such job is started beside it."""
+
+
+Task = tuple[JobType, BaseModel]
+"""A job type and the payload for it."""
 
 
 class Suspects:
@@ -101,9 +112,8 @@ class Runner:
             return
         try:
             message = JobMessage.decode(delivery.body)
-            job_type = self.registry.get(message.job_type)
-            payload = job_type.validate(message.payload)
-        except (MalformedMessage, UnknownJobType, InvalidPayload) as error:
+            task = self._task_of(message)
+        except (MalformedMessage, InvalidPayload) as error:
             await self.conclusion.bury_malformed(delivery, error)
             return
         structlog.contextvars.bind_contextvars(
@@ -112,7 +122,7 @@ class Runner:
             attempt=message.metadata.attempts + 1,
         )
         try:
-            await self._handle(delivery, message, job_type, payload)
+            await self._handle(delivery, message, task)
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             self.conclusion.counters.returned += 1
@@ -137,9 +147,15 @@ class Runner:
             if run.handler is not None:
                 run.handler.cancel()
 
-    async def _handle(
-        self, delivery: Delivery, message: JobMessage, job_type: JobType, payload: BaseModel
-    ) -> None:
+    def _task_of(self, message: JobMessage) -> Task | None:
+        """What to run; None for a type that only other workers know. Raises InvalidPayload."""
+        try:
+            job_type = self.registry.get(message.job_type)
+        except UnknownJobType:
+            return None
+        return job_type, job_type.validate(message.payload)
+
+    async def _handle(self, delivery: Delivery, message: JobMessage, task: Task | None) -> None:
         moment = now()
         if await self._waits_on(delivery, message, moment):
             return
@@ -157,11 +173,15 @@ class Runner:
                 if crashes >= MAX_CRASHES:
                     killer = Failure("WorkerCrashed", f"its worker died {crashes} times")
                     await self._give_up(run, Reason.CRASHED, killer)
-                elif self._is_expired(delivery.lane, message, moment):
-                    age = Failure("Expired", "it waited longer than its lane or its job allows")
-                    await self._give_up(run, Reason.EXPIRED, age)
+                elif self._expiry(delivery.lane, message) <= moment:
+                    age = "it waited longer than its lane or its job allows"
+                    if task is None:
+                        age += f"; {self._unknown(message)}"
+                    await self._give_up(run, Reason.EXPIRED, Failure("Expired", age))
+                elif task is None:
+                    await self._send_on(run, moment)
                 else:
-                    await self._run(run, job_type, payload)
+                    await self._run(run, *task)
             except asyncio.CancelledError:
                 await self.conclusion.release(run)
                 raise
@@ -186,14 +206,40 @@ class Runner:
         delivery.ack()
         return True
 
-    def _is_expired(self, lane: str, message: JobMessage, moment: datetime) -> bool:
+    def _expiry(self, lane: str, message: JobMessage) -> datetime:
+        """When it is too old to be started."""
         # The broker's TTL only takes messages at the head of a queue: an old one can hide
         # behind younger ones of higher priority.
-        expires_at = message.metadata.expires_at
-        if expires_at is not None and expires_at <= moment:
-            return True
-        entered = message.metadata.queued_at or message.metadata.created_at
-        return moment - entered > timedelta(seconds=lane_named(lane, self.lanes).ttl_seconds)
+        metadata = message.metadata
+        entered = metadata.queued_at or metadata.created_at
+        ends = entered + timedelta(seconds=lane_named(lane, self.lanes).ttl_seconds)
+        return ends if metadata.expires_at is None else min(ends, metadata.expires_at)
+
+    # --- a type that others know ------------------------------------------------------------
+
+    async def _send_on(self, run: Run, moment: datetime) -> None:
+        """Give the job to a worker that knows its type, as in a rolling deploy: through a retry
+        level, a longer one each time, as this worker may be the next to get it again. No attempt
+        is used up; but it grows older in its lane, so that it ends where nobody knows it."""
+        times = run.message.metadata.sent_on + 1
+        run.message = run.message.with_metadata(sent_on=times)
+        policy = self.conclusion.policy
+        left = (self._expiry(run.delivery.lane, run.message) - moment).total_seconds()
+        delayed = Delayed(
+            policy.level(min(policy.backoff(times), left)),
+            run.message.metadata.attempts,
+            not_before=None,
+            failure=Failure(UNKNOWN_TYPE, self._unknown(run.message)),
+            counts=False,
+            ages=True,
+        )
+        await self.conclusion.conclude(run, delayed)
+
+    def _unknown(self, message: JobMessage) -> str:
+        return (
+            f"worker {self.worker_id} ({self.worker}) does not know the job type "
+            f"{message.job_type!r}: name its module in JOBS_MODULES or with --include"
+        )
 
     # --- claim ------------------------------------------------------------------------------
 

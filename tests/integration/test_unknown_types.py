@@ -1,0 +1,98 @@
+"""A worker that does not know a job's type sends the job on, to one that does."""
+
+import asyncio
+from datetime import timedelta
+
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.message import now
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.monitoring.ledger_checks import ledger_checks
+from switchyard.services.records import UNKNOWN_TYPE, Lacking, State
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.system import System, lanes_with, open_system
+
+
+def without(system: System, name: str) -> Registry:
+    """The job types of a version in which there was no such type yet."""
+    return Registry(job_type for job_type in system.registry if job_type.name != name)
+
+
+async def test_no_job_dies_in_a_rolling_deploy(broker: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        older = [
+            await system.start_worker("llm", registry=without(system, "noop")) for _ in range(2)
+        ]
+        ids = [await system.publish("hot.noop", {"n": n}) for n in range(30)]
+        await eventually(lambda: older[0].worker.counters.snoozed > 0)
+        await system.start_worker("llm")  # one of the new version comes, beside two of the old
+        ids += [
+            await system.publish(f"{lane}.noop", {"n": n})
+            for n in range(15)
+            for lane in ("hot", "backfill")
+        ]
+        await older[0].stop()
+        for job_id in ids:
+            record = await system.wait_for_state(job_id, State.SUCCEEDED, timeout=60)
+            assert (record.attempts, record.crashes) == (0, 0)
+        assert await system.letters() == []
+        assert await system.ledger.lacking() == []
+        assert older[1].worker.counters.dead == 0
+
+
+async def test_a_type_that_nobody_knows_is_told_and_ends_with_its_lanes_age(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    lanes = lanes_with(ttl_seconds={"hot": 2})
+    async with open_system(broker, sqlite_url, lanes=lanes) as system:
+        worker = await system.start_worker("llm", registry=without(system, "noop"))
+        job_id = await system.publish("hot.noop")
+        record = await system.wait_for_state(job_id, State.RETRYING)
+        assert (record.error_type, record.worker_id) == (UNKNOWN_TYPE, worker.worker_id)
+        assert "does not know the job type 'noop'" in (record.error_message or "")
+        assert "JOBS_MODULES" in (record.error_message or "")
+        checks = {check.name: check async for check in ledger_checks(system.settings)}
+        assert checks["job types"].status == "wrong"
+        assert f"{worker.worker_id} does not know noop (1 jobs" in checks["job types"].detail
+        letter = await system.wait_for_letter(job_id)
+        assert letter.certificate.reason is Reason.EXPIRED
+        assert "does not know the job type 'noop'" in (letter.certificate.message or "")
+        dead = await system.wait_for_state(job_id, State.DEAD)
+        assert (dead.reason, dead.attempts) == ("expired", 0)
+        # 0.2 s, 0.4 s, 0.8 s, 0.8 s: later each time, and no spinning.
+        assert 2 <= len(dead.timeline) <= 6
+
+
+async def test_its_own_time_ends_it_earlier(broker310: TestBroker, sqlite_url: str) -> None:
+    async with open_system(broker310, sqlite_url, retry_delays=(0.2, 60)) as system:
+        await system.start_worker("llm", registry=without(system, "noop"))
+        soon = now() + timedelta(seconds=0.3)
+        job_id = await system.publish("hot.noop", expires_at=soon)
+        dead = await system.wait_for_state(job_id, State.DEAD)
+        assert (dead.reason, dead.error_type) == ("expired", "Expired")
+
+
+async def test_a_payload_that_does_not_fit_a_known_type_is_still_malformed(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await system.start_worker("llm")
+        await system.publish_foreign("hot.noop", {"n": "three"}, job_id="wrong")
+        letter = await system.wait_for_letter("wrong")
+        assert letter.certificate.reason is Reason.MALFORMED
+
+
+async def test_a_flood_of_them_leaves_the_worker_to_its_own_jobs(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url, retry_delays=(0.2, 0.4, 30)) as system:
+        worker = await system.start_worker("llm", registry=without(system, "noop"))
+        await asyncio.gather(*(system.publish("hot.noop") for _ in range(200)))
+        await eventually(lambda: worker.worker.counters.snoozed == 600, timeout=40)
+        job_id = await system.publish("hot.gated")
+        from tests.support.jobs import journal
+
+        journal.release(job_id)
+        await system.wait_for_state(job_id, State.SUCCEEDED)
+        assert worker.worker.counters.snoozed == 600
+        assert await system.ledger.lacking() == [Lacking(worker.worker_id, "noop", 200)]
