@@ -11,10 +11,12 @@ from pydantic import SecretStr
 
 from switchyard.broker.background import end_tasks
 from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.scan import scanning
 from switchyard.broker.errors import LaneFull
-from switchyard.broker.lanes import DEAD_EXCHANGE, DEAD_LOG_QUEUE
+from switchyard.broker.lanes import DEAD_EXCHANGE, DEAD_LOG_QUEUE, retry_name
 from switchyard.broker.message import JobMessage, now
 from switchyard.broker.publish.outcome import envelope_of
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.node import LOOPBACK
 from switchyard.services.dead.indexing import DeadLetterIndexer, index_waiting
@@ -63,6 +65,26 @@ async def test_job_that_the_broker_expires_is_indexed_and_dead(
         assert (letter.state, letter.copies, letter.redrives) == ("waiting", 1, 0)
         assert JobMessage.decode(letter.body).payload == {"n": 7}
         assert abs(letter.dead_at - now().timestamp()) < 10
+
+
+async def test_job_that_expires_in_its_lane_after_a_retry_keeps_the_key_of_its_type(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    """A retry comes back under the name of its queue, which no redrive could be sent to."""
+    lanes = lanes_with(ttl_seconds={"hot": 1})
+    async with (
+        open_system(broker, sqlite_url, lanes=lanes, retry_delays=(0.1,)) as system,
+        Publisher(system.settings) as publisher,
+        indexing(system),
+    ):
+        retried = JobMessage(job_type="noop", payload={"n": 7})
+        await publisher.send(retry_name(0.1), "hot.llm", envelope_of(retried))
+        letter = await entry(system, retried.job_id)
+        assert (letter.reason, letter.lane, letter.job_type) == ("expired", "hot", "noop")
+        assert letter.routing_key == "hot.noop"
+        async with scanning(system.settings.require_amqp_url()) as scan:
+            found = [each.certificate.routing_key async for each in scan.letters()]
+        assert found == ["hot.noop"]
 
 
 async def test_job_that_overflows_a_hot_lane_is_indexed_and_dead(

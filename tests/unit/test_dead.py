@@ -54,7 +54,7 @@ def x_death(*deaths: tuple[str, str, str]) -> dict[str, Any]:
 def test_a_certificate_survives_as_headers(certificate: DeathCertificate) -> None:
     headers = certificate.headers()
     assert headers["x-dead-reason"] == certificate.reason.value
-    assert read(headers, "jobs.elsewhere") == certificate
+    assert read(headers, "jobs.elsewhere", None) == certificate
 
 
 def test_long_texts_are_cut_so_that_headers_fit_into_a_frame() -> None:
@@ -81,7 +81,7 @@ def test_long_texts_are_cut_so_that_headers_fit_into_a_frame() -> None:
 )
 def test_a_death_by_the_broker_is_read_from_its_header(broker_says: str, reason: Reason) -> None:
     headers = x_death(("hot.llm", broker_says, "hot.summarize_content"))
-    certificate = read(headers, "hot.summarize_content")
+    certificate = read(headers, "hot.summarize_content", None)
     assert certificate == DeathCertificate(
         reason,
         "hot.summarize_content",
@@ -94,15 +94,15 @@ def test_a_death_by_the_broker_is_read_from_its_header(broker_says: str, reason:
 
 def test_the_latest_death_counts() -> None:
     headers = x_death(("hot.llm", "maxlen", "hot.llm"), ("jobs.retry.5s", "expired", "hot.llm"))
-    assert read(headers, "hot.llm").reason is Reason.OVERFLOWED
-    assert read(headers, "hot.llm").queue == "hot.llm"
+    assert read(headers, "hot.llm", None).reason is Reason.OVERFLOWED
+    assert read(headers, "hot.llm", None).queue == "hot.llm"
 
 
 def test_a_retried_job_that_died_in_its_lane_can_go_back_under_its_own_key() -> None:
     """A retry returns under its queue's name, which nothing is bound to."""
     headers = x_death(("hot.llm", "expired", "hot.llm"), ("jobs.retry.5s", "expired", "hot.llm"))
     assert read(headers, "hot.llm", "summarize_content").routing_key == "hot.summarize_content"
-    assert read(headers, "hot.llm").routing_key == "hot.llm"
+    assert read(headers, "hot.llm", None).routing_key == "hot.llm"
 
 
 def test_the_type_in_the_body_does_not_replace_the_key_that_was_published_to() -> None:
@@ -113,14 +113,14 @@ def test_the_type_in_the_body_does_not_replace_the_key_that_was_published_to() -
 
 @pytest.mark.parametrize("headers", [{}, {"x-death": []}, {"x-death": None}, {"x-death": ["?"]}])
 def test_a_letter_without_a_history_found_no_queue(headers: dict[str, Any]) -> None:
-    certificate = read(headers, "hot.no_such_type")
+    certificate = read(headers, "hot.no_such_type", None)
     assert certificate.reason is Reason.UNROUTABLE
     assert certificate.routing_key == "hot.no_such_type"
 
 
 def test_a_certificate_wins_over_the_brokers_history() -> None:
     mine = DeathCertificate(Reason.PERMANENT, "hot.crawl", error_type="InvalidPayload")
-    assert read(x_death(("hot.llm", "expired", "hot.llm")) | mine.headers(), "x") == mine
+    assert read(x_death(("hot.llm", "expired", "hot.llm")) | mine.headers(), "x", None) == mine
 
 
 def test_a_certificate_of_another_program_counts_as_far_as_it_can_be_read() -> None:
@@ -134,6 +134,7 @@ def test_a_certificate_of_another_program_counts_as_far_as_it_can_be_read() -> N
             "x-dead-traceback": None,
         },
         "hot.crawl",
+        None,
     )
     assert certificate == DeathCertificate(
         Reason.EXHAUSTED, "hot.crawl", error_type="ValueError", dead_at=certificate.dead_at
@@ -142,15 +143,16 @@ def test_a_certificate_of_another_program_counts_as_far_as_it_can_be_read() -> N
 
 def test_a_routing_key_that_could_not_be_one_does_not_count() -> None:
     assert (
-        read({"x-dead-reason": "expired", "x-dead-routing-key": "ä" * 128}, "k").routing_key == "k"
+        read({"x-dead-reason": "expired", "x-dead-routing-key": "ä" * 128}, "k", None).routing_key
+        == "k"
     )
     headers = x_death(("hot.llm", "expired", "k" * 256))
-    assert read(headers, "hot.crawl").routing_key == "hot.crawl"
+    assert read(headers, "hot.crawl", None).routing_key == "hot.crawl"
 
 
 @pytest.mark.parametrize("reason", [b"expired", 7, None])
 def test_a_reason_that_is_no_text_is_none_of_ours(reason: object) -> None:
-    assert read({"x-dead-reason": reason}, "hot.crawl").reason is Reason.EXHAUSTED
+    assert read({"x-dead-reason": reason}, "hot.crawl", None).reason is Reason.EXHAUSTED
 
 
 def test_a_letter_is_known_by_its_job_or_by_its_bytes() -> None:

@@ -106,21 +106,24 @@ def job_in(certificate: DeathCertificate, body: bytes) -> JobMessage | None:
     A message whose properties could not be read is none, whatever its body says: this system has
     not written it, and it must not stand for the job whose id it carries.
     """
-    if certificate.properties:
-        return None
-    try:
-        return JobMessage.decode(body)
-    except MalformedMessage:
-        return None
+    return None if certificate.properties else _decoded(body)
 
 
-def read(
-    headers: Mapping[str, Any], routing_key: str, job_type: str | None = None
-) -> DeathCertificate:
-    """The certificate of a message found in `jobs.dead`, whoever put it there.
+def examine(
+    headers: Mapping[str, Any], routing_key: str, body: bytes
+) -> tuple[DeathCertificate, JobMessage | None]:
+    """The certificate of a message found in `jobs.dead`, whoever put it there, and its job, where
+    it is one: see `job_in`. `routing_key` is the one that it was delivered with."""
+    message = _decoded(body)
+    certificate = read(headers, routing_key, message.job_type if message is not None else None)
+    return certificate, None if certificate.properties else message
 
-    `routing_key` is the one it was delivered with, `job_type` the one in its body, if that is a
-    job: a job that the broker took from its lane after a retry died under its queue's name.
+
+def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> DeathCertificate:
+    """The certificate as the headers have it.
+
+    `job_type` is the one in the body, None where that is no job: a job that the broker took from
+    its lane after a retry died under its queue's name, to which nothing is bound.
     """
     if _PREFIX + "reason" in headers:
         values: dict[str, Any] = {"routing_key": routing_key}
@@ -154,6 +157,13 @@ def read(
         message=f"dead-lettered by the broker: {last.get('reason')}",
         dead_at=(died_at if isinstance(died_at, datetime) else now()).isoformat(),
     )
+
+
+def _decoded(body: bytes) -> JobMessage | None:
+    try:
+        return JobMessage.decode(body)
+    except MalformedMessage:
+        return None
 
 
 def letter_id(job_id: str | None, body: bytes) -> str:

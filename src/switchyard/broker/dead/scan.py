@@ -12,9 +12,8 @@ from aiormq import Connection
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import (
     DeathCertificate,
-    job_in,
+    examine,
     letter_id,
-    read,
     unreadable_properties,
 )
 from switchyard.broker.errors import BrokerAway
@@ -58,10 +57,8 @@ class Letter:
     @classmethod
     def of(cls, delivery: Delivery) -> Letter:
         if delivery.unreadable:
-            certificate = unreadable_properties(delivery)
-        else:
-            certificate = read(delivery.headers, delivery.routing_key)
-        return cls(delivery, certificate, job_in(certificate, delivery.body))
+            return cls(delivery, unreadable_properties(delivery), None)
+        return cls(delivery, *examine(delivery.headers, delivery.routing_key, delivery.body))
 
     @property
     def id(self) -> str:

@@ -72,7 +72,7 @@ async def _undo(
     # Of the copy's generation: so the copy, should it be delivered, is one that has died, and the
     # next redrive is newer than it.
     original = original.with_metadata(redrives=edit.redrives + 1)
-    certificate = read(edit.headers, edit.routing_key)
+    certificate = read(edit.headers, edit.routing_key, original.job_type)
     if edit.undone_at is None:
         job = _job(original, certificate, registry)
         if not await ledger.undo_edit(edit, job, original.encode(), str(certificate.reason)):
