@@ -209,7 +209,7 @@ async def test_a_full_hot_lane_puts_the_newcomer_into_the_dead_letters(
     (letter,) = await take(full_lanes.amqp_url, DEAD_QUEUE, 1)
     assert JobMessage.decode(letter.body) == message
     assert letter.message_id == "newcomer"
-    certificate = read(letter.headers, letter.routing_key or "")
+    certificate = read(letter.headers, letter.routing_key or "", None)
     assert certificate.reason is Reason.OVERFLOWED
     assert certificate.routing_key == HOT
     assert await depth(full_lanes.amqp_url, HOT_QUEUE) == before

@@ -8,6 +8,7 @@ from typing import Any
 
 import aio_pika
 import pytest
+from aiormq.connection import Connection
 from aiormq.exceptions import ChannelInvalidStateError, ChannelNotFoundEntity
 from pamqp import commands as spec
 
@@ -382,6 +383,23 @@ async def test_a_call_on_a_connection_that_fell_silent_fails_and_is_not_cancelle
             with pytest.raises(ChannelInvalidStateError, match="silent"):
                 await channel.basic_qos(prefetch_count=1)
             assert channel.closed.done()
+
+
+async def test_a_channel_that_does_not_open_in_time_costs_nobody_else_the_connection(
+    broker310: TestBroker,
+) -> None:
+    async with (
+        TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy,
+        channel_to(proxy.url(broker310.amqp_url)) as channel,
+    ):
+        connection = channel.connection
+        assert isinstance(connection, Connection)
+        proxy.pause("to_client")
+        with pytest.raises(TimeoutError, match="no answer"):
+            await open_channel(connection, confirms=False, limit=0.2)
+        proxy.resume()
+        await channel.basic_qos(prefetch_count=1)
+        assert not channel.closed.done()
 
 
 async def test_a_call_that_is_cancelled_is_cancelled(broker310: TestBroker) -> None:

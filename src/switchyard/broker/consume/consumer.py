@@ -31,6 +31,7 @@ from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.wire.away import CHANNEL_ERRORS
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.depths import waiting_in
 from switchyard.broker.wire.incoming import Incoming
 from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF, Link
 
@@ -358,7 +359,7 @@ class LaneConsumer:
             while time.monotonic() < queue.holds_until:
                 asked = queue.questions
                 # Twice: what the first answer has left on its way is here before the second.
-                if await _length(channel, queue.name) or await _length(channel, queue.name):
+                if await _ready(channel, queue.name) or await _ready(channel, queue.name):
                     await asyncio.sleep(ASK_AGAIN)
                 elif asked == queue.questions:
                     break
@@ -438,9 +439,10 @@ class LaneConsumer:
                 task.cancel()
 
 
-async def _length(channel: PipelinedChannel, queue: str) -> int:
+async def _ready(channel: PipelinedChannel, queue: str) -> int:
     """Messages that the broker has not sent to anybody."""
-    return (await channel.queue_declare(queue, passive=True)).message_count or 0
+    # Without a limit, which would end the channel, and give away what runs.
+    return (await waiting_in(channel, queue, limit=None)).ready
 
 
 def _set(event: asyncio.Event, _: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from switchyard.broker.settings import Profile
 from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import connected, underlying
+from switchyard.broker.wire.depths import waiting_in
 from switchyard.broker.wire.incoming import Incoming
 
 PIECE = 1_000
@@ -119,8 +120,8 @@ class _Piece:
                     "handled is back in its place",
                     maybe_accepted=False,
                 )
-            declared = await self._channel.queue_declare(self._queue, passive=True)
-            if not declared.message_count or idle >= IDLE_LIMIT:
+            waiting = await waiting_in(self._channel, self._queue)
+            if not waiting.ready or idle >= IDLE_LIMIT:
                 break
         await self._channel.cancel(self._tag)
         self._own = len(self.deliveries)
@@ -213,8 +214,7 @@ class Scan:
     async def depth(self, queue: str) -> int:
         """Messages that wait in a queue, this one or another. Raises aiormq's error when there is
         no such queue, which ends the scan."""
-        declared = await self._channel.queue_declare(queue, passive=True)
-        return declared.message_count or 0
+        return (await waiting_in(self._channel, queue)).ready
 
     async def settle(self) -> None:
         """Give back what was not acknowledged, the oldest first."""
@@ -222,7 +222,7 @@ class Scan:
             await piece.flush()
         for give_back in (_Piece.give_back, _Piece.give_back_newer):
             for piece in self._pieces:
-                waiting = await self.depth(self._queue)
+                waiting = await self._ready()
                 number = give_back(piece)
                 if number and len(self._pieces) > 1:
                     await self._until(waiting + number)
@@ -230,9 +230,13 @@ class Scan:
     async def _until(self, waiting: int) -> None:
         """Wait until so many are back: what another channel returns must come behind them."""
         for _ in range(RETURN_LOOKS):
-            if await self.depth(self._queue) >= waiting:
+            if await self._ready() >= waiting:
                 return
             await asyncio.sleep(RETURN_SECONDS)
+
+    async def _ready(self) -> int:
+        # Without a limit: what was given back comes before the question, and may be much.
+        return (await waiting_in(self._channel, self._queue, limit=None)).ready
 
 
 @asynccontextmanager
@@ -253,18 +257,3 @@ async def scanning(
                 yield scan
             finally:  # also when the caller has seen enough
                 await scan.settle()
-
-
-@asynccontextmanager
-async def queue_depths(url: str) -> AsyncIterator[Callable[[str], Awaitable[int]]]:
-    """A function that tells how many messages wait in a queue. Raises BrokerAway, also where there
-    is no such queue."""
-    async with connected(url, "queue depths") as connection:
-        with meaning_away("can't ask for depths"):
-            channel = await open_channel(underlying(connection), confirms=False)
-
-            async def depth(queue: str) -> int:
-                declared = await channel.queue_declare(queue, passive=True)
-                return declared.message_count or 0
-
-            yield depth

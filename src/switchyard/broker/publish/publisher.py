@@ -238,7 +238,7 @@ class Publisher:
         if is_blocked(connection):
             raise blocked()
         with meaning_away("can't open a channel"):
-            return await asyncio.wait_for(open_channel(connection, confirms=True), CONNECT_TIMEOUT)
+            return await open_channel(connection, confirms=True, limit=CONNECT_TIMEOUT)
 
 
 async def _as_async(jobs: Iterable[Outgoing]) -> AsyncIterator[Outgoing]:

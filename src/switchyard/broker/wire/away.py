@@ -10,8 +10,8 @@ no confirms, a cancellation that nobody has asked for. Who calls aiormq does so 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 
@@ -19,6 +19,10 @@ from switchyard.broker.errors import BrokerAway, BrokerError
 
 CHANNEL_ERRORS = (AMQPError, ChannelInvalidStateError, OSError)
 """What a call fails with whose channel or connection fails, is refused, or is gone already."""
+
+ANSWER_LIMIT = 5.0
+"""Seconds for a broker to open a channel, or to tell of a queue. Missing heartbeats tell of a peer
+that has fallen silent, too, and take half a minute."""
 
 
 @contextmanager
@@ -41,6 +45,20 @@ def library_calls() -> Iterator[None]:
     except Exception as error:
         reason = str(error) or "the connection was closed"
         raise ChannelInvalidStateError(reason) from error
+
+
+@asynccontextmanager
+async def within(seconds: float | None = ANSWER_LIMIT) -> AsyncIterator[None]:
+    """Around calls that a broker answers at once, however much it has to do.
+
+    Raises TimeoutError, which is one of CHANNEL_ERRORS, where it does not within so many seconds;
+    None waits for as long as the connection lasts.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise TimeoutError(str(error) or f"no answer within {seconds:g} s") from error
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from pamqp import commands as spec
 from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.errors import BrokerAway, PublishError
-from switchyard.broker.wire.away import library_calls
+from switchyard.broker.wire.away import ANSWER_LIMIT, library_calls, within
 from switchyard.broker.wire.confirms import Unconfirmed
 from switchyard.broker.wire.envelope import Envelope, encode_publish
 from switchyard.broker.wire.frame_tap import tap_of
@@ -39,6 +39,8 @@ _REQUEUE = 2
 _ack_frame = struct.Struct(">BHIHHQBc").pack
 _FLUSH_AGAIN = 0.001
 """Seconds until the next try to hand frames to a writer that is behind."""
+_END_LIMIT = 1.0
+"""Seconds to wait until aiormq has noticed that a connection is ended."""
 _class_and_method = struct.Struct(">HH").unpack_from
 _tag_and_bits = struct.Struct(">QB").unpack_from
 DeliveryCallback = Callable[[Incoming], None]
@@ -62,6 +64,8 @@ class PipelinedChannel(Channel):
         self._assembler = Assembler()
         self.closed: asyncio.Future[None] = self.loop.create_future()
         """Done as soon as the channel or its connection is gone; never fails."""
+        self.answered = False
+        """The broker has opened it."""
         self._closing.add_done_callback(self._on_closed)
 
     # --- publishing -------------------------------------------------------------------------
@@ -246,11 +250,25 @@ def _reason(closing: asyncio.Future[Any]) -> str:
     return (str(error) if error else "") or "it was closed"
 
 
-async def open_channel(connection: Connection, *, confirms: bool) -> PipelinedChannel:
+async def open_channel(
+    connection: Connection, *, confirms: bool, limit: float = ANSWER_LIMIT
+) -> PipelinedChannel:
     """Open such a channel on an aiormq connection, with publisher confirms or without.
 
-    Raises one of CHANNEL_ERRORS.
+    Raises one of CHANNEL_ERRORS, after `limit` seconds at the latest. A connection on which no
+    channel could be opened yet is ended then: its peer is no broker, or none that answers, and
+    whoever tries again does so on another one.
     """
+    try:
+        async with within(limit):
+            return await _opened(connection, confirms)
+    except TimeoutError:
+        if not any(getattr(each, "answered", False) for each in connection.channels.values()):
+            await _give_up(connection)
+        raise
+
+
+async def _opened(connection: Connection, confirms: bool) -> PipelinedChannel:
     with library_calls():
         async with connection.last_channel_lock:
             number = max(connection.channels, default=0) + 1
@@ -260,4 +278,11 @@ async def open_channel(connection: Connection, *, confirms: bool) -> PipelinedCh
             tap.attach(number, channel)
             channel.closed.add_done_callback(lambda _: tap.detach(number, channel))
         await channel.open()
+    channel.answered = True
     return channel
+
+
+async def _give_up(connection: Connection) -> None:
+    """End a connection without waiting for its peer."""
+    tap_of(connection).end()
+    await asyncio.wait((connection.closing,), timeout=_END_LIMIT)

@@ -45,6 +45,8 @@ class FrameTap(asyncio.StreamReader):
         self._sinks: dict[int, FrameSink] = {}
         self._partial = b""
         self._heartbeat_at = 0.0
+        self.connected: asyncio.Transport | None = None
+        """What the bytes come over, once there is a connection."""
 
     def attach(self, channel: int, sink: FrameSink) -> None:
         """Give the frames of a channel to `sink` first, until `detach`."""
@@ -54,6 +56,11 @@ class FrameTap(asyncio.StreamReader):
         """No more frames for `sink`. The number may belong to another channel by now."""
         if self._sinks.get(channel) is sink:
             del self._sinks[channel]
+
+    def end(self) -> None:
+        """Cut the connection, without a word to the peer and without waiting for it."""
+        if self.connected is not None:
+            self.connected.abort()
 
     def feed_data(self, data: Any) -> None:
         """Called by the transport with what has come in."""
@@ -118,6 +125,7 @@ class TappedTransport(TransportFactory):
             )
         except OSError as error:
             raise AMQPConnectionError(*error.args) from error
+        tap.connected = transport
         return tap, asyncio.StreamWriter(transport, protocol, tap, loop)
 
 

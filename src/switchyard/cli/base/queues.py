@@ -9,7 +9,7 @@ from switchyard.cli.base.errors import CommandFailed
 
 async def require_queues(url: str, names: Iterable[str]) -> None:
     """Raises CommandFailed naming the queues that are not there, BrokerAway."""
-    from switchyard.services.monitoring.queues import ask_queues
+    from switchyard.broker.wire.depths import ask_queues
 
     found = await ask_queues(url, names)
     missing = [name for name, waiting in found.items() if waiting is None]

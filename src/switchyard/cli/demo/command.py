@@ -118,7 +118,7 @@ async def _unused_vhost(found: FoundBroker) -> str:
     The demo's workers would take them, and their records would go with the demo's data.
     """
     from switchyard.broker.lanes import LANES, queue_name
-    from switchyard.services.monitoring.queues import ask_queues
+    from switchyard.broker.wire.depths import ask_queues
 
     names = [queue_name(lane.name, worker) for lane in LANES for worker in lane.workers]
     queues = await ask_queues(found.amqp_url, names)

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import structlog
 from aiormq.connection import Connection
-from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
 
 from switchyard.broker.errors import BrokerAway, ManagementError
 from switchyard.broker.lanes import (
@@ -28,8 +27,7 @@ from switchyard.broker.lanes import (
 )
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.wire.away import meaning_away
-from switchyard.broker.wire.channel import open_channel
-from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.depths import Waiting, ask_queue
 from switchyard.broker.wire.link import Link
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.settings import Settings
@@ -167,7 +165,7 @@ class LanePressure:
 
     async def probe(self) -> None:
         """One round trip to the broker, on this connection. Raises BrokerAway."""
-        await self._within(self._depth(await self._connection(), DEAD_QUEUE))
+        await self._within(ask_queue(await self._connection(), DEAD_QUEUE))
 
     def _ask(self) -> asyncio.Task[Snapshot]:
         if self._asking is None or self._asking.done():
@@ -198,19 +196,9 @@ class LanePressure:
         with meaning_away("can't ask the broker"):
             return await asyncio.wait_for(work, ASK_TIMEOUT)
 
-    async def _depths(self, connection: Connection) -> dict[str, tuple[int, int] | None]:
+    async def _depths(self, connection: Connection) -> dict[str, Waiting | None]:
         names = [name for names in self._names.values() for name in names]
-        return {name: await self._depth(connection, name) for name in names}
-
-    async def _depth(self, connection: Connection, name: str) -> tuple[int, int] | None:
-        # A channel for each: the broker closes the channel on which one was not found.
-        channel = await open_channel(connection, confirms=False)
-        try:
-            declared = await channel.queue_declare(name, passive=True)
-        except (ChannelNotFoundEntity, ChannelLockedResource):
-            return None
-        await closed(channel)
-        return declared.message_count or 0, declared.consumer_count or 0
+        return {name: await ask_queue(connection, name) for name in names}
 
     async def _limits_in_force(self) -> Mapping[str, int]:
         now = time.monotonic()
@@ -234,19 +222,17 @@ class LanePressure:
         }
         return self._limits
 
-    def _queue(
-        self, name: str, depth: tuple[int, int] | None, limits: Mapping[str, int]
-    ) -> QueueDepth:
+    def _queue(self, name: str, waiting: Waiting | None, limits: Mapping[str, int]) -> QueueDepth:
         limit = limits.get(name, lane_named(lane_of(name), self._lanes).max_length)
-        if depth is None:
+        if waiting is None:
             return QueueDepth(name, None, 0, limit, Pressure.OK)
         pressure = pressure_of(
-            depth[0],
+            waiting.ready,
             limit,
             slow_at=self._settings.pressure_slow_at,
             full_at=self._settings.pressure_full_at,
         )
-        return QueueDepth(name, depth[0], depth[1], limit, pressure)
+        return QueueDepth(name, waiting.ready, waiting.consumers, limit, pressure)
 
 
 _ORDER = (Pressure.OK, Pressure.SLOW, Pressure.FULL)

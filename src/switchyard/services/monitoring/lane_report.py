@@ -16,9 +16,9 @@ from urllib.parse import quote
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, lane_named, queue_name
 from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.wire.depths import Waiting, ask_queues
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.monitoring.queues import Waiting, ask_queues
 from switchyard.services.records import State
 from switchyard.services.settings import Settings
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
-from switchyard.broker.dead.scan import queue_depths
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.depths import queue_depths
 from switchyard.services.bulk.hot_traffic import HotTraffic
 from switchyard.services.bulk.operations import BulkSession
 from switchyard.services.dead.letters import DeadJob

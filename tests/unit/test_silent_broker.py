@@ -1,0 +1,71 @@
+"""A peer that takes the connection and then says nothing: nobody waits for its heartbeats."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from socket import socket
+
+import pytest
+import structlog
+from pamqp import commands as spec
+from pamqp import frame as pamqp_frame
+
+from switchyard.broker.dead.scan import scanning
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.wire.away import ANSWER_LIMIT
+from switchyard.broker.wire.channel import open_channel
+from switchyard.broker.wire.connection import connected, underlying
+from switchyard.broker.wire.depths import ask_queues, queue_depths, waiting_in
+from switchyard.broker.wire.link import Link
+from tests.support.peers import falls_silent_once_open, listening, open_
+
+
+def falls_silent_with_a_channel(peer: socket) -> None:
+    open_(peer)
+    peer.recv(1_000)
+    peer.sendall(pamqp_frame.marshal(spec.Channel.OpenOk(), 1))
+    while peer.recv(1_000):
+        continue
+
+
+async def test_a_connection_on_which_no_channel_opens_is_ended_and_another_one_opened() -> None:
+    with listening(falls_silent_once_open) as url:
+        link = Link(url, "test", structlog.get_logger())
+        first = await link.connection_now()
+        with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
+            await open_channel(first, confirms=False, limit=0.2)
+        assert first.is_closed
+        assert await link.connection_now() is not first
+        await link.close()
+
+
+async def test_a_question_that_is_not_answered_in_time_fails() -> None:
+    with listening(falls_silent_with_a_channel) as url:
+        async with connected(url, "test") as connection:
+            channel = await open_channel(underlying(connection), confirms=False)
+            with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
+                await waiting_in(channel, "any", limit=0.2)
+
+
+async def scans(url: str) -> None:
+    async with scanning(url):
+        pass
+
+
+async def looks_into_queues(url: str) -> None:
+    async with queue_depths(url) as depth:
+        await depth("any")
+
+
+async def asks(url: str) -> None:
+    await ask_queues(url, ["any"])
+
+
+@pytest.mark.parametrize("peer", [falls_silent_once_open, falls_silent_with_a_channel])
+async def test_scans_and_questions_take_a_few_seconds(peer: Callable[[socket], None]) -> None:
+    async def fails(work: Callable[[str], Awaitable[None]]) -> None:
+        with pytest.raises(BrokerAway, match="no answer"):
+            await work(url)
+
+    with listening(peer) as url:
+        async with asyncio.timeout(ANSWER_LIMIT + 5):
+            await asyncio.gather(*(fails(work) for work in (scans, looks_into_queues, asks)))
