@@ -1,7 +1,7 @@
 import pytest
 
-from switchyard.api.entry import rate_limit
-from switchyard.api.entry.rate_limit import RateLimiter
+from switchyard.services.access import rate_limit
+from switchyard.services.access.rate_limit import RateLimiter
 
 
 class Clock:

@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from switchyard.api.entry.access import check_keys
 from switchyard.api.entry.bodies import BodyLimits
 from switchyard.api.entry.edge import Edge
-from switchyard.api.entry.rate_limit import RateLimiter
 from switchyard.api.http import errors, openapi
 from switchyard.api.routes import (
     admin,
@@ -29,6 +28,7 @@ from switchyard.api.routes import (
     search,
 )
 from switchyard.api.state import open_state
+from switchyard.services.access.rate_limit import RateLimiter
 from switchyard.services.documents.desk import open_desks
 from switchyard.services.publishing.asyncapi import version
 from switchyard.services.settings import Settings

@@ -10,10 +10,10 @@ from typing import Annotated
 import structlog
 from fastapi import Depends, Request
 
-from switchyard.api.entry.rate_limit import RateLimiter
 from switchyard.api.http.problems import Problem
 from switchyard.broker.background import Background
 from switchyard.services.access.api_keys import KeyRing, configured_keys
+from switchyard.services.access.rate_limit import RateLimiter
 from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger

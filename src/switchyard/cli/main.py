@@ -18,6 +18,7 @@ from switchyard.cli.base.errors import (
     FAILED,
     INTERRUPTED,
     USAGE,
+    exit_code_of,
     explain,
     one_line,
 )
@@ -114,10 +115,10 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        text = explain(error)
-        if text is None:
+        code = exit_code_of(error)
+        if code is None:
             raise  # a bug: the traceback is what helps
-        return _failed(text, getattr(error, "exit_code", FAILED))
+        return _failed(explain(error), code)
 
 
 def _wrong_usage(error: typer.TyperException) -> int:

@@ -10,10 +10,11 @@ from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from fastapi.security.http import HTTPAuthorizationCredentials
 
-from switchyard.api.entry.rate_limit import Allowance
 from switchyard.api.http.problems import Problem
 from switchyard.api.state import ApiState, state_of
 from switchyard.services.access.api_keys import Principal, Scope
+from switchyard.services.access.rate_limit import Allowance
+from switchyard.services.errors import Misconfigured
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key.")
 HEADER = APIKeyHeader(
@@ -23,7 +24,7 @@ ANYBODY = Principal("anybody", frozenset(Scope))
 """Everyone on this machine, as long as there are no keys."""
 
 
-class KeysMissing(Exception):
+class KeysMissing(Misconfigured):
     """The service was to listen beyond this machine, and nobody has a key."""
 
 

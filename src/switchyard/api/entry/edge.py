@@ -14,8 +14,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from switchyard.api.entry.access import rate_limited
-from switchyard.api.entry.rate_limit import Allowance, RateLimiter
 from switchyard.api.http.problems import Problem, render
+from switchyard.services.access.rate_limit import Allowance, RateLimiter
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 UNLIMITED = "/health"

@@ -15,6 +15,8 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
+from switchyard.api.http.problems import Problem
+
 MAX_FIELD_BYTES = 64 * 1024
 MAX_FIELDS = 32
 MAX_HEADER_BYTES = 16 * 1024
@@ -22,8 +24,11 @@ MAX_HEADER_BYTES = 16 * 1024
 FILE_FIELD = "file"
 
 
-class InvalidUpload(ValueError):
+class InvalidUpload(Problem):
     """The request is not a form with one file in it; the text says what is missing."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("malformed-request", text)
 
 
 @dataclass

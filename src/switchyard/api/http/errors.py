@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from switchyard.api.entry.uploads import InvalidUpload
 from switchyard.api.http.document_errors import unfinished
 from switchyard.api.http.problems import (
     Problem,
@@ -24,19 +23,39 @@ from switchyard.api.http.problems import (
 )
 from switchyard.broker.errors import BrokerAway, BrokerError, LaneFull
 from switchyard.services.backfill.sources import InvalidBackfill, SourceAway
-from switchyard.services.bulk.control import BulkConflict, UnknownBulkOperation
 from switchyard.services.dead.changes import InvalidRedrive
-from switchyard.services.dead.scan import ScanBusy
-from switchyard.services.documents.desk import NotFinished, UnknownDocument
-from switchyard.services.documents.extractions import (
-    ExtractionNotFinished,
-    UnknownExtraction,
+from switchyard.services.documents.desk import NotFinished
+from switchyard.services.documents.extractions import ExtractionNotFinished
+from switchyard.services.errors import (
+    Failed,
+    InvalidInput,
+    Misconfigured,
+    NotNow,
+    SwitchyardError,
+    Unknown,
+    WrongState,
+    kind_of,
 )
 from switchyard.services.files.errors import DocumentTooLarge, UnsupportedMedia
 from switchyard.services.files.quota import StorageFull
-from switchyard.services.jobs.registry import InvalidPayload
+from switchyard.services.files.storage import InvalidKey, NotStored, TooLarge
 from switchyard.services.publishing.requests import Complaint, InvalidRequest
-from switchyard.services.records import InvalidCursor, LedgerError, RowRejected
+from switchyard.services.records import (
+    IdempotencyConflict,
+    InvalidCursor,
+    LedgerError,
+    RowRejected,
+)
+
+PROBLEM_OF: Mapping[type[SwitchyardError], str] = {
+    InvalidInput: "invalid",
+    Unknown: "not-found",
+    WrongState: "wrong-state",
+    NotNow: "unavailable",
+    Misconfigured: "internal-error",
+    Failed: "internal-error",
+}
+"""The kind of problem that each kind of error is, where `problem_of` has no better one for it."""
 
 
 def problem_of(error: Exception) -> Problem:
@@ -55,26 +74,22 @@ def problem_of(error: Exception) -> Problem:
             return invalid(Complaint((), str(error)))
         case InvalidCursor():
             return invalid(Complaint(("cursor",), str(error)), place="query")
-        case UnknownBulkOperation() | UnknownDocument() | UnknownExtraction():
-            return Problem("not-found", str(error))
-        case BulkConflict() | ScanBusy():
-            return Problem("wrong-state", str(error))
         case NotFinished() | ExtractionNotFinished():
             return unfinished(error)
-        case InvalidUpload():
-            return Problem("malformed-request", str(error))
-        case DocumentTooLarge():
+        case TooLarge() | DocumentTooLarge():
             return Problem("too-large", str(error))
         case UnsupportedMedia():
             return Problem("unsupported-media-type", str(error))
         case StorageFull():
             return Problem("storage-full", str(error))
-        case InvalidPayload():
-            return Problem("invalid", str(error))
+        case InvalidKey() | NotStored():
+            return Problem("internal-error")  # clients name no keys: a record of ours is wrong
         case SourceAway():
             return try_later("source-away", str(error))
         case RowRejected():
             return Problem("invalid", "the ledger can't keep one of the values")
+        case IdempotencyConflict():
+            return Problem("idempotency-conflict", str(error), job_id=error.job_id)
         case LedgerError():
             text = "try again later, with an Idempotency-Key: then nothing is done twice"
             return try_later("ledger-away", text)
@@ -87,6 +102,8 @@ def problem_of(error: Exception) -> Problem:
             return try_later("broker-away", text)
         case BrokerError():
             return try_later("broker-away", "nothing was done; try again later")
+        case SwitchyardError():
+            return _of_kind(error)
         case StarletteHTTPException():
             return _of_status(error)
         case _:
@@ -97,38 +114,26 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     """Answer every error as a problem. `routes` are all that the app has."""
 
     async def handle(request: Request, error: Exception) -> Response:
-        trouble = error.__cause__ if isinstance(error, Problem) else error
-        if isinstance(trouble, LedgerError | BrokerError):
-            request.state.trouble = f"{type(trouble).__name__}: {trouble}"
         problem = problem_of(error)
+        if problem.kind.name == "internal-error" and not isinstance(error, StarletteHTTPException):
+            raise error  # to `entry.edge`, which logs it with its traceback
+        trouble = error.__cause__ if isinstance(error, Problem) else error
+        if isinstance(trouble, LedgerError | BrokerError | NotNow):
+            request.state.trouble = f"{type(trouble).__name__}: {trouble}"
         if problem.kind.status is HTTPStatus.METHOD_NOT_ALLOWED:
             problem.headers = {"Allow": ", ".join(_methods(routes, request.scope))}
         return render(problem, getattr(request.state, "request_id", None))
 
-    for kind in (
-        StarletteHTTPException,
-        RequestValidationError,
-        InvalidRequest,
-        InvalidBackfill,
-        InvalidRedrive,
-        InvalidCursor,
-        InvalidUpload,
-        InvalidPayload,
-        DocumentTooLarge,
-        UnsupportedMedia,
-        StorageFull,
-        UnknownBulkOperation,
-        UnknownDocument,
-        UnknownExtraction,
-        BulkConflict,
-        ScanBusy,
-        NotFinished,
-        ExtractionNotFinished,
-        SourceAway,
-        LedgerError,
-        BrokerError,
-    ):
-        app.add_exception_handler(kind, handle)
+    for base in (StarletteHTTPException, RequestValidationError, SwitchyardError, BrokerError):
+        app.add_exception_handler(base, handle)
+
+
+def _of_kind(error: SwitchyardError) -> Problem:
+    kind = kind_of(error)
+    name = PROBLEM_OF[kind] if kind is not None else "internal-error"
+    if kind is NotNow:
+        return try_later(name, "try again later")
+    return Problem(name, None if name == "internal-error" else str(error))
 
 
 def _methods(routes: Sequence[BaseRoute], scope: Scope) -> list[str]:

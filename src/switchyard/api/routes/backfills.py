@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from switchyard.api.entry.access import needs
 from switchyard.api.entry.uploads import InvalidUpload, UploadForm
-from switchyard.api.http.problems import Problem, invalid, responses
+from switchyard.api.http.problems import invalid, responses
 from switchyard.api.models import jobs as models
 from switchyard.api.models.backfills import (
     BACKFILL_ID,
@@ -32,8 +32,7 @@ from switchyard.services.backfill.progress import progress_of
 from switchyard.services.backfill.sources import InvalidBackfill
 from switchyard.services.backfill.spec import KIND, Backfills, BackfillSpec
 from switchyard.services.bulk import control as bulk_control
-from switchyard.services.files.quota import Quota, StorageFull
-from switchyard.services.files.storage import TooLarge
+from switchyard.services.files.quota import Quota
 from switchyard.services.publishing.requests import Complaint
 from switchyard.services.records import BulkState
 
@@ -127,11 +126,7 @@ async def store_file(
             await state.storage.delete_async(key)
             raise
     except InvalidUpload as error:
-        raise invalid(Complaint((), str(error))) from error
-    except TooLarge as error:
-        raise Problem("too-large", str(error)) from error
-    except StorageFull as error:
-        raise Problem("storage-full", str(error)) from error
+        raise invalid(Complaint((), str(error.text))) from error
     return BackfillInput(key=key, format=wanted, name=form.filename)
 
 

@@ -18,7 +18,7 @@ from switchyard.api.http.problems import (
 from switchyard.api.models import jobs as models
 from switchyard.api.state import State
 from switchyard.services.access.api_keys import Scope
-from switchyard.services.jobs.registry import JobType, UnknownJobType
+from switchyard.services.jobs.registry import JobType
 from switchyard.services.publishing.asyncapi import asyncapi, payload_schema
 
 router = APIRouter(tags=["contract"])
@@ -70,10 +70,7 @@ async def show_schema(
     job_type: Annotated[str, Path(pattern=models.NAME)], state: State
 ) -> dict[str, Any]:
     """The JSON Schema of one job type's payload."""
-    try:
-        return payload_schema(state.registry.get(job_type))
-    except UnknownJobType as error:
-        raise Problem("not-found", str(error)) from error
+    return payload_schema(state.registry.get(job_type))
 
 
 @router.get("/asyncapi.json", dependencies=[needs(Scope.READ, Scope.PUBLISH)])

@@ -9,14 +9,14 @@ from fastapi import Path as InPath
 
 from switchyard.api.dependencies import DocumentsOf
 from switchyard.api.entry.access import needs
-from switchyard.api.entry.uploads import InvalidUpload, UploadForm
+from switchyard.api.entry.uploads import UploadForm
 from switchyard.api.http.document_errors import (
     READ_PROBLEMS,
     RESULT_PROBLEMS,
     UPLOAD_PROBLEMS,
     unreadable,
 )
-from switchyard.api.http.problems import Problem, responses
+from switchyard.api.http.problems import responses
 from switchyard.api.models import jobs as models
 from switchyard.api.models.documents import (
     DocumentList,
@@ -65,21 +65,16 @@ FORM: dict[str, Any] = {
 async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]:
     """The request's file, stored, and what was said of it.
 
-    Raises InvalidUpload, a problem where what was said is not valid, and as Inbox.receive does.
+    Raises InvalidUpload, and as Inbox.receive and About.of do.
     """
+    form = UploadForm(request)
+    upload = await inbox.receive(form.file(), lambda: form.filename)
     try:
-        form = UploadForm(request)
-        upload = await inbox.receive(form.file(), lambda: form.filename)
-        try:
-            await form.rest()
-            about = About.of(form.filename, form.fields)
-        except BaseException:
-            await inbox.discard(upload)
-            raise
-    except InvalidUpload:
+        await form.rest()
+        about = About.of(form.filename, form.fields)
+    except BaseException:
+        await inbox.discard(upload)
         raise
-    except ValueError as error:
-        raise Problem("invalid", str(error)) from error
     return upload, about
 
 
@@ -128,10 +123,7 @@ async def list_documents(
 ) -> DocumentList:
     """Documents that were taken in, newest first. With `state`, a page may have fewer than `limit`
     although others follow."""
-    try:
-        page = await documents.documents(state=state, source=source, limit=limit, cursor=cursor)
-    except ValueError as error:
-        raise Problem("invalid", str(error)) from error
+    page = await documents.documents(state=state, source=source, limit=limit, cursor=cursor)
     items = [
         DocumentSummary(
             document_id=status.document_id,

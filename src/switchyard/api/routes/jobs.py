@@ -35,7 +35,6 @@ from switchyard.services.publishing.requests import (
 from switchyard.services.records import (
     AlreadyFinished,
     Cancelled,
-    IdempotencyConflict,
     JobFilter,
     JobRecord,
     NotFound,
@@ -214,8 +213,6 @@ async def _publish(broker: BrokerSide, request: JobRequest) -> Published:
         return Published(str(request.job_id), request.routing_key, JobState.PENDING)
     except PublishError as error:
         raise try_later("broker-away", "nothing was kept of the job") from error
-    except IdempotencyConflict as error:
-        raise Problem("idempotency-conflict", str(error), job_id=error.job_id) from error
     except InvalidPayload as error:
         raise InvalidRequest(Complaint(("payload",), str(error))) from error
     except InvalidJob as error:

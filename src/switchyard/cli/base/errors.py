@@ -5,62 +5,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from switchyard.broker.errors import BrokerError
+from switchyard.services import errors
+
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class CommandFailed(Exception):
     """The command was tried and failed. The text says what is wrong and what to do."""
 
-    exit_code = FAILED
+    keeps_lines = False
+    """The text has lines of its own, and is shown as it is."""
 
 
 class WrongUsage(CommandFailed):
     """What was typed can't be right, whatever the state of broker and ledger."""
 
-    exit_code = USAGE
+
+EXIT_CODES: Mapping[type[Exception], int] = {
+    WrongUsage: USAGE,
+    CommandFailed: FAILED,
+    BrokerError: FAILED,
+    # Not USAGE: what is invalid or unknown may be so by what broker and ledger have.
+    errors.InvalidInput: FAILED,
+    errors.Unknown: FAILED,
+    errors.WrongState: FAILED,
+    errors.NotNow: FAILED,
+    errors.Misconfigured: FAILED,
+    errors.Failed: FAILED,
+}
+"""The first that an error is of counts. Any other error is a bug of ours."""
 
 
-def explain(error: BaseException) -> str | None:
-    """The one line for an error that a user can do something about; None for a bug of ours.
+def exit_code_of(error: BaseException) -> int | None:
+    """What a command that failed so exits with; None for a bug of ours."""
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), None)
 
-    Called when a command has failed already, so what it imports costs nothing that matters.
-    """
-    if isinstance(error, CommandFailed):
-        return one_line(str(error))
-    from switchyard.broker.errors import BrokerError
-    from switchyard.cli.system.node import LocalNodeError
-    from switchyard.services.backfill.sources import InvalidBackfill, SourceAway
-    from switchyard.services.bulk.control import BulkConflict, UnknownBulkOperation
-    from switchyard.services.dead.changes import InvalidRedrive
-    from switchyard.services.dead.edits import NothingToUndo
-    from switchyard.services.jobs.registry import (
-        InvalidPayload,
-        RegistryError,
-        UnknownJobType,
-    )
-    from switchyard.services.publishing.publisher import InvalidJob
-    from switchyard.services.records import LedgerError
-    from switchyard.services.runtime.worker import UnknownWorker
 
-    expected = (
-        BrokerError,
-        BulkConflict,
-        InvalidBackfill,
-        InvalidJob,
-        InvalidPayload,
-        InvalidRedrive,
-        LedgerError,
-        LocalNodeError,
-        NothingToUndo,
-        RegistryError,
-        SourceAway,
-        UnknownBulkOperation,
-        UnknownJobType,
-        UnknownWorker,
-    )
-    if isinstance(error, LocalNodeError):
-        return str(error)  # ends with the node's last words, which are lines of their own
-    return one_line(str(error) or type(error).__name__) if isinstance(error, expected) else None
+def explain(error: BaseException) -> str:
+    """What is said of an error that has an exit code: one line, mostly."""
+    text = str(error) or type(error).__name__
+    return text if getattr(error, "keeps_lines", False) else one_line(text)
 
 
 def one_line(text: str) -> str:

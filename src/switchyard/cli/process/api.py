@@ -42,19 +42,15 @@ def api(
 
 
 async def _serve(settings: Settings) -> None:
-    from switchyard.api.entry.access import KeysMissing
     from switchyard.api.server import ApiServer
     from switchyard.cli.base.long_running import settle_memory
     from switchyard.cli.base.stopping import stop_on_signals
-    from switchyard.services.access.api_keys import InvalidKeySetting
 
     settle_memory()
     server = ApiServer(settings)
     stop_on_signals(server.stop)
     try:
         await server.serve()
-    except (KeysMissing, InvalidKeySetting) as error:
-        raise CommandFailed(str(error)) from error
     except SystemExit as error:
         raise CommandFailed(
             f"can't listen on {settings.api_host}:{settings.api_port}: is something else there?"

@@ -10,12 +10,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from switchyard.cli.base.errors import CommandFailed
+
 ERLANG = Path("usr/lib/erlang")
 SHELL_SCRIPTS = frozenset({"erl", "start", "start_erl"})
 """Erlang's own; they have the place of an installed Erlang written into them."""
 
 
-class BrokenRootError(LookupError):
+class BrokenRootError(CommandFailed):
     """The root lacks what a Debian root with RabbitMQ has; the message names it."""
 
 

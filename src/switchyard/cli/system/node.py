@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 from urllib.parse import quote
 
+from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.system.foreign_root import link_erlang
 
 LOOPBACK = "127.0.0.1"
@@ -37,8 +38,11 @@ CRASH_REPORT = re.compile(r"^.*\[error\].* (?:supervisor: |crasher:)", re.MULTIL
 FREE_PORTS = range(20_000, 32_000)
 
 
-class LocalNodeError(RuntimeError):
+class LocalNodeError(CommandFailed):
     """A private broker could not be started, stopped or asked; the message says what to do."""
+
+    keeps_lines = True
+    """The message ends with the node's last words, which are lines of their own."""
 
 
 class NotInstalledError(LocalNodeError):

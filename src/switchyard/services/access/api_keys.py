@@ -16,6 +16,7 @@ from enum import StrEnum
 
 import structlog
 
+from switchyard.services.errors import Misconfigured
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import ApiKeyRecord, LedgerError
 
@@ -41,7 +42,7 @@ class Scope(StrEnum):
     """Everything, workers and dead letters included."""
 
 
-class InvalidKeySetting(ValueError):
+class InvalidKeySetting(Misconfigured):
     """A key in the settings can't be used; the text says why, without the key."""
 
 

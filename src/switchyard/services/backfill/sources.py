@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ValidationError
 
 from switchyard.broker.message import describe
+from switchyard.services.errors import Failed, InvalidInput, NotNow
 from switchyard.services.jobs.local_fields import refusals
 
 if TYPE_CHECKING:
@@ -36,15 +37,15 @@ Cursor = Mapping[str, Any]
 """JSON that says how far a source was read; only the source knows its form."""
 
 
-class InvalidBackfill(ValueError):
+class InvalidBackfill(InvalidInput):
     """The backfill can't be started as it was asked for; the text says what to change."""
 
 
-class SourceAway(Exception):
+class SourceAway(NotNow):
     """The source does not answer for the moment: the backfill tries again by itself."""
 
 
-class SourceFailed(Exception):
+class SourceFailed(Failed):
     """The source can't be read on, and trying again would not help; the text says why."""
 
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+from switchyard.services.errors import InvalidInput
+
 SHOWN_FIELDS = 20
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
 
-class MissingField(ValueError):
+class MissingField(InvalidInput):
     """The template names a field that the item does not have, or has a brace that names none."""
 
 

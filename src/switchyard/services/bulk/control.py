@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Mapping
 
+from switchyard.services.errors import Unknown, WrongState
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import ACTIVE, ENDED, RESUMABLE, BulkOperation, BulkState
 
@@ -16,11 +17,11 @@ MOST_RATE = 1_000_000
 """Jobs a second."""
 
 
-class UnknownBulkOperation(LookupError):
+class UnknownBulkOperation(Unknown):
     """The ledger has no such operation."""
 
 
-class BulkConflict(ValueError):
+class BulkConflict(WrongState):
     """The operation can't be moved from the state that it is in; the text says which."""
 
 

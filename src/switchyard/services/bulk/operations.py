@@ -19,6 +19,7 @@ import structlog
 from switchyard.broker.background import Background, end_tasks
 from switchyard.broker.errors import PublishError
 from switchyard.services.bulk.control import BulkConflict, require_bulk
+from switchyard.services.errors import Failed, NotNow
 from switchyard.services.instance import new_instance_id
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import ACTIVE, BulkOperation, BulkState, LedgerError
@@ -38,11 +39,11 @@ LOST = "lost to another process"
 T = TypeVar("T")
 
 
-class BulkFailed(Exception):
+class BulkFailed(Failed):
     """Raised by a handler: the operation can't go on, and the text says why."""
 
 
-class TryLater(Exception):
+class TryLater(NotNow):
     """Raised by a handler: something that it needs is away for the moment."""
 
 

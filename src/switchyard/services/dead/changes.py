@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from switchyard.broker.lanes import LANES, lane_named, split_routing_key
 from switchyard.broker.message import JobMessage, describe, now
 from switchyard.services.dead.letters import DeadJob
+from switchyard.services.errors import InvalidInput
 from switchyard.services.jobs.registry import (
     InvalidPayload,
     Registry,
@@ -24,7 +25,7 @@ MAX_EXPRESSION = 2_000
 """Characters of a jq expression."""
 
 
-class InvalidRedrive(ValueError):
+class InvalidRedrive(InvalidInput):
     """The redrive can't be done as it was asked for; the text says what to change."""
 
 

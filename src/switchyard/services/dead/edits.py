@@ -12,12 +12,13 @@ from switchyard.broker.lanes import DEAD_EXCHANGE, lane_of
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.errors import Unknown
 from switchyard.services.jobs.registry import Registry, UnknownJobType
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import LetterEdit, NewJob
 
 
-class NothingToUndo(LookupError):
+class NothingToUndo(Unknown):
     """No edit is known of that letter or operation."""
 
 

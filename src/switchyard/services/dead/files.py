@@ -26,6 +26,7 @@ from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.dead.stored import StoredLetter, certificate_of
+from switchyard.services.errors import InvalidInput
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import DeadLetter, DeadLetterFilter
 
@@ -43,7 +44,7 @@ TOGETHER = 200
 """Letters published together."""
 
 
-class InvalidLine(ValueError):
+class InvalidLine(InvalidInput):
     """A line that is no dead letter; the text says why."""
 
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from switchyard.broker.dead.scan import Scan, scanning
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.errors import WrongState
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import Wait
 from switchyard.services.records import BulkState
@@ -17,7 +18,7 @@ from switchyard.services.records import BulkState
 LEASE = "scan of jobs.dead"
 
 
-class ScanBusy(Exception):
+class ScanBusy(WrongState):
     """Somebody else goes through `jobs.dead`, for longer than one wants to wait."""
 
 

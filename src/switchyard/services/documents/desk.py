@@ -16,6 +16,7 @@ from uuid import UUID, uuid5
 from switchyard.services.documents.extractions import ExtractionDesk
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.documents.status import DocumentStatus, status_of
+from switchyard.services.errors import Unknown, WrongState
 from switchyard.services.files.storage import NotStored, result_key, stage_key
 from switchyard.services.files.uploads import Upload
 from switchyard.services.jobs.registry import Registry
@@ -38,11 +39,11 @@ _LOOKS = 20
 """Pages that are looked through for documents in a state, for one page of them."""
 
 
-class UnknownDocument(LookupError):
+class UnknownDocument(Unknown):
     """There is no document of that id, or its result was removed."""
 
 
-class NotFinished(Exception):
+class NotFinished(WrongState):
     """There is no result yet, or there never will be one as things stand: see `status`."""
 
     def __init__(self, status: DocumentStatus) -> None:
@@ -238,8 +239,8 @@ class DocumentDesk:
         """Documents that were taken in, newest first, each as `status` tells it.
 
         A page may have fewer than `limit` although others follow: states are told from jobs, so
-        documents are looked through for those in a `state`. Raises ValueError for a cursor or
-        limit that is none.
+        documents are looked through for those in a `state`. Raises InvalidCursor, and ValueError
+        for a limit that is none.
         """
         recorded = state if state in FINISHED_STATES else None
         not_states = FINISHED_STATES if state is not None and recorded is None else ()

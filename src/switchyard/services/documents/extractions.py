@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from switchyard.services.documents.inbox import About, Inbox
+from switchyard.services.errors import Unknown, WrongState
 from switchyard.services.files.storage import NotStored, result_key
 from switchyard.services.files.uploads import Upload
 from switchyard.services.ledger import Ledger
@@ -16,11 +17,11 @@ from switchyard.services.records import JobRecord, State
 from switchyard.services.workers.stages import EXTRACT
 
 
-class UnknownExtraction(LookupError):
+class UnknownExtraction(Unknown):
     """There is no extraction of that id, or its result was removed."""
 
 
-class ExtractionNotFinished(Exception):
+class ExtractionNotFinished(WrongState):
     """It has no result yet, or has failed: see `record`."""
 
     def __init__(self, record: JobRecord) -> None:

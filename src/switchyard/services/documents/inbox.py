@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from switchyard.broker.errors import PublishError
+from switchyard.services.errors import InvalidInput
 from switchyard.services.files.quota import Quota
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.uploads import Upload, receive
@@ -27,6 +28,10 @@ class Starter(Protocol):
     async def publish(self, request: JobRequest) -> Published: ...
 
 
+class InvalidAbout(InvalidInput):
+    """What was said of a file can't be right."""
+
+
 @dataclass(frozen=True, slots=True)
 class About:
     """What a sender says of a file. Nothing of it is ever used as a path."""
@@ -38,18 +43,18 @@ class About:
 
     @classmethod
     def of(cls, filename: str | None, fields: Mapping[str, str]) -> About:
-        """From a form: `source`, `title`, `lane`. Raises ValueError for a field that does not
+        """From a form: `source`, `title`, `lane`. Raises InvalidAbout for a field that does not
         exist, is too long, or names another lane."""
         said = {name: clean(value) for name, value in fields.items()}
         unknown = sorted(set(said) - {"source", "title", "lane"})
         if unknown:
-            raise ValueError(f"there is no field {unknown[0][:50]!r}: use source, title, lane")
+            raise InvalidAbout(f"there is no field {unknown[0][:50]!r}: use source, title, lane")
         for name, limit in (("source", 2000), ("title", 1000)):
             if len(said.get(name, "")) > limit:
-                raise ValueError(f"{name} has more than {limit:,} characters")
+                raise InvalidAbout(f"{name} has more than {limit:,} characters")
         lane = said.get("lane") or "hot"
         if lane not in ("hot", "backfill"):
-            raise ValueError(f"lane must be hot or backfill, not {lane[:50]!r}")
+            raise InvalidAbout(f"lane must be hot or backfill, not {lane[:50]!r}")
         shown = clean(filename or "").replace("\\", "/").rpartition("/")[2][-255:]
         return cls(
             filename=shown or None,

@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator
 
+from switchyard.services.errors import NotNow
 from switchyard.services.files.storage import Storage
 
 MEASURE_EVERY = 30.0
 """Seconds for which a measurement of the whole storage holds; uploads are added meanwhile."""
 
 
-class StorageFull(Exception):
+class StorageFull(NotNow):
     """The storage has reached its quota: nothing more is taken in until files are removed."""
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from switchyard.services.errors import InvalidInput, SwitchyardError, Unknown
+
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
@@ -26,19 +28,19 @@ PART_BYTES = 1024 * 1024
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@=+-]{0,199}")
 
 
-class StorageError(Exception):
+class StorageError(SwitchyardError):
     """Base of this module's errors."""
 
 
-class InvalidKey(StorageError):
+class InvalidKey(StorageError, InvalidInput):
     """The key could leave the storage or is not portable between stores."""
 
 
-class NotStored(StorageError):
+class NotStored(StorageError, Unknown):
     """There is no file under this key."""
 
 
-class TooLarge(StorageError):
+class TooLarge(StorageError, InvalidInput):
     """The file is larger than the caller allows; nothing of it was kept."""
 
 

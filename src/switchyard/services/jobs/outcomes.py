@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from switchyard.services.errors import Failed, NotNow
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -68,11 +70,11 @@ class Discard:
 Outcome = Done | Next | Retry | Snooze | Discard
 
 
-class PermanentError(Exception):
+class PermanentError(Failed):
     """Raised by a handler when no further attempt can help (a corrupt document, a bad id)."""
 
 
-class RetryableError(Exception):
+class RetryableError(NotNow):
     """Raised by a handler to be tried again; `after` seconds is the least delay (Retry-After)."""
 
     def __init__(self, message: str, *, after: float | None = None) -> None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from switchyard.broker.lanes import LANES, Route, lane_named
 from switchyard.broker.message import DEFAULT_MAX_ATTEMPTS, describe
+from switchyard.services.errors import InvalidInput, Misconfigured, Unknown
 from switchyard.services.jobs.local_fields import Refusal, local_fields, refusals
 
 BUILT_IN_MODULES = (
@@ -34,15 +35,15 @@ AnyHandler = TypeVar("AnyHandler", bound=Handler)
 _MARK = "__job_type__"
 
 
-class RegistryError(Exception):
+class RegistryError(Misconfigured):
     """A job type is declared wrongly, twice, or its module can't be imported."""
 
 
-class UnknownJobType(Exception):
+class UnknownJobType(Unknown):
     """No module that was loaded declares this job type."""
 
 
-class InvalidPayload(Exception):
+class InvalidPayload(InvalidInput):
     """The payload does not fit the job type's model; the text names the fields."""
 
 

@@ -32,6 +32,7 @@ from switchyard.broker.message import (
 )
 from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.errors import InvalidInput
 from switchyard.services.jobs.outcomes import Job
 from switchyard.services.jobs.registry import (
     BUILT_IN_MODULES,
@@ -56,7 +57,7 @@ MAX_DELAY = 366 * 24 * 3600
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
 
 
-class InvalidJob(ValueError):
+class InvalidJob(InvalidInput):
     """The job can't be published as it was asked for; the text says what to change."""
 
 

@@ -14,6 +14,7 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 from pydantic import ValidationError
 
 from switchyard.broker.lanes import LANES, queue_name
+from switchyard.services.errors import InvalidInput
 from switchyard.services.jobs.registry import (
     InvalidPayload,
     JobType,
@@ -39,7 +40,7 @@ class Complaint:
     message: str
 
 
-class InvalidRequest(ValueError):
+class InvalidRequest(InvalidInput):
     """The job can't be published as it was asked for."""
 
     def __init__(self, *complaints: Complaint) -> None:

@@ -3,32 +3,53 @@
 LedgerError
 ├── LedgerUnavailable      the database is away, locked for too long, or its disk is full: retry
 │   └── TransactionRaced   other processes wrote the same rows at the same time, time and again
+├── LedgerMisconfigured    no ledger can be had at that address, or with that library
+├── LedgerClosed           this process has closed it
 ├── SchemaOutdated         the tables are missing or older than this program
 ├── RowRejected            the database refuses this very row; a retry does not help
 └── IdempotencyConflict    the key belongs to a job with another type or payload
+
+Each is of a kind besides (`services.errors`); LedgerError itself is never raised.
 """
 
 from __future__ import annotations
 
+from switchyard.services.errors import (
+    Failed,
+    InvalidInput,
+    Misconfigured,
+    NotNow,
+    SwitchyardError,
+    WrongState,
+)
 
-class LedgerError(Exception):
+
+class LedgerError(SwitchyardError):
     """Base of all errors of this package. The text says what to do."""
 
 
-class LedgerUnavailable(LedgerError):
+class LedgerUnavailable(LedgerError, NotNow):
     """The database can't be used now. Whether the write took place is not known; every write
     of the ledger may be repeated with the same ids."""
 
 
-class SchemaOutdated(LedgerError):
+class LedgerMisconfigured(LedgerError, Misconfigured):
+    """There can be no ledger at that address, or with the library that is installed."""
+
+
+class LedgerClosed(LedgerError, Failed):
+    """This process has closed the ledger: nothing was written."""
+
+
+class SchemaOutdated(LedgerError, Misconfigured):
     """The tables are missing, or are those of another version."""
 
 
-class RowRejected(LedgerError):
+class RowRejected(LedgerError, InvalidInput):
     """The database refused the row: a value is missing, over-long or out of range."""
 
 
-class IdempotencyConflict(LedgerError):
+class IdempotencyConflict(LedgerError, WrongState):
     """The idempotency key was used before, for a job with another type or payload."""
 
     def __init__(self, idempotency_key: str, job_id: str) -> None:
@@ -40,5 +61,5 @@ class IdempotencyConflict(LedgerError):
         )
 
 
-class InvalidCursor(ValueError):
+class InvalidCursor(InvalidInput):
     """The cursor is none of this listing."""

@@ -17,6 +17,7 @@ from switchyard.broker.consume.consumer import LaneConsumer
 from switchyard.broker.lanes import LANES, Lane, queue_name
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.link import Link
+from switchyard.services.errors import Unknown
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Policy
@@ -39,7 +40,7 @@ LANE_WORKER_PRIORITY = 10
 jobs first, the general workers what it can't take."""
 
 
-class UnknownWorker(ValueError):
+class UnknownWorker(Unknown):
     """No job type is worked by this kind of worker, or not in that lane."""
 
 

@@ -100,7 +100,7 @@ class MissingOutput(PermanentError):
     """An earlier stage's output is gone, or was never made."""
 
 
-class Superseded(Exception):
+class ContentReplaced(Exception):
     """The document has got other content meanwhile; the run that brought it does the rest."""
 
 
@@ -112,13 +112,13 @@ def superseded(document_id: str) -> Done:
 def ends_when_superseded(
     handler: Callable[[PayloadT, JobContext], Awaitable[Outcome]],
 ) -> Callable[[PayloadT, JobContext], Awaitable[Outcome]]:
-    """A handler whose job is done, with nothing to follow, where it raises Superseded."""
+    """A handler whose job is done, with nothing to follow, where it raises ContentReplaced."""
 
     @wraps(handler)
     async def handle(payload: PayloadT, ctx: JobContext) -> Outcome:
         try:
             return await handler(payload, ctx)
-        except Superseded:
+        except ContentReplaced:
             return superseded(payload.document_id)
 
     return handle
@@ -141,7 +141,7 @@ class DocumentFiles:
         return cls(Storage(ctx.settings.files_url), document_id)
 
     def output_of(self, stage: Stage) -> StageOutput:
-        """What an earlier stage kept. Raises MissingOutput, Superseded."""
+        """What an earlier stage kept. Raises MissingOutput, ContentReplaced."""
         try:
             raw = self.storage.get(self._key(stage))
         except NotStored as error:
@@ -163,7 +163,7 @@ class DocumentFiles:
         return output
 
     async def require_async(self, content: str | None) -> None:
-        """Raises Superseded when the document has other content by now. None is any content."""
+        """Raises ContentReplaced when the document has other content now. None is any content."""
         try:
             now = _read(await self.storage.get_async(self._key(INGEST)))
         except NotStored:
@@ -187,7 +187,7 @@ class DocumentFiles:
         force: bool = False,
     ) -> StageOutput:
         """What is kept for this input, or what `work` makes of it, kept from now on; the input
-        goes back to that content. Raises Superseded."""
+        goes back to that content. Raises ContentReplaced."""
         try:
             kept = None if force else _read(self.storage.get(self._key(stage)))
         except NotStored:
@@ -271,7 +271,7 @@ async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIter
     await note(ctx, document_id, stage, stage.state)
     try:
         yield
-    except Superseded:
+    except ContentReplaced:
         raise
     except Exception as error:
         if isinstance(error, PermanentError) or ctx.attempt >= ctx.message.metadata.max_attempts:
@@ -341,7 +341,7 @@ def _output(kept: Mapping[str, Any], *, reused: bool) -> StageOutput:
 
 def _compare(content: str | None, first: Mapping[str, Any] | None) -> None:
     if content is not None and first is not None and first["output_hash"] != content:
-        raise Superseded
+        raise ContentReplaced
 
 
 def _encode(value: Mapping[str, Any]) -> bytes:

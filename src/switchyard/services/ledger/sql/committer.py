@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from switchyard.services.ledger.sql.operations import Operation
 from switchyard.services.records.errors import (
+    LedgerClosed,
     LedgerError,
     LedgerUnavailable,
     SchemaOutdated,
@@ -58,7 +59,7 @@ class GroupCommitter:
 
     def _enqueue(self, operation: Operation[Answer]) -> asyncio.Future[Answer]:
         if self._closed:
-            raise LedgerError("the ledger is closed")
+            raise LedgerClosed("the ledger is closed")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((operation, future))
         if self._task is None:

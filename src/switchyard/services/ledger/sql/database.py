@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from switchyard.services.ledger.sql.errors import TransactionRaced, raise_translated
-from switchyard.services.records.errors import LedgerError
+from switchyard.services.records.errors import LedgerMisconfigured
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -60,13 +60,13 @@ def connect(url: str) -> Database:
     try:
         parsed = make_url(url)
     except exc.ArgumentError as error:
-        raise LedgerError("the ledger's address can't be read: " + FORMS) from error
+        raise LedgerMisconfigured("the ledger's address can't be read: " + FORMS) from error
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         return SqliteDatabase(parsed)
     if backend in ("postgresql", "postgres"):
         return PostgresDatabase(parsed)
-    raise LedgerError(f"the ledger can't use {backend!r}: {FORMS}")
+    raise LedgerMisconfigured(f"the ledger can't use {backend!r}: {FORMS}")
 
 
 FORMS = "use sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSWORD@HOST/DATABASE"
@@ -84,9 +84,9 @@ class SqliteDatabase:
 
     def __init__(self, url: URL) -> None:
         if not url.database or url.database == ":memory:":
-            raise LedgerError(f"the ledger needs a file to outlive the process: {FORMS}")
+            raise LedgerMisconfigured(f"the ledger needs a file to outlive the process: {FORMS}")
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-            raise LedgerError(
+            raise LedgerMisconfigured(
                 f"SQLite {sqlite3.sqlite_version} is too old: use 3.35 or later, or PostgreSQL"
             )
         self._file = Path(url.database)

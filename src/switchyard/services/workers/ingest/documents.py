@@ -39,10 +39,10 @@ from switchyard.services.workers.stages import (
     FINISHED_STATES,
     INGEST,
     NEEDS_OCR,
+    ContentReplaced,
     DocumentFiles,
     DocumentId,
     DocumentJob,
-    Superseded,
     at_stage,
     damage_of,
     document_id_of,
@@ -247,7 +247,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
         output = files.reuse_or_run(
             EXTRACT, input_hash, work, content=original.content, force=payload.force
         )
-    except Superseded:
+    except ContentReplaced:
         return superseded(payload.document_id)
     needs_ocr = output.result["needs_ocr"]
     result = {
