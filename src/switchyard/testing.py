@@ -3,7 +3,16 @@
 docs/testing.md tells the rest.
 """
 
+from switchyard.services.jobs.registry import InvalidPayload
 from switchyard.services.testing.running import JobRun, run_job, run_job_sync
 from switchyard.services.testing.worker import Ran, TestWorker, open_worker
 
-__all__ = ["JobRun", "Ran", "TestWorker", "open_worker", "run_job", "run_job_sync"]
+__all__ = [
+    "InvalidPayload",
+    "JobRun",
+    "Ran",
+    "TestWorker",
+    "open_worker",
+    "run_job",
+    "run_job_sync",
+]

@@ -93,7 +93,7 @@ app.add_typer(keys.app, name="keys", rich_help_panel=REPAIR)
 
 def main() -> NoReturn:
     """The entry point of the command line."""
-    _find_modules_here()
+    find_modules_here()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -135,7 +135,7 @@ def _failed(text: str, code: int) -> int:
     return code
 
 
-def _find_modules_here() -> None:
+def find_modules_here() -> None:
     """Let JOBS_MODULES and `--include` name a file in the current directory.
 
     At the end of the path: a file of the user's must not take the place of a library.

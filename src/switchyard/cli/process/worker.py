@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,6 +43,10 @@ def worker(
         typer.Option(min=0, help="Slots that only the most urgent lane may use; else 1."),
     ] = None,
     include: IncludeOption = None,
+    reload: Annotated[
+        bool,
+        typer.Option("--reload", help="Start again when a module of yours changes: to develop."),
+    ] = False,
 ) -> None:
     """Work jobs until SIGTERM or Ctrl-C: then finish those that run and give back the rest.
 
@@ -51,6 +56,12 @@ def worker(
 
     settings = load_settings()
     require_broker(settings)
+    if reload:
+        from switchyard.cli.process.reload import Reloader
+
+        arguments = [each for each in sys.argv[1:] if each != "--reload"]
+        code = Reloader(arguments, (*settings.modules, *(include or ()))).run()
+        raise typer.Exit(code)
     registry = load_registry(settings, include)
     shares = shares_of(
         settings,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_type_hints
@@ -169,6 +170,13 @@ class Registry:
                 module = importlib.import_module(name)
             except ImportError as error:
                 raise RegistryError(f"can't import the job module {name!r}: {error}") from error
+            except RegistryError:
+                raise
+            except (Exception, SystemExit) as error:  # whatever a module of the user's does
+                raise RegistryError(
+                    f"can't import the job module {name!r}: {type(error).__name__}: {error}"
+                    f"{_where(error)}"
+                ) from error
             for _, handler in inspect.getmembers(module, inspect.isfunction):
                 declared = getattr(handler, _MARK, None)
                 if isinstance(declared, JobType) and handler.__module__ == module.__name__:
@@ -215,6 +223,14 @@ class Registry:
         """Lanes in which this kind of worker has job types, most urgent first."""
         used = {lane for job_type in self if job_type.worker == worker for lane in job_type.lanes}
         return tuple(lane.name for lane in LANES if lane.name in used)
+
+
+def _where(error: BaseException) -> str:
+    """The line that raised, for what does not say it itself."""
+    if isinstance(error, SyntaxError):
+        return ""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f" ({last.filename}, line {last.lineno})"
 
 
 def _payload_model(handler: Handler) -> type[BaseModel]:

@@ -1,0 +1,184 @@
+"""`jobctl worker --reload`: the worker starts again when a module of the user's has changed.
+
+The worker is a process of its own, started as this one was but for `--reload`. What changed is
+tried first, in another process: a module that can't be imported leaves the running worker as it
+is. Then that one stops as at SIGTERM, so running jobs get their grace.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from switchyard.cli.base.errors import FAILED
+from switchyard.cli.base.output import say
+
+LOOK_SECONDS = 0.3
+"""Between looks at the files' times."""
+STOPS = (signal.SIGTERM, signal.SIGINT)
+JOBCTL = (sys.executable, "-P", "-m", "switchyard.cli.main")
+PROBE = (sys.executable, "-P", "-m", "switchyard.cli.process.reload")
+
+Times = dict[Path, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a look at the user's modules has found."""
+
+    files: tuple[Path, ...]
+    """Source files of theirs that they consist of."""
+    error: str | None
+    """Why they can't be used, in one line."""
+
+
+@dataclass
+class Reloader:
+    """Runs `jobctl ARGUMENTS…` again and again until it is told to stop."""
+
+    arguments: Sequence[str]
+    modules: Sequence[str]
+    worker: subprocess.Popen[bytes] | None = None
+    stops: int = 0
+    """Signals that have come."""
+    _woken: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> int:
+        """Until a signal comes; gives the worker's exit code. A worker that ends by itself before
+        anything has changed ends this, too."""
+        for number in STOPS:
+            signal.signal(number, self._on_signal)
+        probed = probe(self.modules)
+        if not probed.files:
+            say(f"reload: {probed.error or 'there is no module of yours to watch'}")
+            return FAILED
+        times = times_of(probed.files)
+        if probed.error is None:
+            self._start()
+        else:
+            say(f"reload: {probed.error}; waiting for a change")
+        changes = 0
+        while not self.stops:
+            self._woken.wait(LOOK_SECONDS)
+            if (code := self._ended()) is not None and not self.stops:
+                if not changes:
+                    return code
+                say(f"reload: the worker has ended (exit code {code}); waiting for a change")
+            if (now := times_of(times)) == times:
+                continue
+            changes += 1
+            changed = sorted(path.name for path in times if now[path] != times[path])
+            probed = probe(self.modules)
+            # What was there stays watched: it may be missing just for now.
+            times = times_of({*times, *probed.files})
+            if probed.error is not None:
+                kept = "the worker runs on as it was" if self.worker else "waiting for a change"
+                say(f"reload: {probed.error}; {kept}")
+                continue
+            say(f"reload: {', '.join(changed)} changed; the worker starts again")
+            self._stop()
+            if not self.stops:
+                self._start()
+        return self._stop() or 0
+
+    def _start(self) -> None:
+        # A session of its own: Ctrl-C is for this process, which passes it on once.
+        self.worker = subprocess.Popen([*JOBCTL, *self.arguments], start_new_session=True)
+
+    def _ended(self) -> int | None:
+        """The exit code of a worker that has just ended by itself."""
+        if self.worker is None or (code := self.worker.poll()) is None:
+            return None
+        self.worker = None
+        return code
+
+    def _stop(self) -> int | None:
+        """End the worker as SIGTERM does, which its second one cuts short; its exit code."""
+        worker = self.worker
+        if worker is None:
+            return None
+        worker.send_signal(signal.SIGTERM)
+        code = worker.wait()
+        self.worker = None
+        return code
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stops += 1
+        self._woken.set()
+        if self.stops > 1 and self.worker is not None:
+            self.worker.send_signal(signal.SIGTERM)  # the worker's second: it ends at once
+
+
+def times_of(files: Iterable[Path]) -> Times:
+    """When each was changed last, in nanoseconds; 0 for one that is not there."""
+    return {path: _time_of(path) for path in files}
+
+
+def _time_of(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def probe(modules: Sequence[str]) -> Probed:
+    """Import the modules in a process of its own."""
+    done = subprocess.run(
+        [*PROBE, *modules], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    try:
+        found = json.loads(done.stdout.splitlines()[-1])
+        return Probed(tuple(Path(each) for each in found["files"]), found["error"])
+    except (ValueError, IndexError):
+        # A module that ends the process, or writes as it goes.
+        return Probed((), f"importing {', '.join(modules)} ended with {done.returncode}")
+
+
+def main(modules: Sequence[str]) -> None:
+    """The process of `probe`: says what it has found as one line of JSON."""
+    from switchyard.cli.main import find_modules_here
+    from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry, RegistryError
+
+    find_modules_here()
+    before = set(sys.modules)
+    error: str | None = None
+    files = set(_origins(modules))
+    try:
+        Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *modules)))
+    except RegistryError as wrong:
+        error = str(wrong)
+    for name in set(sys.modules).difference(before):
+        path = getattr(sys.modules[name], "__file__", None)
+        if path is not None and _is_the_users(Path(path)):
+            files.add(str(Path(path).absolute()))
+    print(json.dumps({"files": sorted(files), "error": error}))
+
+
+def _origins(modules: Iterable[str]) -> Iterable[str]:
+    """Files of the modules themselves, also of those that can't be imported."""
+    for name in modules:
+        try:
+            found = importlib.util.find_spec(name.partition(".")[0])
+        except (ImportError, ValueError):
+            continue
+        if found is not None and found.has_location and found.origin is not None:
+            yield str(Path(found.origin).absolute())
+
+
+def _is_the_users(path: Path) -> bool:
+    roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+    roots.append(Path(__file__).parents[2])  # ours
+    return path.suffix == ".py" and not any(path.is_relative_to(root) for root in roots)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,94 @@
+"""`jobctl worker --reload`: it follows the user's modules."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import JOBCTL, TIMEOUT, CommandLine
+
+MODULE = """
+from pydantic import BaseModel
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Done, Outcome
+from switchyard.services.jobs.registry import job
+from words_of_mine import WORD
+
+class Nothing(BaseModel):
+    pass
+
+@job("say", worker="llm", lanes=("hot",), timeout=20)
+async def say(payload: Nothing, ctx: JobContext) -> Outcome:
+    return Done({"word": WORD})
+"""
+
+
+@pytest.fixture
+def mine(jobctl: CommandLine, tmp_path: Path) -> Path:
+    """A module with a job type, and one that it imports, which is given."""
+    (tmp_path / "jobs_of_mine.py").write_text(MODULE)
+    words = tmp_path / "words_of_mine.py"
+    words.write_text("WORD = 'one'")
+    jobctl.environment |= {"PYTHONPATH": str(tmp_path), "JOBS_MODULES": "jobs_of_mine"}
+    assert run(jobctl, "topology", "apply").returncode == 0
+    return words
+
+
+def run(jobctl: CommandLine, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process that has this test's modules on its path from its start."""
+    return subprocess.run(
+        [str(JOBCTL), *arguments],
+        env=jobctl.environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+def until_logged(jobctl: CommandLine, text: str, times: int = 1) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while jobctl.log_of("worker").count(text) < times:
+        assert time.monotonic() < deadline, jobctl.log_of("worker")
+
+
+def said(jobctl: CommandLine) -> str:
+    done = run(jobctl, "publish", "hot.say", "--payload", "{}", "--wait", "--json")
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout)["result"]["word"])
+
+
+@pytest.mark.slow
+def test_a_change_starts_it_again_and_an_error_leaves_it_as_it_is(
+    jobctl: CommandLine, mine: Path
+) -> None:
+    with jobctl.started("worker", "llm", "--reload") as process:
+        assert said(jobctl) == "one"
+        mine.write_text("WORD = 'two")  # nobody closes the quote
+        until_logged(jobctl, "unterminated string literal")
+        assert "SyntaxError" in jobctl.log_of("worker")
+        assert "the worker runs on as it was" in jobctl.log_of("worker")
+        assert "Traceback" not in jobctl.log_of("worker")
+        assert process.poll() is None
+        assert jobctl.log_of("worker").count("worker started") == 1
+        mine.write_text("WORD = 'three'")
+        until_logged(jobctl, "words_of_mine.py changed; the worker starts again")
+        until_logged(jobctl, "worker started", times=2)
+        assert said(jobctl) == "three"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert jobctl.log_of("worker").count("worker stopped") == 2
+
+
+def test_a_module_with_an_error_is_told_in_one_line(
+    jobctl: CommandLine, mine: Path, tmp_path: Path
+) -> None:
+    mine.write_text("WORD = 1 / 0")
+    done = run(jobctl, "worker", "llm")
+    told = done.stderr
+    assert (done.returncode, len(told.splitlines())) == (1, 1)
+    assert "ZeroDivisionError: division by zero" in told
+    assert "words_of_mine.py, line 1)" in told
