@@ -149,11 +149,14 @@ def test_assignment_to_anything_else_is_refused(text: str) -> None:
 
 
 def test_copy_starts_a_new_generation() -> None:
-    dead = letter(attempts=3, redrives=4, not_before=NOW, queued_at=NOW, payload={"n": 1})
+    dead = letter(
+        attempts=3, redrives=4, not_before=NOW, sent_on=7, queued_at=NOW, payload={"n": 1}
+    )
     message, routing_key = changed(dead, Change(), REGISTRY)
     assert routing_key == "hot.noop"
     assert message.generation == (5, 0)
     assert message.metadata.not_before is None
+    assert message.metadata.sent_on == 0
     assert message.metadata.queued_at is not None
     assert message.metadata.queued_at > NOW
     assert dead.message is not None

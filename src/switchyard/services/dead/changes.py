@@ -126,6 +126,7 @@ def changed(
             redrives=message.metadata.redrives + 1,
             queued_at=moment,
             not_before=None,
+            sent_on=0,
             # An expiry that has passed would only kill it again.
             expires_at=expires_at if expires_at is None or expires_at > moment else None,
             **more,
