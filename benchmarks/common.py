@@ -45,7 +45,7 @@ def module_command(name: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", f"benchmarks.contenders.{name}", *map(str, arguments)]
 
 
-def environment(url: str, samples: Path | None = None, **more: str) -> dict[str, str]:
+def environment(url: str, samples: Path | None = None, /, **more: str) -> dict[str, str]:
     """Environment of a contender's process."""
     values = {**os.environ, URL: url, **more}
     if samples is not None:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import structlog
 
 from switchyard.cli.system.node import LocalNode
 from tests.support.brokers import Profile, TestBroker, fresh_vhost, new_node
@@ -26,6 +27,13 @@ MARKS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # As the product's own (services/logs.py), without the local variables of every frame: to write
+    # those takes seconds, in which nothing else happens.
+    *others, _ = structlog.get_config()["processors"]
+    plain = structlog.dev.ConsoleRenderer(
+        colors=False, exception_formatter=structlog.dev.plain_traceback
+    )
+    structlog.configure(processors=[*others, plain])
     if not hasattr(config, "workerinput"):  # the process that controls the run
         config.stash[SERVERS] = Servers()
 

@@ -55,7 +55,7 @@ async def test_killed_time_and_again_it_publishes_every_item_once(
             async def is_over() -> bool:
                 return (await user.progress(operation)).is_over
 
-            await eventually(is_over, timeout=60)
+            await eventually(is_over, timeout=180)
 
         progress = await user.progress(operation)
         assert progress.operation.state is BulkState.COMPLETED

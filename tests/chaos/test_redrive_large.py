@@ -30,8 +30,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 LETTERS = {"classic": 100_000, "quorum": 20_000}
 """By profile: a quorum queue takes four times as long to fill, and is held to the same."""
 CAUSES = 20
-GROUPED_WITHIN, SCANNED_WITHIN = 2.0, 30.0
-"""Seconds."""
+GROUPED_WITHIN, SCANNED_WITHIN = 10.0, 150.0
+"""Seconds, five times what is promised (`make bench ARGS=scan`): what takes longer is not a matter
+of a slow or busy machine."""
 
 
 async def bury_all(system: System, letters: int) -> list[str]:

@@ -319,13 +319,12 @@ async def test_a_worker_of_one_lane_gets_its_jobs_before_a_general_one(
 ) -> None:
     special = Handler()
     await lanes.consume(handler, slots=4, reserve=0)
-    await lanes.consume(special, queues=(BACKFILL,), slots=2, consumer_priority=10)
-    for name in names("backfill", 20):
+    await lanes.consume(special, queues=(BACKFILL,), slots=20, consumer_priority=10)
+    # Held: how soon a broker has an acknowledgement, and gives the room to the next, is its affair.
+    for name in names("held", 20):
         await lanes.publish("backfill", [name])
         await special.started(name)
     assert handler.starts == []
-    await lanes.publish("backfill", names("held", 2))
-    await special.started(*names("held", 2))
     await lanes.publish("backfill", ["further"])  # the special one has no room
     await handler.started("further")
 

@@ -82,7 +82,7 @@ def main(backfill: str, kills: int, seed: int) -> None:
         if not os.WIFSIGNALED(status):
             break
         killed += 1
-    print(killed, flush=True)
+    print(f"\n{killed}", flush=True)  # a process may have been killed within a line
 
 
 if __name__ == "__main__":

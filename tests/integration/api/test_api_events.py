@@ -33,10 +33,16 @@ async def frames(answer: httpx.Response) -> AsyncGenerator[dict[str, Any]]:
 
 
 async def collect(
-    api: RunningApi, path: str, *, until: str | None = None, **headers: str
+    api: RunningApi,
+    path: str,
+    *,
+    until: str | None = None,
+    found: list[dict[str, Any]] | None = None,
+    last_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """What a stream sends, to its end or to the first event of that name."""
-    found = []
+    """What a stream sends, to its end or the first event of that name; in `found` as it comes."""
+    found = [] if found is None else found
+    headers = {} if last_id is None else {"Last-Event-ID": last_id}
     async with (
         asyncio.timeout(PATIENCE),
         api.client.stream("GET", path, headers=headers) as answer,
@@ -58,13 +64,20 @@ async def subscribers(api: RunningApi, count: int) -> None:
     await eventually(lambda: api.state.broker.feed.subscribers == count, 10, f"{count} streams")
 
 
+async def follow(api: RunningApi, job_id: str) -> asyncio.Task[list[dict[str, Any]]]:
+    """What the job's stream sends to its end; it has told already how the job stands."""
+    found: list[dict[str, Any]] = []
+    following = asyncio.create_task(collect(api, f"/jobs/{job_id}/events", found=found))
+    await eventually(lambda: found or following.done(), PATIENCE, "the first event")
+    return following
+
+
 async def test_a_job_is_followed_to_its_end(system: System, api: RunningApi) -> None:
     await listening(api)
     await system.start_worker("llm")
     job_id = await system.publish("hot.gated")
     await journal.started(job_id)
-    following = asyncio.create_task(collect(api, f"/jobs/{job_id}/events"))
-    await subscribers(api, 1)
+    following = await follow(api, job_id)
     journal.release(job_id)
     found = await following
     assert [each["event"] for each in found][-2:] == ["succeeded", "end"]
@@ -84,8 +97,7 @@ async def test_a_job_that_has_ended_is_told_at_once(system: System, api: Running
 async def test_cancelling_a_job_that_waits_ends_its_stream(system: System, api: RunningApi) -> None:
     await listening(api)
     job_id = (await api.client.post("/jobs", json={"routing_key": "hot.noop"})).json()["job_id"]
-    following = asyncio.create_task(collect(api, f"/jobs/{job_id}/events"))
-    await subscribers(api, 1)
+    following = await follow(api, job_id)
     await api.client.delete(f"/jobs/{job_id}")
     found = await following
     assert [each["event"] for each in found] == ["state", "cancelled", "end"]
@@ -94,8 +106,7 @@ async def test_cancelling_a_job_that_waits_ends_its_stream(system: System, api: 
 async def test_an_end_without_an_event_is_seen_in_the_ledger(system: System) -> None:
     async with serving(system.settings, api_heartbeat=0.2) as api:
         job_id = await system.publish("hot.noop")
-        following = asyncio.create_task(collect(api, f"/jobs/{job_id}/events"))
-        await subscribers(api, 1)
+        following = await follow(api, job_id)
         await system.ledger.cancel(job_id, 1.0)  # nobody says so on the exchange
         found = await following
         assert [each["event"] for each in found] == ["state", "end"]
@@ -128,11 +139,11 @@ async def test_a_client_goes_on_after_the_last_event_it_saw(
     second = await system.publish("hot.noop")
     await system.wait_for_state(second, State.SUCCEEDED)
 
-    missed = await collect(api, "/events", until="succeeded", **{"Last-Event-ID": seen[-1]["id"]})
+    missed = await collect(api, "/events", until="succeeded", last_id=seen[-1]["id"])
     assert {each["data"]["job_id"] for each in missed} == {second}
-    again = await collect(api, "/events", until="succeeded", **{"Last-Event-ID": seen[0]["id"]})
+    again = await collect(api, "/events", until="succeeded", last_id=seen[0]["id"])
     assert again[0]["data"]["job_id"] == first
-    lost = await collect(api, "/events", until="succeeded", **{"Last-Event-ID": "1-none"})
+    lost = await collect(api, "/events", until="succeeded", last_id="1-none")
     assert lost[0]["event"] == "gap"
     assert lost[1]["data"]["job_id"] == first
 
