@@ -11,12 +11,14 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 # More for pytest: make test ARGS="-k priority tests/integration"
 ARGS ?=
+# What test-changed compares with; none: where this branch left main.
+BASE ?=
 # What the demo works on, one or several paths; none: the samples that come with it.
 FILES ?=
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: venv ## Run real jobs from end to end, and show what happens (FILES="a.pdf b.pdf")
@@ -46,9 +48,22 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml
 test-deps: ## Install the brokers and the database that the tests run against
 	@tests/support/setup.sh
 
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 --durations-min=5
+LONG = long or chaos
+
 .PHONY: test
-test: venv test-deps ## Run the tests (WORKERS=3, ARGS="-k name")
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+test: venv test-deps ## Run the tests but the long ones (WORKERS=3, ARGS="-k name")
+	@$(PYTEST) -m "not ($(LONG))" $(ARGS)
+
+.PHONY: test-long
+test-long: venv test-deps ## Run the long tests: kills, outages, large amounts
+	@$(PYTEST) -m "$(LONG)" $(ARGS)
+
+.PHONY: test-changed
+test-changed: venv test-deps ## Run the tests that this branch's changes touch (BASE=main)
+	@tests=$$($(BIN)/python -m tests.support.changed $(BASE)); \
+	if [ -z "$$tests" ]; then echo "No test is touched by the changes"; \
+	else $(PYTEST) -m "not ($(LONG))" $(ARGS) $$tests; fi
 
 .PHONY: check
 check: venv ## Lint, format, types and import contracts, without changing anything
@@ -63,10 +78,12 @@ format: venv ## Format the code, and fix what can be fixed by itself
 	@$(BIN)/ruff format
 
 .PHONY: bench
-bench: venv ## Compare with Celery, Dramatiq, taskiq and FastStream
+bench: venv test-deps ## Compare with Celery and others (ARGS="publish --rounds 5"; ARGS=--help lists all)
 	@# An environment of its own: Celery pins what we use in a newer version.
 	@$(VENV)-bench/bin/pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(VENV)-bench
 	@$(VENV)-bench/bin/pip install -qq --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	@# Itself, too: `jobctl api` looks up its own version.
+	@$(VENV)-bench/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(VENV)-bench/bin/python -m benchmarks $(ARGS)
 
 COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --no-config --universal --python-version 3.11 \

@@ -53,11 +53,11 @@ def main() -> None:
 
 def _table(rows: list[Row]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title, justify in (
-        ("", "left"), ("median", "right"), ("rounds", "left"), ("ratio", "right"),
-        ("target", "left"),
-    ):  # fmt: skip
-        table.add_column(title, justify=justify)
+    table.add_column("")
+    table.add_column("median", justify="right")
+    table.add_column("rounds")
+    table.add_column("ratio", justify="right")
+    table.add_column("target")
     for row in rows:
         table.add_row(
             row.name,

@@ -13,7 +13,7 @@ import pytest
 from tests.acceptance.conftest import JOBCTL, CommandLine, clean_environment
 from tests.support.brokers import TestBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 DEMO_TIMEOUT = 120
 
 

@@ -17,7 +17,7 @@ from tests.support.jobs import journal
 from tests.support.system import lanes_with, open_system
 from tests.support.worker_process import ROOT, environment_of
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
 KILLS = {"classic": 50, "quorum": 15}
 """In a row. The part of the broker is small, and the second profile holds it to the same."""

@@ -23,7 +23,7 @@ from tests.support.chaos import (
 from tests.support.eventually import eventually
 from tests.support.worker_process import Processes
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
 
 async def test_broker_killed_in_the_middle_of_2000_jobs_loses_none(

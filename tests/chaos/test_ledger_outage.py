@@ -30,7 +30,7 @@ SETTLED = 1.0
     ("outage", "seconds"),
     [
         pytest.param("pause", 2, id="hanging-for-2s"),
-        pytest.param("stop", 10, id="stopped-for-10s", marks=pytest.mark.slow),
+        pytest.param("stop", 10, id="stopped-for-10s", marks=pytest.mark.long),
     ],
 )
 async def test_workers_outlast_a_postgresql_that_is_away(

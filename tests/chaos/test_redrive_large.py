@@ -25,7 +25,7 @@ from tests.support.jobs import journal
 from tests.support.system import System, lanes_with, open_system
 from tests.support.worker_process import Processes
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
 LETTERS = {"classic": 100_000, "quorum": 20_000}
 """By profile: a quorum queue takes four times as long to fill, and is held to the same."""

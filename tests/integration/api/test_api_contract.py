@@ -29,7 +29,7 @@ async def openapi(api: RunningApi) -> dict[str, Any]:
     return (await api.client.get("/openapi.json")).json()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 async def test_no_answer_is_undocumented(system: System, tmp_path: Path) -> None:
     """Schemathesis over every operation but the streams, which do not end."""

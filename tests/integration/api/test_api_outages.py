@@ -76,7 +76,7 @@ async def heal(system: System, pending: float = 0.5) -> Scheduler:
 
 
 @pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_broker_that_stops_is_told_at_once_and_accepted_jobs_run(
     mortal: tuple[LocalNode, System, RunningApi],
 ) -> None:
@@ -267,7 +267,7 @@ async def test_an_event_feed_that_has_failed_is_started_again(
 
 
 @pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.long
 async def test_an_alarm_is_told_at_once_and_leaves_nothing(
     mortal: tuple[LocalNode, System, RunningApi],
 ) -> None:
@@ -300,7 +300,7 @@ async def alarm(node: LocalNode) -> AsyncIterator[None]:
 
 
 @pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.long
 async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_and_runs_once(
     own_node: Callable[..., LocalNode], database_url: str, tmp_path: Path
 ) -> None:

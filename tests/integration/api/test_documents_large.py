@@ -80,7 +80,7 @@ async def large(size: int) -> AsyncIterator[bytes]:
         yield part
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("allowed", [True, False], ids=["taken", "refused"])
 async def test_memory_stays_flat_over_a_large_upload(broker310, tmp_path: Path, allowed: bool):
     limit = str(UPLOAD * 2 if allowed else 100 * MEGABYTE)

@@ -60,7 +60,7 @@ async def completed(system: System, *papers: str) -> None:
     await eventually(reached, 60.0, f"documents of {papers}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_one_job_takes_a_paper_through_every_stage(system: System, site: ArxivServer) -> None:
     await system.start_worker("ingest", "llm", "embed", "link")
     first = await system.publish("hot.ingest_arxiv", {"id": ID})
@@ -82,7 +82,7 @@ async def test_one_job_takes_a_paper_through_every_stage(system: System, site: A
     assert len(await system.ledger.pipeline(again)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_the_papers_of_a_query_go_through_every_stage(
     system: System, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,47 @@
+"""What `make test-changed` runs, and what CONTRIBUTING.md says of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.changed import ROOT, changed_files, touched
+
+THIS = Path(__file__)
+
+
+def test_a_module_touches_the_tests_that_import_it_or_what_imports_it() -> None:
+    found = touched(["src/switchyard/services/jobs/retry.py"])
+    assert ROOT / "tests/unit/test_retry.py" in found
+    assert ROOT / "tests/integration/test_execution.py" in found  # through the worker
+    assert ROOT / "tests/unit/test_causes.py" not in found
+
+
+def test_a_program_that_a_test_runs_is_touched_by_what_it_imports() -> None:
+    found = touched(["src/switchyard/services/backfill/handler.py"])
+    assert ROOT / "tests/chaos/test_backfill_killed.py" in found
+
+
+def test_a_test_touches_itself_and_a_conftest_all_below() -> None:
+    assert touched(["tests/unit/test_changed.py"]) == [THIS]
+    below = touched(["tests/acceptance/conftest.py"])
+    assert {test.parent.name for test in below} == {"acceptance"}
+
+
+def test_another_file_touches_the_tests_that_name_it() -> None:
+    assert ROOT / "tests/unit/test_dependencies.py" in touched(["pyproject.toml"])
+
+
+def test_what_the_page_for_contributors_names_is_there() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"\bmake ([a-z-]+)", page)) <= set(targets)
+    paths = re.findall(r"`((?:tests|src|docs|requirements)/[\w/.]*)`|\]\(([^)#]+)", page)
+    named = {either for pair in paths for either in pair if either}
+    assert {"tests/unit", "docs/architecture.md"} <= named
+    assert [each for each in sorted(named) if not (ROOT / each).exists()] == []
+
+
+def test_a_base_that_is_not_there_is_told() -> None:
+    with pytest.raises(LookupError, match="no-such-branch"):
+        changed_files("no-such-branch")

@@ -1,0 +1,87 @@
+"""What is imported is declared in pyproject.toml, and what is declared is imported."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OURS = {"switchyard", "tests", "benchmarks"}
+NOT_IMPORTED = {
+    "aiosqlite": "SQLAlchemy's driver, by the address of a ledger",
+    "asyncpg": "SQLAlchemy's driver, by the address of a ledger",
+    "httptools": "uvicorn's parser, by its name",
+    "import-linter": "a command",
+    "mypy": "a command",
+    "pytest-asyncio": "a plugin",
+    "pytest-timeout": "a plugin",
+    "pytest-xdist": "a plugin",
+    "ruff": "a command",
+    "schemathesis": "a command",
+    "setuptools": "builds the package",
+    "types-pika-ts": "types alone",
+}
+"""And why it is declared all the same."""
+BENCH_MODULES = {
+    "celery": "celery",
+    "dramatiq": "dramatiq",
+    "faststream": "faststream",
+    "kombu": "celery",
+    "taskiq_aio_pika": "taskiq-aio-pika",
+}
+"""By module, the distribution that brings it: they are installed for benchmarks alone."""
+
+
+def _names(requirements: Iterable[str]) -> set[str]:
+    return {re.split(r"[^\w.-]", each)[0].lower().replace("_", "-") for each in requirements}
+
+
+RUNTIME = _names(PROJECT["dependencies"])
+DEV = _names(PROJECT["optional-dependencies"]["dev"])
+BENCH = _names(PROJECT["optional-dependencies"]["bench"])
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+@cache
+def distributions_of(folder: str) -> frozenset[str]:
+    """Those whose modules any file in the folder imports, or the module where none is known."""
+    known = packages_distributions()
+    modules = {
+        name.partition(".")[0]
+        for path in (ROOT / folder).rglob("*.py")
+        for name in _imported(ast.parse(path.read_text()))
+    }
+    found: set[str] = set()
+    for module in modules - OURS - sys.stdlib_module_names:
+        found |= _names([BENCH_MODULES[module]] if module in BENCH_MODULES else known[module])
+    return frozenset(found)
+
+
+@pytest.mark.parametrize(
+    ("folder", "declared"),
+    [("src", RUNTIME), ("tests", RUNTIME | DEV), ("benchmarks", RUNTIME | DEV | BENCH)],
+)
+def test_what_is_imported_is_declared(folder: str, declared: set[str]) -> None:
+    assert distributions_of(folder) - declared == set()
+
+
+def test_what_is_declared_is_imported() -> None:
+    tests, benchmarks = distributions_of("tests"), distributions_of("benchmarks")
+    unused = RUNTIME - distributions_of("src")
+    unused |= DEV - tests
+    unused |= BENCH - benchmarks
+    assert unused == NOT_IMPORTED.keys()
