@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.conftest import JOBCTL, ROOT, clean_environment
 from tests.support.brokers import TestBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 START = 90.0
 """Seconds that `jobctl up` may take on a busy machine."""
 

@@ -61,7 +61,7 @@ def said(jobctl: CommandLine) -> str:
     return str(json.loads(done.stdout)["result"]["word"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_change_starts_it_again_and_an_error_leaves_it_as_it_is(
     jobctl: CommandLine, mine: Path
 ) -> None:
