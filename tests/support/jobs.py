@@ -12,6 +12,8 @@ All are of the workers `llm` (in the lanes hot and backfill) and `embed` (the sa
 """
 
 import asyncio
+import ctypes
+import mmap
 import os
 import resource
 import signal
@@ -174,8 +176,8 @@ class Spread(BaseModel):
 
 
 class Crunch(BaseModel):
-    """What a process of its own does: `double`, `spin`, `allocate`, `limit`, `die`, `pid`,
-    `unpicklable`, or a step of a script."""
+    """What a process of its own does: `double`, `spin`, `allocate`, `hoard`, `limit`,
+    `die`, `pid`, `parent`, `unpicklable`, or a step of a script."""
 
     do: str = "double"
     n: int = 0
@@ -318,6 +320,12 @@ def crunch(payload: Crunch) -> Any:
                 pass
         case "allocate":
             return Done({"size": len(bytearray(4 * MEMORY_LIMIT_MB * 1024 * 1024))})
+        case "parent":
+            return Done({"pid": os.getppid()})
+        case "hoard":  # what a library of C never gives back
+            hoard = mmap.mmap(-1, MEMORY_LIMIT_MB * 1024 * 1024 * 3 // 5)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(hoard))
+            return Done({"pid": os.getpid()})
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
         case "limit":

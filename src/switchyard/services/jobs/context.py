@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from switchyard.broker.message import JobMessage
 
@@ -15,6 +16,16 @@ if TYPE_CHECKING:  # whoever only declares a handler needs neither
 
 def _never() -> bool:
     return False
+
+
+class Compute(Protocol):
+    """Runs CPU-bound work outside of the event loop."""
+
+    async def __call__(self, work: Callable[..., Any], *args: Any, characters: int) -> Any: ...
+
+
+async def _in_thread(work: Callable[..., Any], *args: Any, characters: int) -> Any:
+    return await asyncio.to_thread(work, *args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,10 @@ class JobContext:
     """The ledger, for documents and edges; None in a process of its own."""
     is_cancelled: Callable[[], bool] = field(default=_never, compare=False)
     """True once somebody has cancelled the job: long handlers stop at the next good place."""
+    compute: Compute = field(default=_in_thread, compare=False)
+    """`await ctx.compute(work, *args, characters=n)`: CPU-bound work on a foreign text of that
+    length, for handlers in the event loop. A long text goes to a process that is killed when the
+    job's time is up, so `work` stands at the top level of its module."""
 
     @property
     def job_id(self) -> str:

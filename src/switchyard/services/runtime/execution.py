@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import resource
-import signal
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as PoolTimeout
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
@@ -15,14 +16,25 @@ from pydantic import BaseModel
 
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Snooze
-from switchyard.services.jobs.registry import Handler, JobType
+from switchyard.services.jobs.registry import JobType
 from switchyard.services.jobs.retry import Failure
 from switchyard.services.records import LedgerUnavailable
+from switchyard.services.runtime.child import (
+    OUT_OF_MEMORY,
+    WORN_OUT,
+    prepare,
+    run,
+    run_job,
+)
 
 LEDGER_AWAY_PAUSE = 5.0
 """Seconds until a job runs again whose handler could not reach the ledger."""
 TASKS_PER_PROCESS = 100
 """A process is replaced after so many jobs, so that what a C library leaks stays bounded."""
+SHORT_TEXT = 200_000
+"""Characters up to which work on a text is done in a thread, as it ends within a second or so."""
+COMPUTE_MEMORY_MB = 2048
+"""Address space of a process that works on a longer one, in MiB."""
 
 
 class Executor:
@@ -41,6 +53,7 @@ class Executor:
         if job_type.isolation == "process":
             return await self._run_in_process(job_type, payload, ctx)
         limit = asyncio.timeout(job_type.timeout)
+        ctx = replace(ctx, compute=self.compute)
         try:
             async with limit:
                 return await job_type.handler(payload, ctx)
@@ -57,27 +70,30 @@ class Executor:
                 return _too_slow(job_type)
             return Failure.of(error)
 
-    async def _run_in_process(self, job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
-        if self._pool is not None and not self._pool.active:
-            await self.close()  # it broke, as when an idle process of it was killed
-        if self._pool is None:
-            self._pool = ProcessPool(
-                max_workers=self._processes,
-                max_tasks=TASKS_PER_PROCESS,
-                initializer=_prepare_process,
-                # A forked child would share the parent's sockets and locks.
-                context=multiprocessing.get_context("spawn"),
-            )
-        running = self._pool.schedule(
-            _call,
-            args=[job_type.handler, payload, _portable(ctx), job_type.memory_limit_mb],
-            timeout=job_type.timeout,
-        )
+    async def compute(self, work: Callable[..., Any], *args: Any, characters: int) -> Any:
+        """What the work gives or raises: JobContext.compute for a handler in the event loop."""
+        if characters <= SHORT_TEXT:
+            return await asyncio.to_thread(work, *args)
         try:
-            return await asyncio.wrap_future(running)
+            return await self._in_process(run, [work, args, COMPUTE_MEMORY_MB])
+        except ProcessExpired as error:
+            if error.exitcode in (OUT_OF_MEMORY, WORN_OUT):
+                raise MemoryError(_too_big(work.__name__, COMPUTE_MEMORY_MB)) from error
+            raise
+
+    async def _run_in_process(self, job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
+        limit = job_type.memory_limit_mb
+        try:
+            return await self._in_process(
+                run_job,
+                [job_type.handler, payload, _portable(ctx), limit],
+                timeout=job_type.timeout,
+            )
         except PoolTimeout:
             return _too_slow(job_type)
         except ProcessExpired as error:
+            if error.exitcode in (OUT_OF_MEMORY, WORN_OUT):
+                return Failure("MemoryError", _too_big(job_type.name, limit))
             return Failure(
                 "ProcessCrashed",
                 f"the handler's process ended with exit code {error.exitcode}",
@@ -86,6 +102,40 @@ class Executor:
         except Exception as error:
             # What can't be pickled comes back as an error of the pool.
             return Failure.of(error)
+
+    async def _in_process(
+        self, work: Callable[..., Any], args: list[Any], timeout: float | None = None
+    ) -> Any:
+        """What the work gives or raises in a process of the pool, killed when this is cancelled.
+
+        A process that earlier jobs have worn out is replaced, and the work begins again in
+        another: at most once for each of them.
+        """
+        left = self._processes
+        while True:
+            running = (await self._opened()).schedule(work, args=args, timeout=timeout)
+            try:
+                return await asyncio.wrap_future(running)
+            except (ProcessExpired, BrokenProcessPool) as error:
+                # The pool breaks, with all that it has, when an idle process of it is killed.
+                worn = isinstance(error, BrokenProcessPool) or error.exitcode == WORN_OUT
+                if not worn or not left:
+                    raise
+                left -= 1
+
+    async def _opened(self) -> ProcessPool:
+        if self._pool is not None and not self._pool.active:
+            await self.close()  # it broke, as when an idle process of it was killed
+        if self._pool is None:
+            self._pool = ProcessPool(
+                max_workers=self._processes,
+                max_tasks=TASKS_PER_PROCESS,
+                initializer=prepare,
+                initargs=[os.getpid()],
+                # A forked child would share the parent's sockets and locks.
+                context=multiprocessing.get_context("spawn"),
+            )
+        return self._pool
 
     async def close(self) -> None:
         """End the processes, killing what still runs."""
@@ -104,27 +154,11 @@ def _portable(ctx: JobContext) -> Mapping[str, Any]:
     }
 
 
-def _prepare_process() -> None:
-    # Ctrl-C reaches the whole process group; the parent decides what becomes of its children.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _call(
-    handler: Handler, payload: BaseModel, ctx: Mapping[str, Any], memory_limit_mb: int | None
-) -> Any:
-    """Runs in the child. Failures are classified here: not every exception can be pickled."""
-    # The process may have had a job with another limit before.
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = hard if memory_limit_mb is None else memory_limit_mb * 1024 * 1024
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        return handler(payload, JobContext(**ctx))
-    except (Exception, SystemExit) as error:
-        return Failure.of(error)
-
-
 def _too_slow(job_type: JobType) -> Failure:
     return Failure(
         "TimeLimitExceeded", f"{job_type.name} ran longer than its {job_type.timeout:g} s"
     )
+
+
+def _too_big(name: str, limit_mb: int | None) -> str:
+    return f"{name} took more than its {limit_mb} MiB of memory"

@@ -1,0 +1,120 @@
+"""The process in which a CPU-bound handler runs: with few rights, and never longer than its parent.
+
+What runs there reads foreign files, so it may crash, hang, or leave a library in disorder. It
+tells its parent by its exit code when it is fit for nothing more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.registry import Handler
+from switchyard.services.jobs.retry import Failure
+
+OUT_OF_MEMORY = 81
+"""Exit code of a process whose job met the memory limit."""
+WORN_OUT = 82
+"""Exit code of a process that earlier jobs have left too little memory: it has not run this one,
+or not to its end. Another process can."""
+
+MAX_FILE_BYTES = 1024**3
+"""Largest file that such a process may write."""
+MAX_OPEN_FILES = 256
+
+_USED = "used"
+"""Name of a process that has had a job."""
+_NOTICED_AFTER = 0.2
+"""Seconds after which the parent has certainly read which job this process took."""
+_SET_PARENT_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38  # of prctl(2)
+
+
+def prepare(parent: int) -> None:
+    """What a new process does first; `parent` is the id of the process that it serves."""
+    # Ctrl-C reaches the whole process group; the parent decides what becomes of its children.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        # Whichever way the parent dies, the kernel sees to it; Python could be busy in a library.
+        control = ctypes.CDLL(None).prctl
+        control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        control(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    if os.getppid() != parent:  # it died before that was said
+        os._exit(0)
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+    ):
+        _, hard = resource.getrlimit(kind)
+        lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (lower, lower))
+
+
+def run_job(
+    handler: Handler, payload: BaseModel, ctx: Mapping[str, Any], memory_limit_mb: int | None
+) -> Any:
+    """The handler's answer, or a Failure."""
+    # Failures are classified here: not every exception can be pickled.
+    try:
+        return run(handler, (payload, JobContext(**ctx)), memory_limit_mb)
+    except (Exception, SystemExit) as error:
+        return Failure.of(error)
+
+
+def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | None) -> Any:
+    """What the work gives or raises, in at most that much address space (MiB)."""
+    process = multiprocessing.current_process()
+    was_used, process.name = process.name == _USED, _USED
+    if memory_limit_mb is None:
+        return work(*args)
+    limit = memory_limit_mb * 1024 * 1024
+    if was_used and _size() > limit / 2:
+        _end(WORN_OUT)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        return work(*args)
+    except BaseException as error:
+        if any(isinstance(each, MemoryError) for each in _causes(error)):
+            # What a library makes of it can't be known, so nothing else runs here. In a process
+            # that others have used, they may be to blame.
+            _end(WORN_OUT if was_used else OUT_OF_MEMORY)
+        raise
+    finally:
+        # Between jobs there is none: the next job's arguments have to be read.
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def _end(code: int) -> None:
+    time.sleep(_NOTICED_AFTER)
+    os._exit(code)
+
+
+def _size() -> int:
+    """Bytes of address space; 0 where the system does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[0]
+    except OSError:
+        return 0
+    return int(pages) * resource.getpagesize()
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error with those that it was raised over."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,143 @@
+"""The pool's processes: what one job leaves behind costs no other, and none outlives its parent."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Done
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.jobs.retry import Failure
+from switchyard.services.runtime.execution import SHORT_TEXT, Executor
+from switchyard.services.settings import Settings
+from tests.support.eventually import eventually
+
+REGISTRY = Registry.load(["tests.support.jobs"])
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[Executor]:
+    opened = Executor(processes=1)
+    yield opened
+    await opened.close()
+
+
+async def crunch(executor: Executor, do: str) -> Any:
+    job_type = REGISTRY.get("crunched")
+    payload = {"do": do, "n": 21}
+    message = JobMessage(job_type="crunched", payload=payload, metadata=Metadata())
+    ctx = JobContext(message, "hot", "test", Settings())
+    return await executor.run(job_type, job_type.validate(payload), ctx)
+
+
+async def test_a_process_that_met_its_limit_has_no_other_job(executor: Executor) -> None:
+    first = await crunch(executor, "pid")
+    failed = await crunch(executor, "allocate")
+    assert isinstance(failed, Failure)
+    assert (failed.error_type, failed.permanent, failed.crashed) == ("MemoryError", False, False)
+    assert "768 MiB" in failed.message
+    after = await crunch(executor, "pid")
+    assert after != first
+
+
+async def test_sixteen_jobs_after_one_that_left_no_memory_all_succeed(executor: Executor) -> None:
+    hoarder = await crunch(executor, "hoard")
+    after = [await crunch(executor, "pid") for _ in range(16)]
+    assert all(isinstance(each, Done) for each in after)
+    assert hoarder not in after
+    assert len({each.result["pid"] for each in after}) == 1  # replaced once, and kept
+
+
+async def test_a_job_that_lacks_memory_for_its_predecessors_sake_is_run_in_a_fresh_process(
+    executor: Executor,
+) -> None:
+    """Two of them fit into the limit one by one only."""
+    await crunch(executor, "pid")
+    pids = {(await crunch(executor, "hoard")).result["pid"] for _ in range(3)}
+    assert len(pids) == 3
+
+
+def size_of(text: str) -> tuple[int, int]:
+    return len(text), os.getpid()
+
+
+def spin(text: str) -> None:
+    while True:
+        pass
+
+
+async def test_work_on_a_long_text_is_done_in_a_process_and_ends_with_the_job(
+    executor: Executor,
+) -> None:
+    short = await executor.compute(size_of, "x", characters=1)
+    assert short == (1, os.getpid())
+    long = "x" * (SHORT_TEXT + 1)
+    size, pid = await executor.compute(size_of, long, characters=len(long))
+    assert size == len(long)
+    assert pid != os.getpid()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(executor.compute(spin, long, characters=len(long)), 0.5)
+    await eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+PARENT = """
+import asyncio, sys
+from tests.integration.test_processes import crunch
+from switchyard.services.runtime.execution import Executor
+
+async def main():
+    executor = Executor(processes=1)
+    print((await crunch(executor, "pid")).result["pid"], flush=True)
+    await asyncio.gather(*[crunch(executor, "spin") for _ in range(4)])
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own signal")
+def test_a_job_ends_with_the_worker_that_is_killed(tmp_path: Path) -> None:
+    """Also those that were queued behind it."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen(
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        began = ticks(child)
+        until(lambda: ticks(child) > began + 10)  # it spins
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait(10)
+        until(lambda: not is_running(child))
+
+
+def until(holds: Callable[[], bool], within: float = 30) -> None:
+    deadline = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def ticks(pid: int) -> int:
+    """Processor time that a process has had."""
+    return int(Path(f"/proc/{pid}/stat").read_text().split()[13])
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
