@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from switchyard.services.index.remote import BATCH, RemoteEmbedder
 from switchyard.services.jobs.outcomes import PermanentError
-from switchyard.services.llm.client import NETWORK_TRIES, LlmClient
+from switchyard.services.llm.client import NETWORK_TRIES, LlmClient, open_api
 from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
 from switchyard.services.settings import Settings
 from tests.support import llm_server as server
@@ -232,3 +232,25 @@ async def test_nonsense_for_vectors_is_tried_again_later(
     llm.always(server.says(body))
     with pytest.raises(LlmNonsense):
         await embedder.embed(["a"])
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://[::1/v1"])
+async def test_an_address_that_there_is_none_of_is_refused_for_good(url: str):
+    with pytest.raises(LlmRefused, match="not the address"):
+        async with open_api(url, None, 5):
+            pass
+
+
+async def test_a_circle_of_redirects_is_refused_for_good():
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 307 Again\r\nLocation: /v1/embeddings\r\nContent-Length: 0\r\n"
+        writer.write(head + b"Connection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        embedder = RemoteEmbedder(f"http://127.0.0.1:{port}/v1", "m", 8, timeout=10)
+        with pytest.raises(LlmRefused, match="circle"):
+            await embedder.embed(["a"])

@@ -1,13 +1,15 @@
-"""No key leaves the storage."""
+"""No key leaves the storage, and an address that can not be is refused for good."""
 
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from switchyard.services.files.fetching import FetchRefused, fetching
 from switchyard.services.files.storage import (
     InvalidKey,
     Storage,
@@ -15,6 +17,9 @@ from switchyard.services.files.storage import (
     content_hash,
     upload_key,
 )
+from switchyard.services.files.uploads import read_path
+from switchyard.services.jobs.outcomes import PermanentError
+from switchyard.services.jobs.retry import Failure
 
 
 @pytest.mark.parametrize(
@@ -75,3 +80,21 @@ def test_originals_are_kept_by_their_type():
 def test_hashes_do_not_depend_on_the_order_of_fields():
     assert content_hash({"a": 1, "b": [2]}) == content_hash({"b": [2], "a": 1})
     assert content_hash({"a": 1}) != content_hash({"a": "1"})
+
+
+def test_an_invalid_key_is_no_reason_to_try_again():
+    assert Failure.of(InvalidKey("..")).permanent
+
+
+def test_links_that_lead_in_a_circle_are_no_reason_to_try_again(tmp_path: Path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(PermanentError, match="circle"):
+        read_path(str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("port", [0, 65_536, 99_999])
+async def test_a_port_that_there_is_none_of_is_no_reason_to_try_again(port: int):
+    with pytest.raises(FetchRefused, match="no port"):
+        async with fetching(f"http://example.org:{port}/a.pdf", max_bytes=1, within=5):
+            pass

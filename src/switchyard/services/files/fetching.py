@@ -192,6 +192,8 @@ def _checked(url: str, base: httpx.URL | None = None) -> httpx.URL:
         raise FetchRefused("not a URL") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise FetchRefused("only http and https URLs are fetched")
+    if parsed.port is not None and not 0 < parsed.port < 65_536:
+        raise FetchRefused(f"there is no port {parsed.port}")
     if parsed.userinfo:
         raise FetchRefused("URLs with a user or password are not fetched")
     return parsed

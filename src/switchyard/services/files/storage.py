@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from switchyard.services.errors import InvalidInput, SwitchyardError, Unknown
+from switchyard.services.jobs.outcomes import PermanentError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -32,7 +33,7 @@ class StorageError(SwitchyardError):
     """Base of this module's errors."""
 
 
-class InvalidKey(StorageError, InvalidInput):
+class InvalidKey(StorageError, InvalidInput, PermanentError):
     """The key could leave the storage or is not portable between stores."""
 
 

@@ -117,6 +117,8 @@ def read_path(
             data = stream.read(max_bytes + 1)
     except OSError as error:
         raise PermanentError(f"{path!r} can't be read: {error.strerror or error}") from error
+    except RuntimeError as error:  # of `resolve`
+        raise PermanentError(f"{path!r} can't be read: its links lead in a circle") from error
     except ValueError as error:  # a NUL in the name
         raise PermanentError(f"{path!r} is not a file name") from error
     if len(data) > max_bytes:

@@ -94,8 +94,19 @@ class LlmClient:
 async def open_api(
     base_url: str, api_key: str | None, timeout: float
 ) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The SDK's client with its own retries off. `timeout` is seconds for one request."""
+    """The SDK's client with its own retries off. `timeout` is seconds for one request.
+
+    Raises LlmRefused when the address is none.
+    """
+    import httpx
     import openai
+
+    try:
+        port = httpx.URL(base_url).port
+    except httpx.InvalidURL as error:
+        raise LlmRefused(f"{base_url!r} is not the address of a server") from error
+    if port is not None and not 0 < port < 65_536:
+        raise LlmRefused(f"{base_url!r} is not the address of a server: there is no port {port}")
 
     # The SDK insists on a key and would take one from OPENAI_API_KEY; a server of one's own
     # often has none, and must not be sent another's.

@@ -45,6 +45,8 @@ def translate(error: openai.APIError) -> LlmUnavailable | LlmNonsense | LlmRefus
     if isinstance(error, openai.APIResponseValidationError):
         return LlmNonsense(f"the LLM server's answer makes no sense: {error.message}")
     cause = error.__cause__
+    if type(cause).__name__ == "TooManyRedirects":  # of the client that the SDK brings with it
+        return LlmRefused("the LLM server's redirects lead in a circle")
     detail = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
     return LlmUnavailable(f"the LLM server can't be reached{detail}"[:500])
 
