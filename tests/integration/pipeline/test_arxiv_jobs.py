@@ -75,7 +75,7 @@ async def indexed(arxiv: Pipeline) -> list[list[float]]:
         arxiv.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
     ) as index:
         document_id = (await the_document(arxiv)).id
-        return (await index.vectors_of([document_id]))[document_id]
+        return await index.vectors_at(document_id, range(100))
 
 
 # --- one paper ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from switchyard.services.index import chunk_index
 from switchyard.services.index.chunk_index import ChunkIndex, IndexMismatch
 from switchyard.services.text.chunks import Chunk, chunk_id
 
@@ -30,7 +31,8 @@ def opened(url: str, embedder: str = "test", dimensions: int = DIMENSIONS):
 
 async def put(index: ChunkIndex, document_id: str, count: int, text: str = "text") -> None:
     vectors = [vector(n / 10) for n in range(count)]
-    await index.replace_document(document_id, "Title", chunks(document_id, count, text), vectors)
+    await index.put("Title", chunks(document_id, count, text), vectors)
+    await index.drop_from(document_id, count)
 
 
 async def texts(index: ChunkIndex) -> list[str]:
@@ -92,22 +94,39 @@ async def test_the_nearest_come_first_with_all_that_is_known_of_them(url: str):
 
 async def test_texts_without_words_do_no_harm(url: str):
     async with opened(url) as index:
-        await index.replace_document("z", "", chunks("z", 1), [[0.0] * DIMENSIONS])
+        await index.put("", chunks("z", 1), [[0.0] * DIMENSIONS])
         await put(index, "a", 1)
         found = await index.nearest(vector(0), 5)
         assert found[0].chunk.document_id == "a"
         assert all(math.isfinite(match.similarity) for match in found)
 
 
-async def test_vectors_come_back_by_document_in_order(url: str):
+async def test_vectors_come_back_in_the_order_of_their_chunks(url: str):
     async with opened(url) as index:
         await put(index, "a", 12)
         await put(index, "it's", 1)
-        found = await index.vectors_of(["a", "it's", "nobody"])
-        assert found["a"] == [pytest.approx(vector(n / 10), abs=1e-6) for n in range(12)]
-        assert len(found["it's"]) == 1
+        found = await index.vectors_at("a", [11, 0, 7, 99])
+        assert found == [pytest.approx(vector(n / 10), abs=1e-6) for n in (0, 7, 11)]
+        assert len(await index.vectors_at("it's", [0])) == 1
+        assert await index.vectors_at("nobody", [0]) == []
+        assert await index.vectors_at("a", []) == []
+
+
+@pytest.mark.parametrize("batch", [1, 5, 4_096])
+async def test_means_are_of_all_of_a_documents_vectors_in_batches_of_any_size(
+    url: str, batch: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(chunk_index, "_BATCH", batch)
+    async with opened(url) as index:
+        await put(index, "a", 12)
+        await put(index, "it's", 1)
+        await index.put("", chunks("z", 1), [[0.0] * DIMENSIONS])
+        found = await index.means_of(["a", "it's", "z", "nobody"])
+        assert found["a"] == pytest.approx(vector(0.55), abs=1e-6)
+        assert found["it's"] == pytest.approx(vector(0), abs=1e-6)
+        assert found["z"] == [0.0] * DIMENSIONS
         assert "nobody" not in found
-        assert await index.vectors_of([]) == {}
+        assert await index.means_of([]) == {}
 
 
 @pytest.mark.parametrize(("embedder", "dimensions"), [("other", DIMENSIONS), ("test", 16)])
@@ -122,7 +141,7 @@ async def test_another_embedders_index_is_refused(url: str, embedder: str, dimen
 async def test_as_many_vectors_as_chunks_are_wanted(url: str):
     async with opened(url) as index:
         with pytest.raises(ValueError, match="2 chunks and 1 vectors"):
-            await index.replace_document("a", "", chunks("a", 2), [vector(0)])
+            await index.put("", chunks("a", 2), [vector(0)])
 
 
 async def test_maintenance_changes_nothing_that_is_seen(url: str):

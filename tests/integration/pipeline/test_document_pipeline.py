@@ -18,11 +18,13 @@ from switchyard.services.files.errors import EncryptedDocument, UnsupportedMedia
 from switchyard.services.files.storage import content_hash, result_key, stage_key
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.hashed import HashedEmbedder
 from switchyard.services.index.ranking import Hit, search
 from switchyard.services.jobs.outcomes import Done, PermanentError
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
 from switchyard.services.records import NewJob
+from switchyard.services.workers import embed as embed_worker
 from switchyard.services.workers.stages import EMBED, MissingOutput
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned
@@ -354,6 +356,27 @@ async def test_a_shorter_text_leaves_no_orphan_chunks(
     few = pipeline.result("embed_content")["chunks"]
     assert few < many
     assert await chunk_count(pipeline, document_id) == few
+
+
+async def test_a_long_text_is_embedded_batch_by_batch(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """So that the memory it takes does not grow with the text."""
+    sizes: list[int] = []
+    embed = HashedEmbedder.embed
+
+    async def noted(self: HashedEmbedder, texts: Any) -> list[list[float]]:
+        sizes.append(len(texts))
+        return await embed(self, texts)
+
+    monkeypatch.setattr(HashedEmbedder, "embed", noted)
+    monkeypatch.setattr(embed_worker, "BATCH", 4)
+    text = " ".join(f"Sentence {n} is about the tide number {n}." for n in range(300)).encode()
+    document_id = await ingested(pipeline, written(tmp_path, "long.txt", text))
+    chunks = pipeline.result("embed_content")["chunks"]
+    assert chunks == sum(sizes) > 8
+    assert max(sizes) == 4
+    assert await chunk_count(pipeline, document_id) == chunks
 
 
 async def test_a_document_that_two_jobs_work_at_once_is_whole(pipeline: Pipeline, paper: str):

@@ -34,6 +34,8 @@ _CREATION_TIMEOUT = 30.0
 """Seconds after which a creation's marker belongs to a process that died."""
 _MARKER = f"{TABLE}.creating"
 _EMBEDDER = b"embedder"
+_BATCH = 4_096
+"""Vectors in memory at once where many are read."""
 _CHUNK_COLUMNS = ("id", "document_id", "index", "page", "text", "title")
 
 
@@ -87,23 +89,22 @@ class ChunkIndex:
         finally:
             connection.close()
 
-    async def replace_document(
-        self,
-        document_id: str,
-        title: str,
-        chunks: Sequence[Chunk],
-        vectors: Sequence[Sequence[float]],
+    async def put(
+        self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
     ) -> None:
-        """Make these the document's chunks; those it had beyond them are removed.
+        """Write some chunks of a document, in place of those with the same numbers.
 
-        Safe to repeat and to interrupt: ids are the same each time, and what an interrupted
-        call leaves behind the next one removes. Raises RetryableError when other writers win
-        every time.
+        Safe to repeat and to interrupt: ids are the same each time, and what is left of a longer
+        text, `drop_from` removes. Raises RetryableError when other writers win every time.
         """
         if chunks:
-            rows = self._rows(title, chunks, vectors)
+            rows = await asyncio.to_thread(self._rows, title, chunks, vectors)
             await retried(lambda: self._upsert(rows))
-        orphans = f"document_id = {_quoted(document_id)} AND index >= {len(chunks)}"
+
+    async def drop_from(self, document_id: str, number: int) -> None:
+        """Remove a document's chunks from that number on; it does not matter whether there are
+        any. Raises RetryableError when other writers win every time."""
+        orphans = f"document_id = {_quoted(document_id)} AND index >= {number}"
         # A delete that finds nothing is a commit nevertheless, which others may collide with.
         if await self._table.count_rows(orphans):
             await retried(lambda: self._table.delete(orphans))
@@ -117,16 +118,28 @@ class ChunkIndex:
         where = None if document_id is None else f"document_id = {_quoted(document_id)}"
         return int(await self._table.count_rows(where))
 
-    async def vectors_of(self, document_ids: Sequence[str]) -> dict[str, list[list[float]]]:
-        """Each document's vectors, in the order of its chunks; documents without any are absent."""
+    async def vectors_at(self, document_id: str, numbers: Sequence[int]) -> list[list[float]]:
+        """The vectors of a document's chunks of these numbers, in their order."""
+        if not numbers:
+            return []
+        chosen = ", ".join(str(int(number)) for number in numbers)
+        query = self._table.query().where(
+            f"document_id = {_quoted(document_id)} AND index IN ({chosen})"
+        )
+        rows = await query.select(["index", "vector"]).to_list()
+        return [row["vector"] for row in sorted(rows, key=lambda row: row["index"])]
+
+    async def means_of(self, document_ids: Collection[str]) -> dict[str, list[float]]:
+        """The mean of each document's vectors, of length 1 (or 0); documents without any are
+        absent. Reads them batch by batch: of large documents they do not fit into memory."""
         if not document_ids:
             return {}
         query = self._table.query().where(_one_of(document_ids))
-        rows = await query.select(["document_id", "index", "vector"]).to_list()
-        found: dict[str, list[list[float]]] = {}
-        for row in sorted(rows, key=lambda row: row["index"]):
-            found.setdefault(row["document_id"], []).append(row["vector"])
-        return found
+        batches = await query.select(["document_id", "vector"]).to_batches(max_batch_length=_BATCH)
+        sums: dict[str, Any] = {}
+        async for batch in batches:
+            _add_up(sums, batch, self.dimensions)
+        return {document_id: _unit(total) for document_id, total in sums.items()}
 
     async def nearest(
         self,
@@ -252,6 +265,23 @@ async def _drop_stale_marker(beside: Storage) -> None:
 
 def _as_url(address: str) -> str:
     return address if "://" in address else Path(address).absolute().as_uri()
+
+
+def _add_up(sums: dict[str, Any], batch: Any, dimensions: int) -> None:
+    """Add each document's vectors of a batch to its sum."""
+    import numpy as np
+
+    vectors = batch.column("vector").flatten().to_numpy().reshape(-1, dimensions)
+    owners = batch.column("document_id").dictionary_encode()
+    numbers = owners.indices.to_numpy()
+    for number, document_id in enumerate(owners.dictionary.to_pylist()):
+        part = vectors[numbers == number].sum(axis=0, dtype=np.float64)
+        sums[document_id] = sums[document_id] + part if document_id in sums else part
+
+
+def _unit(total: Any) -> list[float]:
+    length = float((total * total).sum()) ** 0.5
+    return [float(value) / length for value in total] if length else [0.0] * len(total)
 
 
 def _columns(dimensions: int) -> Any:

@@ -40,40 +40,34 @@ async def similar_documents(
     index: ChunkIndex, document_id: str, *, top_k: int = TOP_K, threshold: float = THRESHOLD
 ) -> list[Link]:
     """The documents most similar to one, best first, at most `top_k`, each at least `threshold`."""
-    own = (await index.vectors_of([document_id])).get(document_id, [])
-    if not own:
+    mean = (await index.means_of([document_id])).get(document_id)
+    if mean is None:
         return []
-    mean = _mean(own)
+    some = await index.vectors_at(document_id, _spread(await index.count(document_id), _PROBES))
     titles: dict[str, str] = {}
     nearest: dict[str, float] = {}
-    for probe in (mean, *_spread(own, _PROBES)):
+    for probe in (mean, *some):
         for match in await index.nearest(probe, _NEIGHBOURS, excluding=document_id):
             other = match.chunk.document_id
             titles[other] = match.title
             nearest[other] = max(nearest.get(other, -1.0), match.similarity)
     candidates = sorted(nearest, key=lambda other: (-nearest[other], other))[:_CANDIDATES]
-    vectors = await index.vectors_of(candidates)
+    means = await index.means_of(candidates)
     links = [
-        Link(other, titles[other], round(_dot(mean, _mean(vectors[other])), 4))
+        Link(other, titles[other], round(_dot(mean, means[other]), 4))
         for other in candidates
-        if other in vectors
+        if other in means
     ]
     links = [link for link in links if link.similarity >= threshold]
     return sorted(links, key=lambda link: (-link.similarity, link.document_id))[:top_k]
-
-
-def _mean(vectors: Sequence[Sequence[float]]) -> list[float]:
-    """The direction of the sum, of length 1 (or 0)."""
-    total = [math.fsum(column) for column in zip(*vectors, strict=True)]
-    length = math.sqrt(math.fsum(value * value for value in total))
-    return [value / length for value in total] if length else total
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True))
 
 
-def _spread(vectors: Sequence[list[float]], most: int) -> list[list[float]]:
-    if len(vectors) <= most:
-        return list(vectors)
-    return [vectors[round(step * (len(vectors) - 1) / (most - 1))] for step in range(most)]
+def _spread(count: int, most: int) -> list[int]:
+    """At most `most` numbers below `count`, evenly spread, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(step * (count - 1) / (most - 1)) for step in range(most)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +21,9 @@ from switchyard.services.workers.stages import (
     ends_when_superseded,
 )
 
+BATCH = 512
+"""Chunks whose vectors are in memory at once: a text of 20 million characters has 40,000."""
+
 
 @job("embed_content", worker="embed", lanes=("hot", "backfill"), timeout=600)
 @ends_when_superseded
@@ -37,10 +39,19 @@ async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
         ) as index:
 
             async def work() -> dict[str, Any]:
-                chunks = await asyncio.to_thread(split, document_id, text.result["pages"])
-                vectors = await embedder.embed([chunk.text for chunk in chunks])
+                chunks = await ctx.compute(
+                    split,
+                    document_id,
+                    text.result["pages"],
+                    characters=text.result["character_count"],
+                )
+                for start in range(0, len(chunks), BATCH):
+                    batch = chunks[start : start + BATCH]
+                    vectors = await embedder.embed([chunk.text for chunk in batch])
+                    await files.require_async(text.content)
+                    await index.put(text.result["title"], batch, vectors)
                 await files.require_async(text.content)
-                await index.replace_document(document_id, text.result["title"], chunks, vectors)
+                await index.drop_from(document_id, len(chunks))
                 return {
                     "chunks": len(chunks),
                     "embedder": embedder.name,

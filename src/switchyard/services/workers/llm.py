@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from switchyard.services.files.storage import Storage, content_hash
@@ -52,8 +51,8 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
         async def work() -> dict[str, Any]:
             if ctx.settings.llm_base_url is None:
-                return await _extractive(pages, title)
-            return await _by_model(files.storage, ctx.settings, pages, title)
+                return await _extractive(ctx, pages, title)
+            return await _by_model(ctx, files.storage, pages, title)
 
         input_hash = content_hash([text.output_hash, *_method(ctx.settings)])
         output = await files.reuse_or_run_async(
@@ -70,16 +69,17 @@ def _method(settings: Settings) -> list[str]:
     return [SUMMARY_VERSION, settings.llm_model, str(TEXT_BUDGET)]
 
 
-async def _extractive(pages: list[str], title: str) -> dict[str, Any]:
-    summary = await asyncio.to_thread(summarize, pages, title)
+async def _extractive(ctx: JobContext, pages: list[str], title: str) -> dict[str, Any]:
+    summary = await ctx.compute(summarize, pages, title, characters=sum(map(len, pages)))
     return {"method": "extractive", "model": None, "summary": summary, "truncated": False}
 
 
 async def _by_model(
-    storage: Storage, settings: Settings, pages: list[str], title: str
+    ctx: JobContext, storage: Storage, pages: list[str], title: str
 ) -> dict[str, Any]:
-    shown, truncated = fit(sections_of(pages), TEXT_BUDGET)
-    async with LlmClient.connect(settings) as client:
+    length = sum(map(len, pages))
+    shown, truncated = await ctx.compute(_shown, pages, characters=length)
+    async with LlmClient.connect(ctx.settings) as client:
         answer, paid_before = await ask_once(
             storage,
             client,
@@ -97,3 +97,8 @@ async def _by_model(
         "usage": dict(answer.usage),
         "answer_reused": paid_before,
     }
+
+
+def _shown(pages: list[str]) -> tuple[str, bool]:
+    """What a model is shown of a document, and whether anything was left out."""
+    return fit(sections_of(pages), TEXT_BUDGET)
