@@ -1,0 +1,98 @@
+"""Hostile PDFs end as done, as needing OCR or as failed, in time, and cost nobody else anything."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.uploads import INCOMING
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Done
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.jobs.retry import Failure
+from switchyard.services.runtime.execution import Executor
+from switchyard.services.settings import Settings
+from tests.integration.pipeline.pdfs import TEXT, pdf
+from tests.support.hostile_pdfs import hostile_pdfs
+
+LIMIT = 20.0
+"""Seconds for one of them; `extract_text` has 120."""
+FAILURES = {
+    "CorruptDocument",
+    "DocumentTooLarge",
+    "EncryptedDocument",
+    "UnsupportedMedia",
+    "MemoryError",
+    "TimeLimitExceeded",
+    "ProcessCrashed",
+}
+
+
+async def extracted(executor: Executor, settings: Settings, name: str, data: bytes) -> Any:
+    """How extraction of that file ends, and in how many seconds."""
+    key = f"{INCOMING}{name}"
+    await Storage(settings.files_url).put_async(key, data)
+    job_type = replace(Registry.load().get("extract_text"), timeout=LIMIT)
+    message = JobMessage(job_type="extract_text", payload={"key": key})
+    ctx = JobContext(message, "hot", "test", settings)
+    began = time.monotonic()
+    ended = await executor.run(job_type, job_type.validate(message.payload), ctx)
+    return ended, time.monotonic() - began
+
+
+async def see_through(settings: Settings, count: int) -> Counter[str]:
+    """Hostile files, an ordinary one beside every tenth; how they ended."""
+    executor = Executor(processes=2)
+    slots = asyncio.Semaphore(2)
+    ends: Counter[str] = Counter()
+
+    async def hostile(at: int, name: str, data: bytes) -> None:
+        async with slots:
+            ended, seconds = await extracted(executor, settings, f"hostile-{at}", data)
+        assert seconds < 2 * LIMIT + 10, (name, seconds)  # twice where it came upon a worn process
+        if isinstance(ended, Done):
+            ends["needs_ocr" if ended.result["needs_ocr"] else "done"] += 1
+            return
+        assert isinstance(ended, Failure), (name, ended)
+        assert ended.error_type in FAILURES, (name, ended.error_type, ended.traceback)
+        ends[ended.error_type] += 1
+
+    async def ordinary(at: int) -> None:
+        async with slots:
+            data = pdf([f"{TEXT} Number {at}."])
+            ended, _ = await extracted(executor, settings, f"ordinary-{at}", data)
+        assert isinstance(ended, Done), (at, ended)
+        assert not ended.result["needs_ocr"]
+
+    try:
+        async with asyncio.TaskGroup() as running:
+            for at, (name, data) in enumerate(hostile_pdfs(count)):
+                running.create_task(hostile(at, name, data))
+                if at % 10 == 0:
+                    running.create_task(ordinary(at))
+    finally:
+        await executor.close()
+    return ends
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_some_hostile_pdfs_harm_no_ordinary_one(settings: Settings) -> None:
+    ends = await see_through(settings, 26)
+    assert ends.total() == 26
+    assert ends["TimeLimitExceeded"] + ends["MemoryError"] + ends["DocumentTooLarge"] >= 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1_800)
+async def test_three_hundred_hostile_pdfs_harm_no_ordinary_one(settings: Settings) -> None:
+    ends = await see_through(settings, 320)
+    assert ends.total() == 320
+    assert min(ends["done"], ends["needs_ocr"], ends["CorruptDocument"]) > 0, ends

@@ -1,0 +1,148 @@
+"""PDFs that are made to do harm, the same ones for the same seed.
+
+Small PDFs, damaged in every way that files are damaged on their way and that people damage them,
+and a few that ask for more memory or time than there is.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections.abc import Callable, Iterator
+
+from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned
+
+Mutation = Callable[[bytes, random.Random], bytes]
+
+
+def _flipped(data: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(chance.choice((1, 10, 100, 1000))):
+        changed[chance.randrange(len(changed))] = chance.randrange(256)
+    return bytes(changed)
+
+
+def _cut(data: bytes, chance: random.Random) -> bytes:
+    return data[: chance.randrange(10, len(data))]
+
+
+def _hollowed(data: bytes, chance: random.Random) -> bytes:
+    start = chance.randrange(len(data))
+    return data[:start] + data[start + chance.randrange(1, 2_000) :]
+
+
+def _shuffled(data: bytes, chance: random.Random) -> bytes:
+    size = chance.randrange(16, 1_024)
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    chance.shuffle(parts)
+    return b"%PDF-1.7\n" + b"".join(parts)
+
+
+def _doubled(data: bytes, chance: random.Random) -> bytes:
+    start = chance.randrange(len(data))
+    return data[:start] + data[start : start + 5_000] * chance.randrange(2, 200) + data[start:]
+
+
+def _renumbered(data: bytes, chance: random.Random) -> bytes:
+    """Every number may become one that nobody expects."""
+    strange = (b"0", b"-1", b"2147483648", b"99999999999999999999", b"1e400", b"4294967295")
+
+    def other(match: re.Match[bytes]) -> bytes:
+        return chance.choice(strange) if chance.random() < 0.05 else match.group()
+
+    return re.sub(rb"\b\d+\b", other, data)
+
+
+def _crossed(data: bytes, chance: random.Random) -> bytes:
+    """References lead to other objects, and so in circles."""
+
+    def other(match: re.Match[bytes]) -> bytes:
+        return b"%d 0 R" % chance.randrange(1, 20) if chance.random() < 0.3 else match.group()
+
+    return re.sub(rb"\b\d+ 0 R\b", other, data)
+
+
+def _wrapped(data: bytes, chance: random.Random) -> bytes:
+    junk = chance.randbytes(chance.randrange(1, 900))
+    return junk + data + chance.randbytes(chance.randrange(1, 300_000))
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    _flipped,
+    _cut,
+    _hollowed,
+    _shuffled,
+    _doubled,
+    _renumbered,
+    _crossed,
+    _wrapped,
+)
+
+
+def nested_forms(depth: int = 24, width: int = 4) -> bytes:
+    """Forms that each draw the next some times: a few kilobytes that draw 4**24 words."""
+    forms = [
+        _stream(
+            4 + level,
+            b"/Type/XObject/Subtype/Form/BBox[0 0 600 800]/Resources<</XObject<</F %d 0 R>>"
+            b"/Font<</H 3 0 R>>>>" % (5 + level),
+            b"/F Do " * width,
+        )
+        for level in range(depth)
+    ]
+    last = _stream(
+        4 + depth,
+        b"/Type/XObject/Subtype/Form/BBox[0 0 600 800]/Resources<</Font<</H 3 0 R>>>>",
+        b"BT /H 9 Tf (word) Tj ET",
+    )
+    return _whole(b"4 0 R", [*forms, last])
+
+
+def bomb(megabytes: int = 300) -> bytes:
+    """A page of text that unpacks to more than there is memory."""
+    packer = zlib.compressobj(1)
+    part = b"BT (word word word) Tj ET\n" * 40_000
+    packed = b"".join(packer.compress(part) for _ in range(megabytes)) + packer.flush()
+    form = b"/Type/XObject/Subtype/Form/BBox[0 0 600 800]/Filter/FlateDecode/Resources<<>>"
+    return _whole(b"4 0 R", [_stream(4, form, packed)])
+
+
+def _stream(number: int, about: bytes, content: bytes) -> bytes:
+    head = b"%d 0 obj\n<<%s/Length %d>>\nstream\n" % (number, about, len(content))
+    return head + content + b"\nendstream\nendobj\n"
+
+
+def _whole(form: bytes, objects: list[bytes]) -> bytes:
+    page = (
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 600 800]/Contents 999 0 R"
+        b"/Resources<</XObject<</F %s>>>>>>" % form
+    )
+    return b"".join(
+        (
+            b"%PDF-1.7\n1 0 obj\n<</Type/Catalog/Pages 2 0 R>>\nendobj\n",
+            b"2 0 obj\n<</Type/Pages/Count 1/Kids[998 0 R]>>\nendobj\n",
+            b"3 0 obj\n<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>\nendobj\n",
+            *objects,
+            b"998 0 obj\n" + page + b"\nendobj\n",
+            _stream(999, b"", b"/F Do"),
+            b"trailer\n<</Root 1 0 R/Size 1000>>\nstartxref\n0\n%%EOF\n",
+        )
+    )
+
+
+def hostile_pdfs(count: int, seed: int = 1) -> Iterator[tuple[str, bytes]]:
+    """So many of them, each with a name that tells how it was made."""
+    bases = {
+        "plain": pdf([TEXT] * 5),
+        "packed": pdf([TEXT] * 5, deflate=True, use_objstms=1),
+        "scanned": scanned(),
+        "encrypted": encrypted(""),
+    }
+    yield "nested forms", nested_forms()
+    yield "bomb", bomb()
+    for number in range(count - 2):
+        chance = random.Random(f"{seed}/{number}")
+        name = chance.choice(list(bases))
+        mutation = MUTATIONS[number % len(MUTATIONS)]
+        yield f"{number} {mutation.__name__} {name}", mutation(bases[name], chance)
