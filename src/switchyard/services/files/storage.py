@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from switchyard.services.errors import InvalidInput, SwitchyardError, Unknown
-from switchyard.services.jobs.outcomes import PermanentError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -33,7 +32,7 @@ class StorageError(SwitchyardError):
     """Base of this module's errors."""
 
 
-class InvalidKey(StorageError, InvalidInput, PermanentError):
+class InvalidKey(StorageError, InvalidInput):
     """The key could leave the storage or is not portable between stores."""
 
 

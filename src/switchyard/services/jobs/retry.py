@@ -15,13 +15,13 @@ from typing import Any
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.lanes import RETRY_DELAYS
+from switchyard.services.errors import Failed, InvalidInput
 from switchyard.services.jobs.outcomes import (
     Discard,
     Done,
     Job,
     Next,
     Outcome,
-    PermanentError,
     Retry,
     RetryableError,
     Snooze,
@@ -59,7 +59,8 @@ class Failure:
             error_type=name,
             message=message,
             traceback="".join(traceback.format_exception(error)),
-            permanent=isinstance(error, PermanentError),
+            # PermanentError is of the first kind; what can't be right is so every time.
+            permanent=isinstance(error, Failed | InvalidInput),
             after=after,
         )
 
