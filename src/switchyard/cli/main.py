@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -22,6 +21,7 @@ from switchyard.cli.base.errors import (
     explain,
     one_line,
 )
+from switchyard.cli.base.modules import find_modules_here
 from switchyard.cli.dead import (
     edit as dead_edit,
 )
@@ -133,19 +133,6 @@ def _wrong_usage(error: typer.TyperException) -> int:
 def _failed(text: str, code: int) -> int:
     typer.echo(f"jobctl: {text}", err=True)
     return code
-
-
-def find_modules_here() -> None:
-    """Let JOBS_MODULES and `--include` name a file in the current directory.
-
-    At the end of the path: a file of the user's must not take the place of a library.
-    """
-    try:
-        here = str(Path.cwd())
-    except FileNotFoundError:
-        return  # somebody has removed it: there is nothing to find
-    if here not in sys.path:
-        sys.path.append(here)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
-from fastapi import Path
 from pydantic import (
     AwareDatetime,
     BaseModel,
@@ -39,9 +38,6 @@ def _iso_8601(value: object) -> object:
 Moment = Annotated[AwareDatetime, BeforeValidator(_iso_8601)]
 """A moment in ISO 8601, with a time zone."""
 
-JobIdInPath = Annotated[
-    str, Path(pattern=JOB_ID, description="The job's id.", examples=["0b0f6c1e"])
-]
 EXAMPLE = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
 
 

@@ -16,7 +16,7 @@ from switchyard.api.http.event_stream import (
 )
 from switchyard.api.http.problems import responses, try_later
 from switchyard.api.models import jobs as models
-from switchyard.api.routes.jobs import known_job
+from switchyard.api.routes.jobs import JobIdInPath, known_job
 from switchyard.api.state import ApiState, BrokerSide, State
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.monitoring.job_events import ENDINGS, JobEvent
@@ -75,7 +75,7 @@ async def follow(
     responses={**STREAM, **responses("not-found", "no-broker", "too-many-streams")},
 )
 async def follow_job(
-    job_id: models.JobIdInPath, state: State, last_event_id: LastEventId = None
+    job_id: JobIdInPath, state: State, last_event_id: LastEventId = None
 ) -> EventStream:
     """Follow one job to its end.
 

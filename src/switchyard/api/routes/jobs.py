@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Path, Query, Response
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, overflowed, responses, try_later
@@ -41,6 +41,10 @@ from switchyard.services.records import (
 )
 from switchyard.services.records import State as JobState
 from switchyard.services.runtime.control import send_cancel
+
+JobIdInPath = Annotated[
+    str, Path(pattern=models.JOB_ID, description="The job's id.", examples=["0b0f6c1e"])
+]
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -151,13 +155,13 @@ async def list_jobs(
 
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
-async def show(job_id: models.JobIdInPath, state: State) -> models.JobDetails:
+async def show(job_id: JobIdInPath, state: State) -> models.JobDetails:
     """Show a job with its payload, its result and the attempts that did not simply succeed."""
     return models.details_view(await known_job(state, job_id))
 
 
 @router.get("/{job_id}/status", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
-async def show_status(job_id: models.JobIdInPath, state: State) -> models.JobStatus:
+async def show_status(job_id: JobIdInPath, state: State) -> models.JobStatus:
     """Show how things stand with a job."""
     return models.status_view(await known_job(state, job_id))
 
@@ -171,9 +175,7 @@ async def show_status(job_id: models.JobIdInPath, state: State) -> models.JobSta
         **responses("not-found", "already-ended", "broker-away", "no-broker"),
     },
 )
-async def cancel(
-    job_id: models.JobIdInPath, state: State, response: Response
-) -> models.CancelledJob:
+async def cancel(job_id: JobIdInPath, state: State, response: Response) -> models.CancelledJob:
     """Call a job off. One that waits never runs; one that runs is stopped by its worker."""
     answer = await state.ledger.cancel(job_id, time.time())
     if isinstance(answer, NotFound):

@@ -19,6 +19,14 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
         loop.add_signal_handler(number, _first, loop, stop)
 
 
+def stop_by_interrupt() -> None:
+    """Make SIGTERM and a closed terminal end this process as Ctrl-C does: in good order."""
+    # A shell starts its background jobs with SIGINT ignored: then nothing would end us.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 def _first(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, _end_now)

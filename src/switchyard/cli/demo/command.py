@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -44,6 +43,7 @@ def demo(
     Needs nothing: it finds or starts a broker, starts workers, publishes a job that fails twice
     and one that dies and is redriven, searches the result, and stops all that it started.
     """
+    from switchyard.cli.base.stopping import stop_by_interrupt
     from switchyard.cli.demo.play import play
     from switchyard.cli.demo.report import judge, print_summary
 
@@ -65,14 +65,6 @@ def demo(
     if problems:
         raise CommandFailed(f"not as it should be: {'; '.join(problems)}")
     typer.echo(f"Everything is as it should be ({time.monotonic() - started:.0f} s).")
-
-
-def stop_by_interrupt() -> None:
-    """Make SIGTERM and a closed terminal end this process as Ctrl-C does: in good order."""
-    # A shell starts its background jobs with SIGINT ignored: then nothing would end us.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 @contextmanager

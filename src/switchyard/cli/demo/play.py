@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.demo.story import DocumentStory, Story, has_ended
 from switchyard.cli.demo.view import View, demo_view
 from switchyard.cli.system.assembly import System, start_all
 from switchyard.cli.system.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from switchyard.services.index.ranking import Hit
     from switchyard.services.ledger import Ledger
     from switchyard.services.publishing.publisher import JobPublisher
-    from switchyard.services.records import JobRecord, JobSummary
-    from switchyard.services.redrive.redriver import Tally
+    from switchyard.services.records import JobRecord
 
 LOOK_SECONDS = 0.4
 STUCK_SECONDS = 60.0
@@ -30,41 +29,6 @@ FAILURES = 2
 FIXED_PARTS = 4
 SAMPLE_QUERY = "why does the sea rise and fall twice a day"
 HITS = 3
-
-
-@dataclass(slots=True)
-class DocumentStory:
-    """One document's way."""
-
-    name: str
-    job_id: str | None = None
-    problem: str = ""
-    """Why it could not even be published."""
-    jobs: list[JobSummary] = field(default_factory=list)
-    """Its pipeline's jobs, as last seen."""
-    records: dict[str, JobRecord] = field(default_factory=dict)
-    """The same by job type, with results; at the end."""
-
-    @property
-    def is_over(self) -> bool:
-        return self.job_id is None or (bool(self.jobs) and all(map(_has_ended, self.jobs)))
-
-
-@dataclass(slots=True)
-class Story:
-    """Everything that the summary tells."""
-
-    documents: list[DocumentStory]
-    are_samples: bool
-    flaky: JobRecord | None = None
-    strict: JobRecord | None = None
-    death: str = ""
-    """How the strict job died."""
-    redriven: Tally | None = None
-    states: dict[str, int] = field(default_factory=dict)
-    query: str = ""
-    hits: list[Hit] = field(default_factory=list)
-    search_problem: str = ""
 
 
 async def play(system: System, directory: Path, files: list[Path]) -> Story:
@@ -158,7 +122,7 @@ class _Play:
         return (
             all(document.is_over for document in self.story.documents)
             and all(
-                job is not None and _has_ended(job) for job in (self.story.flaky, self.story.strict)
+                job is not None and has_ended(job) for job in (self.story.flaky, self.story.strict)
             )
             and self.story.redriven is not None
         )
@@ -180,7 +144,7 @@ class _Play:
         jobs += [job for job in (self.story.flaky, self.story.strict) if job is not None]
         return (
             len(jobs),
-            sum(_has_ended(job) for job in jobs),
+            sum(has_ended(job) for job in jobs),
             sum(job.attempts + 1_000 * job.redrives for job in jobs),
         )
 
@@ -231,7 +195,3 @@ async def _search(system: System, story: Story) -> None:
             story.hits = await search(index, embedder, story.query, HITS, per_document=1)
     except (PermanentError, RetryableError) as error:
         story.search_problem = str(error)
-
-
-def _has_ended(job: JobSummary) -> bool:
-    return job.state in ("succeeded", "dead", "cancelled")

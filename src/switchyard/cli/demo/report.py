@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from switchyard.cli.base.output import add_row, cell, console, styled, table
-from switchyard.cli.demo.play import FAILURES, FIXED_PARTS, DocumentStory, Story
+from switchyard.cli.demo.play import FAILURES, FIXED_PARTS
+from switchyard.cli.demo.story import DocumentStory, Story
 
 if TYPE_CHECKING:
     from switchyard.services.records import JobRecord

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from switchyard.cli.demo.play import Story
+    from switchyard.cli.demo.story import Story
     from switchyard.cli.system.assembly import System
     from switchyard.services.ledger import Ledger
     from switchyard.services.monitoring.lane_report import Report

@@ -20,7 +20,7 @@ from switchyard.cli.base.payloads import (
     whole_document,
 )
 from switchyard.cli.base.waiting import wait_for_end
-from switchyard.cli.jobs.publish import Options, job_publisher, report_one
+from switchyard.cli.jobs.publishing import Options, job_publisher, report_one
 
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry

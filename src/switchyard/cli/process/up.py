@@ -54,7 +54,7 @@ def up(
     Prints the addresses, and how to publish from another terminal. A process that dies is started
     again. JOBS_DATA_DIR names another directory.
     """
-    from switchyard.cli.demo.command import stop_by_interrupt
+    from switchyard.cli.base.stopping import stop_by_interrupt
 
     quiet_logs("critical")
     stop_by_interrupt()
