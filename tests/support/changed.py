@@ -8,6 +8,7 @@ it writes. A conftest.py touches all beside and below it.
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -50,12 +51,22 @@ def modules() -> dict[str, Path]:
     return found
 
 
+def _named(text: str) -> set[str]:
+    """The dotted names in a file; `from a import b` may stand for the module a.b."""
+    named = set(DOTTED.findall(text))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module in named | set(PACKAGES):
+            named |= {f"{node.module}.{each.name}" for each in node.names}
+    return named
+
+
 def touched(changed: Iterable[str]) -> list[Path]:
     """The test files that these paths touch, in order."""
     known = modules()
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     for importer, path in known.items():
-        for named in set(DOTTED.findall(path.read_text())):
+        graph.add_module(importer)  # grimp leaves out folders without an __init__.py
+        for named in _named(path.read_text()):
             while named not in known and "." in named:
                 named = named.rpartition(".")[0]
             if named in known and "." in named and named != importer:

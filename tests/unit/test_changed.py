@@ -24,6 +24,8 @@ def test_a_program_that_a_test_runs_is_touched_by_what_it_imports() -> None:
 
 def test_a_test_touches_itself_and_a_conftest_all_below() -> None:
     assert touched(["tests/unit/test_changed.py"]) == [THIS]
+    unit = THIS.parent / "test_dependencies.py"
+    assert touched([str(unit.relative_to(ROOT))]) == [unit]
     below = touched(["tests/acceptance/conftest.py"])
     assert {test.parent.name for test in below} == {"acceptance"}
 
