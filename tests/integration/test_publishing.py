@@ -1,6 +1,6 @@
 """Jobs into their lanes: recorded, confirmed, refused; next stages, confirmed before the ack."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,8 @@ from switchyard.services.records import (
     AttemptOutcome,
     IdempotencyConflict,
     LedgerUnavailable,
+    NewJob,
+    RowRejected,
     State,
 )
 from tests.support.brokers import TestBroker
@@ -343,6 +345,26 @@ async def test_a_next_job_that_can_not_be_published_is_a_defect_of_the_handler(
     assert (await system.wait_for_letter(parent)).certificate.attempts == 1
     fine = await system.publish("hot.noop")
     await system.wait_for_state(fine, State.SUCCEEDED)
+
+
+async def test_a_next_job_that_the_ledger_rejects_is_a_defect_of_the_handler(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent back to its queue it would be rejected again, over and over."""
+    record_many = system.ledger.record_many
+
+    async def rejecting(batch: Sequence[NewJob]) -> Any:
+        if any(job.message.metadata.parent_id for job in batch):
+            raise RowRejected("value too long")
+        return await record_many(batch)
+
+    monkeypatch.setattr(system.ledger, "record_many", rejecting)
+    await system.start_worker("llm")
+    parent = await system.publish("hot.spread", {"count": 1})
+    record = await system.wait_for_state(parent, State.DEAD)
+    assert (record.reason, record.error_type) == ("permanent", "InvalidOutcome")
+    assert journal.runs(parent) == 1
+    assert (await system.wait_for_letter(parent)).certificate.attempts == 1
 
 
 async def test_a_job_whose_next_lane_is_full_waits_without_using_up_an_attempt(

@@ -83,16 +83,26 @@ class JobEvent:
 
 
 def announce(
-    publisher: Publisher, event: str, *, job_id: str, job_type: str, lane: str, attempt: int
+    publisher: Publisher,
+    event: str,
+    *,
+    job_id: str,
+    job_type: str,
+    lane: str,
+    attempt: int,
+    worker_id: str | None = None,
 ) -> None:
-    """Tell whoever listens what was done to a job outside a worker. Best effort."""
+    """Tell whoever listens, best effort: `<event>.<lane>.<job_type>` on `jobs.events`.
+
+    `attempt` counts from 1; `worker_id` is None for what was done to a job outside a worker.
+    """
     body = {
         "event": event,
         "job_id": job_id,
         "job_type": job_type,
         "lane": lane,
         "attempt": attempt,
-        "worker_id": None,
+        "worker_id": worker_id,
         "at": time.time(),
     }
     envelope = Envelope(body=to_json(body), message_id=job_id, type=event)

@@ -1,7 +1,7 @@
 """One attempt of a job without a broker and without a record: what a worker would make of it.
 
-The way is the worker's: the payload's model, the Executor with its limits, `decide`, and the checks
-of the jobs that follow. Nothing is claimed, published or recorded.
+The way is the worker's: the payload's model, the Executor with its limits, and
+`classify`. Nothing is claimed, published or recorded.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from switchyard.broker.message import now
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Discard, Done, Next, Outcome, Retry, Snooze
-from switchyard.services.jobs.registry import InvalidPayload, Registry, UnknownJobType
+from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import (
     Decision,
     Delayed,
@@ -21,11 +20,9 @@ from switchyard.services.jobs.retry import (
     Failure,
     Policy,
     Succeeded,
-    decide,
 )
-from switchyard.services.ledger.sql.codec import to_json
-from switchyard.services.publishing.publisher import InvalidJob, children_of
-from switchyard.services.records import NewJob, RowRejected
+from switchyard.services.records import NewJob
+from switchyard.services.runtime.endings import classify
 from switchyard.services.runtime.execution import Executor
 
 
@@ -68,24 +65,7 @@ async def attempt(registry: Registry, ctx: JobContext) -> Attempt:
         seconds = clock() - began
     finally:
         await executor.close()
-    decision = _decided(ended, ctx)
-    following: list[NewJob] = []
-    if isinstance(decision, Succeeded):
-        try:
-            to_json(decision.result)
-            following = children_of(registry, message, ctx.lane, decision.jobs)
-        except (RowRejected, InvalidJob, InvalidPayload, UnknownJobType) as error:
-            # A defect of the handler, which no attempt can mend.
-            decision = _decided(Failure("InvalidOutcome", str(error), permanent=True), ctx)
+    policy = Policy.over(ctx.settings.retry_delays)
+    decision, following = classify(registry, message, ctx.lane, ended, policy)
     outcome = ended if isinstance(ended, Done | Next | Retry | Snooze | Discard) else None
     return Attempt(decision, outcome, following, seconds)
-
-
-def _decided(ended: Any, ctx: JobContext) -> Decision:
-    return decide(
-        ended,
-        attempts=ctx.message.metadata.attempts,
-        max_attempts=ctx.message.metadata.max_attempts,
-        policy=Policy.over(ctx.settings.retry_delays),
-        now=now(),
-    )

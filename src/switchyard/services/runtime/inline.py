@@ -23,41 +23,31 @@ from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import now
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.registry import (
-    InvalidPayload,
-    Registry,
-    UnknownJobType,
-)
-from switchyard.services.jobs.retry import (
-    MAX_CRASHES,
-    Decision,
-    Delayed,
-    Died,
-    Failure,
-    Policy,
-    Succeeded,
-    decide,
-)
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.jobs.retry import Decision, Delayed, Died, Policy
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.publishing.publisher import (
     InvalidJob,
     JobRequest,
     Published,
-    children_of,
     prepare,
 )
 from switchyard.services.records import (
     FINISHED,
-    AttemptOutcome,
     Claimed,
     ClaimRequest,
     Existing,
-    FinishRequest,
     HeldBy,
     JobRecord,
     NewJob,
     RowRejected,
     State,
+)
+from switchyard.services.runtime.endings import (
+    classify,
+    crashed_too_often,
+    finish_request,
+    invalid_outcome,
 )
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.settings import Settings
@@ -160,28 +150,20 @@ class InlineRunner:
             claim_id, crashes = await self._claim(job)
             if crashes is None:
                 return []
-            decision = await self._attempt(job, crashes)
+            decision, following = await self._attempt(job, crashes)
             if isinstance(decision, Delayed):
                 pause = _pause(decision)
                 waited += pause
                 if waited > self._patience:
                     decision = Died(Reason.EXHAUSTED, decision.attempts, decision.failure)
-            following: list[NewJob] = []
-            if isinstance(decision, Succeeded):
-                try:
-                    following = children_of(self._registry, job.message, job.lane, decision.jobs)
+            try:
+                if following:
                     await self._ledger.record_many(following)
-                    await self._record_end(job, claim_id, decision)
-                except (InvalidJob, InvalidPayload, UnknownJobType, RowRejected) as error:
-                    # A defect of the handler, which no attempt can mend.
-                    defect = Failure("InvalidOutcome", str(error), permanent=True)
-                    used = job.message.metadata.attempts + 1
-                    decision = Died(Reason.PERMANENT, used, defect)
-                else:
-                    return following
+            except RowRejected as error:
+                decision, following = invalid_outcome(job.message, error), []
             await self._record_end(job, claim_id, decision)
             if not isinstance(decision, Delayed):
-                return []
+                return following
             await asyncio.sleep(pause)
             job = replace(job, message=job.message.with_metadata(attempts=decision.attempts))
 
@@ -203,11 +185,11 @@ class InlineRunner:
             claim = await self._ledger.claim(request)
         return request.claim_id, claim.crashes if isinstance(claim, Claimed) else None
 
-    async def _attempt(self, job: NewJob, crashes: int) -> Decision:
-        metadata = job.message.metadata
-        if crashes >= MAX_CRASHES:
-            killer = Failure("WorkerCrashed", f"its process died {crashes} times")
-            return Died(Reason.CRASHED, metadata.attempts, killer)
+    async def _attempt(self, job: NewJob, crashes: int) -> tuple[Decision, list[NewJob]]:
+        """How the next attempt ends, and the jobs that follow."""
+        died = crashed_too_often(job.message, crashes)
+        if died is not None:
+            return died, []
         job_type = self._registry.get(job.message.job_type)
         ctx = JobContext(
             message=job.message,
@@ -218,53 +200,19 @@ class InlineRunner:
         )
         payload = job_type.validate(job.message.payload)
         ended: Any = await self._executor.run(job_type, payload, ctx)
-        return decide(
-            ended,
-            attempts=metadata.attempts,
-            max_attempts=metadata.max_attempts,
-            policy=self._policy,
-            now=now(),
-        )
+        return classify(self._registry, job.message, job.lane, ended, self._policy)
 
     async def _record_end(self, job: NewJob, claim_id: str, decision: Decision) -> None:
-        state, outcome = _ending(decision)
-        failure = decision.failure if isinstance(decision, Delayed | Died) else None
-        if failure is not None:
+        request = finish_request(job.message, claim_id, decision)
+        if isinstance(decision, Delayed | Died):
             self._log.warning(
-                str(state),
+                str(request.state),
                 job_id=job.message.job_id,
                 job_type=job.message.job_type,
-                error_type=failure.error_type,
-                error=failure.message,
+                error_type=request.error_type,
+                error=request.error_message,
             )
-        await self._ledger.finish(
-            FinishRequest(
-                job_id=job.message.job_id,
-                claim_id=claim_id,
-                state=state,
-                attempts=job.message.metadata.attempts
-                if isinstance(decision, Succeeded)
-                else decision.attempts,
-                now=time.time(),
-                result=decision.result if isinstance(decision, Succeeded) else None,
-                reason=str(decision.reason) if isinstance(decision, Died) else None,
-                error_type=failure.error_type if failure else None,
-                error_message=failure.message if failure else None,
-                outcome=outcome,
-            )
-        )
-
-
-def _ending(decision: Decision) -> tuple[State, AttemptOutcome | None]:
-    match decision:
-        case Succeeded():
-            return State.SUCCEEDED, None
-        case Delayed(counts=True):
-            return State.RETRYING, AttemptOutcome.RETRY
-        case Delayed():
-            return State.RETRYING, AttemptOutcome.SNOOZE
-        case Died():
-            return State.DEAD, AttemptOutcome.DEAD
+        await self._ledger.finish(request)
 
 
 def _pause(delayed: Delayed) -> float:

@@ -23,10 +23,13 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Policy
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import LedgerError
-from switchyard.services.runtime.conclusion import Conclusion, Counters
+from switchyard.services.runtime.claiming import Claims, Suspects
 from switchyard.services.runtime.control import ControlListener
 from switchyard.services.runtime.execution import Executor
-from switchyard.services.runtime.runner import Runner, Suspects
+from switchyard.services.runtime.following import FollowUp
+from switchyard.services.runtime.recording import Recorder
+from switchyard.services.runtime.reporting import Reporter
+from switchyard.services.runtime.runner import Runner
 from switchyard.services.settings import Settings
 
 BEATS_PER_TAKEOVER = 4
@@ -106,7 +109,6 @@ class Worker:
         executor: Callable[[int], Executor] = Executor,
     ) -> None:
         self.worker_id = new_instance_id()
-        self.counters = Counters()
         self._settings = settings
         self._ledger = ledger
         self._shares = tuple(shares)
@@ -115,15 +117,11 @@ class Worker:
         self._ledger_away = asyncio.Event()
         self._link = Link(settings.require_amqp_url(), f"worker {self.worker_id}", self._log)
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
-        conclusion = Conclusion(
-            registry=registry,
-            ledger=ledger,
-            publisher=self._publisher,
-            policy=Policy.over(settings.retry_delays),
-            worker_id=self.worker_id,
-            on_ledger_away=self._on_ledger_away,
-            counters=self.counters,
-        )
+        reporter = Reporter(self._publisher, self.worker_id)
+        self.counters = reporter.counters
+        recorder = Recorder(ledger, self._on_ledger_away)
+        policy = Policy.over(settings.retry_delays)
+        follow_up = FollowUp(self._publisher, recorder, policy, self.worker_id)
         suspects = Suspects()
         self._executors = [executor(share.slots) for share in self._shares]
         self._runners = [
@@ -131,12 +129,21 @@ class Worker:
                 settings=settings,
                 registry=registry,
                 ledger=ledger,
+                claims=Claims(
+                    ledger=ledger,
+                    recorder=recorder,
+                    follow_up=follow_up,
+                    counters=self.counters,
+                    worker=share.kind,
+                    worker_id=self.worker_id,
+                    takeover_after=settings.takeover_after,
+                    lanes=lanes,
+                    suspects=suspects,
+                ),
                 executor=executor,
-                conclusion=conclusion,
-                worker=share.kind,
-                worker_id=self.worker_id,
-                lanes=lanes,
-                suspects=suspects,
+                follow_up=follow_up,
+                recorder=recorder,
+                reporter=reporter,
             )
             for share, executor in zip(self._shares, self._executors, strict=True)
         ]

@@ -1,0 +1,248 @@
+"""Who may run the job of a delivery: one claim at a time exists, and the ledger gives it.
+
+A delivery that is not to run now is settled here: skipped when the job has ended, sent back for
+later when it runs already or has come before its time, adopted when it is what runs here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import count
+
+import structlog
+
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.lanes import HOT, LANES, Lane, lane_named
+from switchyard.broker.message import JobMessage, now
+from switchyard.services.jobs.retry import Delayed, Died, Failure
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import UNKNOWN_TYPE, Claimed, ClaimRequest, HeldBy, RowRejected
+from switchyard.services.runtime.endings import crashed_too_often
+from switchyard.services.runtime.following import FollowUp
+from switchyard.services.runtime.recording import Recorder
+from switchyard.services.runtime.reporting import Counters
+from switchyard.services.runtime.running import RunningJob
+
+PROBATION = 2.0
+"""Seconds in which a job that was taken from a dead worker may kill this one, too, before the
+next such job is started beside it."""
+
+
+class Suspects:
+    """Lets one job at a time start of those whose worker has died.
+
+    Any of them may have killed it. The one that does so again takes no other suspect with it,
+    whose second crash would count as proof.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._job_id: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def enter(self, job_id: str) -> None:
+        """Wait until the job may be taken over."""
+        await self._turn.acquire()
+        self._job_id = job_id
+        self._timer = asyncio.get_running_loop().call_later(PROBATION, self.leave, job_id)
+
+    def leave(self, job_id: str) -> None:
+        """It has ended, or has run for long enough; any other call does nothing."""
+        if self._job_id == job_id and self._timer is not None:
+            self._timer.cancel()
+            self._job_id = self._timer = None
+            self._turn.release()
+
+
+@dataclass
+class Claims:
+    """The claims of one kind of worker."""
+
+    ledger: Ledger
+    recorder: Recorder
+    follow_up: FollowUp
+    counters: Counters
+    worker: str
+    """The kind of worker."""
+    worker_id: str
+    takeover_after: float
+    """Seconds of silence after which a worker counts as dead."""
+    lanes: tuple[Lane, ...] = LANES
+    suspects: Suspects = field(default_factory=Suspects)
+    """Shared by all claims of a process."""
+    running: dict[str, RunningJob] = field(default_factory=dict)
+    """Attempts under way, by job id."""
+
+    def __post_init__(self) -> None:
+        self._log = structlog.get_logger("worker")
+        self._numbers = count(1)
+        self._open: set[str] = set()
+        """Claims that were asked for here and have not come to their end."""
+
+    async def claim(
+        self, delivery: Delivery, message: JobMessage, *, is_known: bool
+    ) -> RunningJob | None:
+        """The attempt that begins, until `close`. None when none does: the delivery is settled.
+        A job whose type `is_known` here is run, unless it is too late for that.
+
+        Raises LedgerError.
+        """
+        moment = now()
+        not_before = message.metadata.not_before
+        if not_before is not None and not_before > moment:
+            # A Retry-After longer than any level.
+            await self._look_again(delivery, message, (not_before - moment).total_seconds())
+            return None
+        request = self._request(delivery, message)
+        self._open.add(request.claim_id)
+        job: RunningJob | None = None
+        try:
+            crashes = await self._take(delivery, request)
+            if crashes is not None:
+                job = RunningJob(delivery, message, request.claim_id, request.now)
+                job.verdict = crashed_too_often(message, crashes)
+                if job.verdict is None:
+                    self._judge(job, moment, is_known=is_known)
+                self.running[message.job_id] = job
+                self.counters.hot += delivery.lane == HOT.name
+            return job
+        finally:
+            if job is None:
+                self._open.discard(request.claim_id)
+
+    def close(self, job: RunningJob) -> None:
+        """The job is over."""
+        del self.running[job.message.job_id]
+        self._open.discard(job.claim_id)
+
+    def _request(self, delivery: Delivery, message: JobMessage) -> ClaimRequest:
+        return ClaimRequest(
+            message=message,
+            lane=delivery.lane,
+            worker=self.worker,
+            routing_key=f"{delivery.lane}.{message.job_type}",
+            worker_id=self.worker_id,
+            claim_id=f"{self.worker_id}/{next(self._numbers)}",
+            now=time.time(),
+        )
+
+    async def _take(self, delivery: Delivery, request: ClaimRequest) -> int | None:
+        """How often the job has killed a worker, now that it is ours; None when the delivery is
+        settled without a run."""
+        message = request.message
+        try:
+            claim = await self.ledger.claim(request)
+        except RowRejected as error:
+            await self.follow_up.bury(delivery, error)
+            delivery.ack()
+            self.counters.dead += 1
+            return None
+        if isinstance(claim, HeldBy):
+            if claim.worker_id == self.worker_id and claim.claim_id in self._open:
+                await self._adopt(delivery, message)
+                return None
+            if claim.worker_id == self.worker_id:
+                # A claim of ours whose answer was lost: nothing runs under it.
+                await self.recorder.disown(message, claim.claim_id)
+            elif await self._has_fallen_silent(claim.worker_id):
+                await self.suspects.enter(message.job_id)
+                request = replace(request, takeover_from=claim.claim_id, now=time.time())
+            else:
+                await self._wait_for_holder(delivery, message, claim)
+                return None
+            claim = await self.ledger.claim(request)
+        if isinstance(claim, HeldBy):  # another worker took it over more quickly
+            await self._wait_for_holder(delivery, message, claim)
+            return None
+        if not isinstance(claim, Claimed):
+            self.counters.skipped += 1
+            self._log.info("skipped", why=str(claim))
+            delivery.ack()
+            return None
+        return claim.crashes
+
+    async def _adopt(self, delivery: Delivery, message: JobMessage) -> None:
+        """The broker sent again what runs here (the connection was lost): keep running, and
+        settle the new delivery at the end instead of the lost one."""
+        job = self.running.get(message.job_id)
+        # Not the retry that this very run has just published: acknowledged, it would be lost.
+        same = job is not None and job.message.generation == message.generation
+        if job is not None and same and job.delivery.is_lost:
+            job.delivery = delivery
+        else:
+            await self._look_again(delivery, message)
+
+    async def _wait_for_holder(
+        self, delivery: Delivery, message: JobMessage, holder: HeldBy
+    ) -> None:
+        self._log.info("runs elsewhere", worker_id=holder.worker_id)
+        await self._look_again(delivery, message)
+
+    async def _look_again(
+        self, delivery: Delivery, message: JobMessage, seconds: float = 0
+    ) -> None:
+        """Send it back for so many seconds at least, as far as there are levels. A copy of a job
+        that runs: by the time it is back, the run may have ended. Returned to its queue it would
+        be back at once, over and over."""
+        level = self.follow_up.policy.level(seconds)
+        await self.follow_up.delay(delivery, message, level)
+        delivery.ack()
+
+    async def _has_fallen_silent(self, worker_id: str) -> bool:
+        """Whether a worker shows no sign of life for `takeover_after` seconds, from now on.
+
+        Watching its counter needs no clock that two hosts agree on, and no lease that is either
+        too long to recover quickly or too short for a busy ledger.
+        """
+        before = await self.ledger.worker_beat(worker_id)
+        if before is None:
+            return True
+        await asyncio.sleep(self.takeover_after)
+        return await self.ledger.worker_beat(worker_id) in (before, None)
+
+    # --- too old, or of a type that others know ---------------------------------------------
+
+    def _judge(self, job: RunningJob, moment: datetime, *, is_known: bool) -> None:
+        """Decide about a job that is too old, or that this worker can't run."""
+        expiry = self._expiry(job.delivery.lane, job.message)
+        if is_known and expiry > moment:
+            return
+        unknown = (
+            f"worker {self.worker_id} ({self.worker}) does not know the job type "
+            f"{job.message.job_type!r}: name its module in JOBS_MODULES or with --include"
+        )
+        if expiry <= moment:
+            age = "it waited longer than its lane or its job allows"
+            failure = Failure("Expired", age if is_known else f"{age}; {unknown}")
+            job.verdict = Died(Reason.EXPIRED, job.message.metadata.attempts, failure)
+        else:
+            self._send_on(job, (expiry - moment).total_seconds(), Failure(UNKNOWN_TYPE, unknown))
+
+    def _expiry(self, lane: str, message: JobMessage) -> datetime:
+        """When it is too old to be started."""
+        # The broker's TTL only takes messages at the head of a queue: an old one can hide
+        # behind younger ones of higher priority.
+        metadata = message.metadata
+        entered = metadata.queued_at or metadata.created_at
+        ends = entered + timedelta(seconds=lane_named(lane, self.lanes).ttl_seconds)
+        return ends if metadata.expires_at is None else min(ends, metadata.expires_at)
+
+    def _send_on(self, job: RunningJob, left: float, unknown: Failure) -> None:
+        """Give the job to a worker that knows its type, as in a rolling deploy: through a retry
+        level, a longer one each time, as this worker may be the next to get it again. No attempt
+        is used up; but it grows older in its lane, so that it ends where nobody knows it."""
+        times = job.message.metadata.sent_on + 1
+        job.message = job.message.with_metadata(sent_on=times)
+        policy = self.follow_up.policy
+        job.verdict = Delayed(
+            policy.level(min(policy.backoff(times), left)),
+            job.message.metadata.attempts,
+            not_before=None,
+            failure=unknown,
+            counts=False,
+            ages=True,
+        )

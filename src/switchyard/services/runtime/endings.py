@@ -1,0 +1,115 @@
+"""How an attempt ends, as plain values: what becomes of a handler's answer, and what the ledger is
+told of it. The same for workers, for the inline runner, and for the replay of a dead letter."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.message import JobMessage, now
+from switchyard.services.jobs.registry import InvalidPayload, Registry, UnknownJobType
+from switchyard.services.jobs.retry import (
+    MAX_CRASHES,
+    Decision,
+    Delayed,
+    Died,
+    Failure,
+    Policy,
+    Succeeded,
+    decide,
+)
+from switchyard.services.ledger.sql.codec import to_json
+from switchyard.services.publishing.publisher import InvalidJob, children_of
+from switchyard.services.records import (
+    AttemptOutcome,
+    FinishRequest,
+    NewJob,
+    RowRejected,
+    State,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CalledOff:
+    """Somebody cancelled the job while it ran: it is never run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Whoever had claimed the job does not run it: it goes back as it came, no attempt used up."""
+
+
+Ending = Decision | CalledOff
+
+
+def classify(
+    registry: Registry, message: JobMessage, lane: str, ended: Any, policy: Policy
+) -> tuple[Decision, list[NewJob]]:
+    """What becomes of a job whose handler has answered, or failed, with `ended`; and the jobs that
+    follow from it. Never raises."""
+    metadata = message.metadata
+    decision = decide(
+        ended,
+        attempts=metadata.attempts,
+        max_attempts=metadata.max_attempts,
+        policy=policy,
+        now=now(),
+    )
+    if not isinstance(decision, Succeeded):
+        return decision, []
+    try:
+        to_json(decision.result)
+        return decision, children_of(registry, message, lane, decision.jobs)
+    except (RowRejected, InvalidJob, InvalidPayload, UnknownJobType) as error:
+        return invalid_outcome(message, error), []
+
+
+def invalid_outcome(message: JobMessage, error: Exception) -> Died:
+    """What becomes of a job whose handler wants what can't be done: a defect of the handler, which
+    no attempt can mend."""
+    failure = Failure("InvalidOutcome", str(error), permanent=True)
+    return Died(Reason.PERMANENT, message.metadata.attempts + 1, failure)
+
+
+def crashed_too_often(message: JobMessage, crashes: int) -> Died | None:
+    """What becomes of a job that has killed that many of those who ran it; None: it may run."""
+    if crashes < MAX_CRASHES:
+        return None
+    killer = Failure("WorkerCrashed", f"its worker died {crashes} times")
+    return Died(Reason.CRASHED, message.metadata.attempts, killer)
+
+
+def finish_request(message: JobMessage, claim_id: str, ending: Ending | Released) -> FinishRequest:
+    """What the ledger is told of an attempt that has ended so."""
+    state, outcome = _recorded_as(ending)
+    failed = ending if isinstance(ending, Delayed | Died) else None
+    return FinishRequest(
+        job_id=message.job_id,
+        claim_id=claim_id,
+        state=state,
+        attempts=failed.attempts if failed else message.metadata.attempts,
+        now=time.time(),
+        result=ending.result if isinstance(ending, Succeeded) else None,
+        reason=str(ending.reason) if isinstance(ending, Died) else None,
+        error_type=failed.failure.error_type if failed else None,
+        error_message=failed.failure.message if failed else None,
+        outcome=outcome,
+    )
+
+
+def _recorded_as(ending: Ending | Released) -> tuple[State, AttemptOutcome | None]:
+    match ending:
+        case Succeeded():
+            return State.SUCCEEDED, None
+        case Delayed(counts=True):
+            return State.RETRYING, AttemptOutcome.RETRY
+        case Delayed():
+            return State.RETRYING, AttemptOutcome.SNOOZE
+        case Died():
+            return State.DEAD, AttemptOutcome.DEAD
+        case CalledOff():
+            return State.CANCELLED, AttemptOutcome.CANCELLED
+        case Released():
+            return State.QUEUED, AttemptOutcome.RELEASED

@@ -1,0 +1,201 @@
+"""What workers publish of a job: what follows from an attempt (next stages, the retry, the dead
+letter), and what is no job at all (a dead letter, too). Each publish is confirmed on return."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import structlog
+
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.certificate import (
+    DeathCertificate,
+    Reason,
+    letter_id,
+    unreadable_properties,
+)
+from switchyard.broker.errors import LaneFull, PublishError, Refused
+from switchyard.broker.lanes import DEAD_EXCHANGE, retry_name
+from switchyard.broker.message import JobMessage, now
+from switchyard.broker.publish.outcome import Accepted, Outgoing, Result, envelope_of
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
+from switchyard.services.jobs.retry import Delayed, Died, Failure, Policy, Succeeded
+from switchyard.services.records import NewJob, RowRejected
+from switchyard.services.runtime.endings import Ending, invalid_outcome
+from switchyard.services.runtime.recording import Recorder
+from switchyard.services.runtime.running import RunningJob
+
+LANE_FULL_PAUSE = 5.0
+"""Seconds after which a job whose next stage found a full lane runs again (no attempt used)."""
+
+
+@dataclass
+class FollowUp:
+    """Publishes for one worker, again for as long as the broker does not confirm."""
+
+    publisher: Publisher
+    recorder: Recorder
+    policy: Policy
+    worker_id: str
+
+    def __post_init__(self) -> None:
+        self._log = structlog.get_logger("worker")
+
+    async def publish(self, job: RunningJob, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
+        """Publish what follows from an attempt; how it ends after that. `jobs` are the next stages
+        of one that has succeeded. Raises TakenOver before anything is published."""
+        match ending:
+            case Succeeded() if jobs:
+                return await self._next_stages(job, ending, jobs)
+            case Delayed():
+                await self.recorder.require_ours(job)
+                await self._retry(job, ending)
+            case Died():
+                await self.recorder.require_ours(job)
+                await self._dead_letter(job, ending)
+        return ending
+
+    async def delay(
+        self, delivery: Delivery, message: JobMessage, level: float, *, ages: bool = False
+    ) -> None:
+        """Send the job through a retry level, back to the queue that it came from. The time there
+        does not count towards the age in the lane, unless it `ages`."""
+        if not ages:
+            message = message.with_metadata(queued_at=now() + timedelta(seconds=level))
+        await self._send(retry_name(level), delivery.queue, envelope_of(message))
+
+    async def bury(self, delivery: Delivery, error: Exception) -> None:
+        """Put what is no valid job into the dead letters: its body as it came, and properties that
+        can't be read in a header."""
+        if delivery.unreadable:
+            certificate = unreadable_properties(delivery, worker=self.worker_id)
+        else:
+            certificate = DeathCertificate(
+                reason=Reason.MALFORMED,
+                routing_key=delivery.routing_key,
+                queue=delivery.queue,
+                error_type=type(error).__name__,
+                message=str(error),
+                worker=self.worker_id,
+            )
+        envelope = Envelope(
+            body=delivery.body,
+            message_id=delivery.message_id or letter_id(None, delivery.body),
+            priority=delivery.priority,
+            timestamp=int(time.time()),
+            headers=certificate.headers(),
+        )
+        await self._send(DEAD_EXCHANGE, delivery.routing_key, envelope)
+        self._log.error(
+            "malformed",
+            queue=delivery.queue,
+            message_id=envelope.message_id,
+            error_type=certificate.error_type,
+            error=certificate.message,
+        )
+
+    # --- next stages ------------------------------------------------------------------------
+
+    async def _next_stages(
+        self, job: RunningJob, done: Succeeded, jobs: Sequence[NewJob]
+    ) -> Ending:
+        """Record the next stages and publish them. When a lane refuses one, this job runs again
+        later: what it has made is kept, so that is cheap, and a slot never waits for a lane."""
+        try:
+            await self.recorder.until_reached(lambda: self.recorder.ledger.record_many(jobs))
+        except RowRejected as error:
+            return await self.publish(job, invalid_outcome(job.message, error), ())
+        left = [Outgoing(each.message, each.routing_key) for each in jobs]
+        backoff = FIRST_BACKOFF
+        while left:
+            results = await self.publisher.publish_many(left)
+            full = await self._note_published(left, results)
+            if full is not None:
+                return await self._wait_for_lane(job, full)
+            left = [
+                outgoing
+                for outgoing, result in zip(left, results, strict=True)
+                if isinstance(result, PublishError) and not isinstance(result, LaneFull)
+            ]
+            if left:
+                self._log.warning("publish again", jobs=len(left), next_try_in=backoff)
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, LAST_BACKOFF)
+        return done
+
+    async def _note_published(
+        self, sent: Sequence[Outgoing], results: Sequence[Result]
+    ) -> Refused | None:
+        """Record what became of next stages; the refusal of a lane that kept nothing."""
+        accepted: list[str] = []
+        full: Refused | None = None
+        for outgoing, result in zip(sent, results, strict=True):
+            job_id = outgoing.message.job_id
+            if isinstance(result, Accepted):
+                accepted.append(job_id)
+            elif isinstance(result, LaneFull) and result.dead_lettered:
+                self._log.error("next stage overflowed", next_job=job_id)
+                await self._mark_overflowed(job_id)
+            elif isinstance(result, Refused):
+                full = result
+            else:
+                self._log.warning("not published", next_job=job_id, error=str(result))
+        if accepted:
+            ledger = self.recorder.ledger
+            await self.recorder.until_reached(lambda: ledger.mark_queued(accepted, time.time()))
+        return full
+
+    async def _mark_overflowed(self, job_id: str) -> None:
+        ledger = self.recorder.ledger
+        await self.recorder.until_reached(lambda: ledger.mark_overflowed(job_id, time.time()))
+
+    async def _wait_for_lane(self, job: RunningJob, full: Refused) -> Delayed:
+        delayed = Delayed(
+            self.policy.level(LANE_FULL_PAUSE),
+            job.message.metadata.attempts,
+            not_before=None,
+            failure=Failure("LaneFull", str(full)),
+            counts=False,
+        )
+        await self._retry(job, delayed)
+        return delayed
+
+    # --- retry, dead letter -----------------------------------------------------------------
+
+    async def _retry(self, job: RunningJob, delayed: Delayed) -> None:
+        message = job.message.with_metadata(
+            attempts=delayed.attempts, not_before=delayed.not_before
+        )
+        await self.delay(job.delivery, message, delayed.level, ages=delayed.ages)
+
+    async def _dead_letter(self, job: RunningJob, died: Died) -> None:
+        message = job.message.with_metadata(attempts=died.attempts)
+        certificate = DeathCertificate(
+            reason=died.reason,
+            routing_key=f"{job.delivery.lane}.{message.job_type}",
+            queue=job.delivery.queue,
+            error_type=died.failure.error_type,
+            message=died.failure.message,
+            traceback=died.failure.traceback,
+            attempts=died.attempts,
+            worker=self.worker_id,
+        )
+        envelope = envelope_of(message, certificate.headers())
+        await self._send(DEAD_EXCHANGE, certificate.routing_key, envelope)
+
+    async def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
+        """Publish, and again for as long as the broker does not confirm it."""
+        delay = FIRST_BACKOFF
+        while True:
+            try:
+                return await self.publisher.send(exchange, routing_key, envelope)
+            except PublishError as error:
+                self._log.warning("publish again", error=str(error), next_try_in=delay)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, LAST_BACKOFF)

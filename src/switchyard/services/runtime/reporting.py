@@ -1,0 +1,89 @@
+"""What a worker says of its attempts: in its log, in its counters, and to whoever listens."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import structlog
+
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.jobs.retry import Delayed, Died, Succeeded
+from switchyard.services.monitoring.job_events import announce
+from switchyard.services.runtime.endings import CalledOff, Ending
+from switchyard.services.runtime.running import RunningJob
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a worker has done since it started."""
+
+    succeeded: int = 0
+    retried: int = 0
+    snoozed: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    skipped: int = 0
+    """Deliveries of jobs that had ended before, or of older copies."""
+    returned: int = 0
+    hot: int = 0
+    """Hot jobs that it has taken."""
+
+
+@dataclass
+class Reporter:
+    """Speaks for one worker."""
+
+    publisher: Publisher
+    worker_id: str
+    counters: Counters = field(default_factory=Counters)
+
+    def __post_init__(self) -> None:
+        self._log = structlog.get_logger("worker")
+
+    def started(self, job: RunningJob) -> None:
+        """Its handler is about to run."""
+        self._announce("started", job)
+
+    def ended(self, job: RunningJob, ending: Ending) -> None:
+        """It has ended, and the delivery is acknowledged."""
+        match ending:
+            case Succeeded():
+                self.counters.succeeded += 1
+                self._log.debug("succeeded", seconds=round(time.time() - job.started_at, 3))
+                self._announce("succeeded", job)
+            case Delayed():
+                self.counters.retried += ending.counts
+                self.counters.snoozed += not ending.counts
+                self._log.warning(
+                    "retried" if ending.counts else "snoozed",
+                    delay=ending.level,
+                    error_type=ending.failure.error_type,
+                    error=ending.failure.message,
+                )
+                self._announce("retrying", job)
+            case Died():
+                self.counters.dead += 1
+                self._log.error(
+                    "dead",
+                    reason=str(ending.reason),
+                    error_type=ending.failure.error_type,
+                    error=ending.failure.message,
+                )
+                self._announce("dead", job)
+            case CalledOff():
+                self.counters.cancelled += 1
+                self._log.info("cancelled")
+                self._announce("cancelled", job)
+
+    def _announce(self, event: str, job: RunningJob) -> None:
+        message = job.message
+        announce(
+            self.publisher,
+            event,
+            job_id=message.job_id,
+            job_type=message.job_type,
+            lane=job.delivery.lane,
+            attempt=message.metadata.attempts + 1,
+            worker_id=self.worker_id,
+        )

@@ -1,0 +1,33 @@
+"""A job that a worker has claimed, until its attempt has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.message import JobMessage
+from switchyard.services.jobs.retry import Delayed, Died
+from switchyard.services.runtime.endings import CalledOff
+
+
+class TakenOver(Exception):
+    """Another worker has taken the job over meanwhile: what this attempt came to does not count."""
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """An attempt at a job, under way."""
+
+    delivery: Delivery
+    """What to settle at the end; replaced when the broker sends the job again meanwhile."""
+    message: JobMessage
+    claim_id: str
+    started_at: float
+    """Seconds since the epoch."""
+    verdict: Delayed | Died | CalledOff | None = None
+    """How it ends, where that is not for the handler to say."""
+    handler: asyncio.Task[None] | None = None
+    """The task in which the handler runs, while it does."""
+    called_off: bool = False
+    """Somebody asked for the job to be cancelled."""
