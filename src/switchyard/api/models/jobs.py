@@ -41,7 +41,7 @@ Moment = Annotated[AwareDatetime, BeforeValidator(_iso_8601)]
 EXAMPLE = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
 
 
-class NewJob(BaseModel):
+class JobToPublish(BaseModel):
     """A job to be done: a routing key, or a lane and a job type, and the payload."""
 
     model_config = ConfigDict(

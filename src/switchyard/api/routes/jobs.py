@@ -12,10 +12,10 @@ from switchyard.api.http.problems import Problem, overflowed, responses, try_lat
 from switchyard.api.models import jobs as models
 from switchyard.api.state import BrokerSide, State
 from switchyard.broker.errors import BrokerAway, LaneFull, PublishError
-from switchyard.broker.lanes import LANES
+from switchyard.broker.lanes import LANES, queue_name
 from switchyard.broker.message import now
 from switchyard.services.access.api_keys import Scope
-from switchyard.services.jobs.registry import InvalidPayload
+from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.monitoring.job_events import announce
 from switchyard.services.monitoring.lane_pressure import Pressure
 from switchyard.services.publishing.publisher import (
@@ -24,19 +24,18 @@ from switchyard.services.publishing.publisher import (
     Published,
 )
 from switchyard.services.publishing.requests import (
-    Complaint,
-    InvalidRequest,
-    check_payload,
     delay_until,
     differs,
     job_id_for,
-    target_of,
+    refused,
+    routing_key_of,
 )
 from switchyard.services.records import (
     AlreadyFinished,
     Cancelled,
     JobFilter,
     JobRecord,
+    NewJob,
     NotFound,
 )
 from switchyard.services.records import State as JobState
@@ -75,7 +74,7 @@ PlainText = Annotated[str | None, Query(pattern=models.PLAIN, max_length=200)]
     },
 )
 async def publish(
-    body: models.NewJob,
+    body: models.JobToPublish,
     state: State,
     response: Response,
     idempotency_key: Annotated[
@@ -91,31 +90,18 @@ async def publish(
 ) -> models.AcceptedJob:
     """Publish a job. Answered within two seconds, also when the broker is away."""
     broker = state.require_broker()
-    target = target_of(
-        state.registry, routing_key=body.routing_key, lane=body.lane, job_type=body.job_type
-    )
-    check_payload(target, body.payload)
-    request = JobRequest(
-        target.routing_key,
-        body.payload,
-        priority=body.priority,
-        max_attempts=body.max_attempts,
-        source=body.source,
-        delay=body.delay if body.run_at is None else delay_until(body.run_at, now()),
-        expires_at=body.expires_at,
-        idempotency_key=idempotency_key,
-        job_id=job_id_for(idempotency_key, target.job_type.name, body.payload),
-        traceparent=traceparent,
-    )
-    depth = broker.pressure.recent(target.queue)
-    if depth is not None and depth.pressure is Pressure.FULL and not request.delay:
-        await _refuse_unless_known(state, request)
-    published = await _publish(broker, request)
+    request = _request(body, idempotency_key, traceparent)
+    job = _prepare(broker, request, by_routing_key=body.routing_key is not None)
+    queue = queue_name(job.lane, job.worker)
+    depth = broker.pressure.recent(queue)
+    if depth is not None and depth.pressure is Pressure.FULL and job.run_at is None:
+        await _refuse_unless_known(state, job)
+    published = await _publish(broker, job)
     if published.duplicate:
         await _check_same(state, request, published)
         response.headers["Idempotency-Replayed"] = "true"
     if depth is None and published.state is JobState.QUEUED:
-        depth = await broker.pressure.soon(target.queue)
+        depth = await broker.pressure.soon(queue)
     if depth is not None:
         response.headers["X-Lane-Pressure"] = depth.pressure
     response.headers["Location"] = f"/jobs/{published.job_id}"
@@ -203,29 +189,52 @@ async def known_job(state: State, job_id: str) -> JobRecord:
     return record
 
 
-async def _publish(broker: BrokerSide, request: JobRequest) -> Published:
+def _request(
+    body: models.JobToPublish, idempotency_key: str | None, traceparent: str | None
+) -> JobRequest:
+    """Raises InvalidRequest."""
+    routing_key = routing_key_of(body.routing_key, body.lane, body.job_type)
+    job_type = routing_key.partition(".")[2]
+    return JobRequest(
+        routing_key,
+        body.payload,
+        priority=body.priority,
+        max_attempts=body.max_attempts,
+        source=body.source,
+        delay=body.delay if body.run_at is None else delay_until(body.run_at, now()),
+        expires_at=body.expires_at,
+        idempotency_key=idempotency_key,
+        job_id=job_id_for(idempotency_key, job_type, body.payload),
+        traceparent=traceparent,
+    )
+
+
+def _prepare(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
     try:
-        return await broker.jobs.publish(request)
+        return broker.jobs.prepare(request)
+    except (InvalidJob, InvalidPayload, UnknownJobType) as error:
+        raise refused(error, by_routing_key=by_routing_key) from error
+
+
+async def _publish(broker: BrokerSide, job: NewJob) -> Published:
+    try:
+        return await broker.jobs.publish_one(job)
     except LaneFull as error:
-        raise _lane_full(request, error.dead_lettered) from error
+        raise _lane_full(job, error.dead_lettered) from error
     except BrokerAway as error:
         if not error.maybe_accepted:
             raise try_later("broker-away", "nothing was kept of the job") from error
         # It is recorded, and perhaps on the broker: the scheduler sees to it that it runs.
-        return Published(str(request.job_id), request.routing_key, JobState.PENDING)
+        return Published(job.message.job_id, job.routing_key, JobState.PENDING)
     except PublishError as error:
         raise try_later("broker-away", "nothing was kept of the job") from error
-    except InvalidPayload as error:
-        raise InvalidRequest(Complaint(("payload",), str(error))) from error
-    except InvalidJob as error:
-        raise InvalidRequest(Complaint((), str(error))) from error
 
 
-async def _refuse_unless_known(state: State, request: JobRequest) -> None:
+async def _refuse_unless_known(state: State, job: NewJob) -> None:
     """Refuse before anything is recorded or dead-lettered. The broker would refuse it too."""
-    if request.idempotency_key is not None and await state.ledger.states([str(request.job_id)]):
-        return
-    raise _lane_full(request, dead_lettered=False)
+    known = job.idempotency_key is not None and await state.ledger.states([job.message.job_id])
+    if not known:
+        raise _lane_full(job, dead_lettered=False)
 
 
 async def _check_same(state: State, request: JobRequest, published: Published) -> None:
@@ -252,9 +261,9 @@ async def _announce_cancelled(state: State, job_id: str) -> None:
         )
 
 
-def _lane_full(request: JobRequest, dead_lettered: bool) -> Problem:
+def _lane_full(job: NewJob, dead_lettered: bool) -> Problem:
     if dead_lettered:
-        return overflowed(job_id=request.job_id)
+        return overflowed(job_id=job.message.job_id)
     return try_later("lane-full", "nothing was kept of the job")
 
 

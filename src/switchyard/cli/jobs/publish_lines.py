@@ -25,11 +25,8 @@ from switchyard.cli.jobs.publishing import Options, job_publisher, report_one
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry
     from switchyard.services.ledger import Ledger
-    from switchyard.services.publishing.publisher import (
-        JobPublisher,
-        JobRequest,
-        PublishOutcome,
-    )
+    from switchyard.services.publishing.publisher import JobPublisher, PublishOutcome
+    from switchyard.services.records import NewJob
     from switchyard.services.settings import Settings
 
 SHOWN_ERRORS = 20
@@ -72,7 +69,7 @@ async def publish_input(settings: Settings, registry: Registry, options: Options
         account = Account()
         started = time.monotonic()
         async for lines in _batches(source, first, settings.publish_window):
-            await _publish_batch(publisher, registry, options, lines, account)
+            await _publish_batch(publisher, options, lines, account)
             if account.stopped_by:
                 break
         _report(account, time.monotonic() - started)
@@ -96,31 +93,29 @@ async def _batches(
 
 async def _publish_batch(
     publisher: JobPublisher,
-    registry: Registry,
     options: Options,
     lines: list[tuple[int, str]],
     account: Account,
 ) -> None:
     from switchyard.services.jobs.registry import InvalidPayload
-    from switchyard.services.publishing.publisher import InvalidJob, prepare
+    from switchyard.services.publishing.publisher import InvalidJob
 
-    good: list[tuple[Line, JobRequest]] = []
+    good: list[tuple[Line, NewJob]] = []
     for line in parse_lines(lines):
         account.last_line = line.number
         if line.payload is None:
             _failed_line(options, account, line.number, line.error)
             continue
-        request = options.request(line.payload, line.number)
         try:
-            prepare(registry, request)
+            job = publisher.prepare(options.request(line.payload, line.number))
         except (InvalidPayload, InvalidJob) as error:
             # A wrong key is wrong for every line, so it is no matter of this one.
             if isinstance(error, InvalidJob):
                 raise
             _failed_line(options, account, line.number, str(error))
         else:
-            good.append((line, request))
-    outcomes = await publisher.publish_many(request for _, request in good)
+            good.append((line, job))
+    outcomes = await publisher.publish_prepared([job for _, job in good])
     _account_for(options, account, [line.number for line, _ in good], outcomes)
 
 

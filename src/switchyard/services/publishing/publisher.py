@@ -21,7 +21,7 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 from pydantic import ValidationError
 
 from switchyard.broker.errors import LaneFull, PublishError
-from switchyard.broker.lanes import lane_named, split_routing_key
+from switchyard.broker.lanes import Lane, lane_named, split_routing_key
 from switchyard.broker.message import (
     MAX_BODY_BYTES,
     MAX_PRIORITY,
@@ -30,7 +30,7 @@ from switchyard.broker.message import (
     describe,
     now,
 )
-from switchyard.broker.publish.outcome import Accepted, Outgoing
+from switchyard.broker.publish.outcome import Accepted, Outgoing, Result
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.errors import InvalidInput
 from switchyard.services.jobs.outcomes import Job
@@ -59,6 +59,11 @@ _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
 
 class InvalidJob(InvalidInput):
     """The job can't be published as it was asked for; the text says what to change."""
+
+    def __init__(self, text: str, *, at: str | None = None) -> None:
+        super().__init__(text)
+        self.at = at
+        """What of it is wrong: `routing_key`, `lane`, `priority`, `max_attempts` or `delay`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +118,16 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
     With `remote` somebody outside has written the payload: see `JobType.validate_remote`.
     Raises InvalidJob, UnknownJobType or InvalidPayload; nothing is sent then.
     """
-    try:
-        lane_name, type_name = split_routing_key(request.routing_key)
-        lane = lane_named(lane_name)
-    except ValueError as error:
-        raise InvalidJob(f"routing key {request.routing_key!r}: {error}") from error
-    job_type = registry.get(type_name)
-    if lane_name not in job_type.lanes:
-        raise InvalidJob(f"{type_name} is not worked in lane {lane_name}: use {_keys(job_type)}")
+    lane, job_type = _target(registry, request.routing_key)
     if request.priority is not None and not 0 <= request.priority <= MAX_PRIORITY:
-        raise InvalidJob(f"priority must be 0 to {MAX_PRIORITY}, not {request.priority}")
+        text = f"priority must be 0 to {MAX_PRIORITY}, not {request.priority}"
+        raise InvalidJob(text, at="priority")
     if request.max_attempts is not None and not 1 <= request.max_attempts <= 1000:
-        raise InvalidJob(f"max_attempts must be 1 to 1000, not {request.max_attempts}")
+        text = f"max_attempts must be 1 to 1000, not {request.max_attempts}"
+        raise InvalidJob(text, at="max_attempts")
     if not 0 <= request.delay <= MAX_DELAY:
-        raise InvalidJob(f"delay must be 0 to {MAX_DELAY:,} seconds, not {request.delay}")
+        text = f"delay must be 0 to {MAX_DELAY:,} seconds, not {request.delay}"
+        raise InvalidJob(text, at="delay")
     if remote:
         job_type.validate_remote(request.payload, request.vouched)
     else:
@@ -135,7 +136,7 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
     message = _message(
         job_type,
         request.payload,
-        job_id=_id_for(request, type_name),
+        job_id=_id_for(request, job_type.name),
         priority=lane.default_priority if request.priority is None else request.priority,
         created_at=moment,
         queued_at=moment + timedelta(seconds=request.delay),
@@ -148,12 +149,33 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
     )
     return NewJob(
         message=message,
-        lane=lane_name,
+        lane=lane.name,
         worker=job_type.worker,
         routing_key=request.routing_key,
         run_at=moment.timestamp() + request.delay if request.delay else None,
         idempotency_key=request.idempotency_key,
     )
+
+
+def _target(registry: Registry, routing_key: str) -> tuple[Lane, JobType]:
+    """Where a routing key leads. Raises InvalidJob, UnknownJobType."""
+    try:
+        lane_name, type_name = split_routing_key(routing_key)
+    except ValueError as error:
+        raise InvalidJob(f"routing key {error}", at="routing_key") from error
+    try:
+        lane = lane_named(lane_name)
+    except ValueError as error:
+        raise InvalidJob(f"routing key {routing_key!r}: {error}", at="lane") from error
+    job_type = registry.get(type_name)
+    _require_lane(job_type, lane_name)
+    return lane, job_type
+
+
+def _require_lane(job_type: JobType, lane: str) -> None:
+    if lane not in job_type.lanes:
+        keys = " or ".join(f"{each}.{job_type.name}" for each in job_type.lanes)
+        raise InvalidJob(f"{job_type.name} is not worked in lane {lane}: use {keys}", at="lane")
 
 
 def children_of(
@@ -171,8 +193,7 @@ def children_of(
 
 def _child(job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, index: int) -> NewJob:
     lane = job.lane or (parent_lane if parent_lane in job_type.lanes else job_type.lanes[0])
-    if lane not in job_type.lanes:
-        raise InvalidJob(f"{job_type.name} is not worked in lane {lane}: use {_keys(job_type)}")
+    _require_lane(job_type, lane)
     job_type.validate(job.payload)
     moment = now()
     message = _message(
@@ -233,10 +254,6 @@ def _id_for(request: JobRequest, job_type: str) -> str:
     return str(uuid4())
 
 
-def _keys(job_type: JobType) -> str:
-    return " or ".join(f"{lane}.{job_type.name}" for lane in job_type.lanes)
-
-
 class JobPublisher:
     """Records jobs and publishes them. Safe to use from many coroutines at once.
 
@@ -269,16 +286,20 @@ class JobPublisher:
         ):
             yield cls(registry, ledger, publisher)
 
+    def prepare(self, request: JobRequest) -> NewJob:
+        """Check a request and make the job, as `prepare` does; nothing is recorded or sent.
+
+        Raises InvalidJob, UnknownJobType, InvalidPayload.
+        """
+        return prepare(self._registry, request, remote=self._remote)
+
     async def publish(self, request: JobRequest) -> Published:
         """Publish one job.
 
-        Raises InvalidJob, UnknownJobType, InvalidPayload (nothing was sent); IdempotencyConflict;
-        LaneFull, Blocked, BrokerAway (PublishError); LedgerUnavailable.
+        Raises what `prepare` raises (nothing was sent); IdempotencyConflict; LaneFull, Blocked,
+        BrokerAway (PublishError); LedgerUnavailable.
         """
-        outcome = (await self.publish_many([request]))[0]
-        if not isinstance(outcome, Published):
-            raise outcome
-        return outcome
+        return await self.publish_one(self.prepare(request))
 
     async def publish_many(self, requests: Iterable[JobRequest]) -> list[PublishOutcome]:
         """Publish a batch; every request is checked before anything is recorded or sent.
@@ -286,50 +307,81 @@ class JobPublisher:
         Outcomes are in the order of the requests. Raises as `publish` does where it is about the
         batch as a whole (an invalid request, the ledger).
         """
-        return await self.publish_prepared(
-            [prepare(self._registry, each, remote=self._remote) for each in requests]
-        )
+        return await self.publish_prepared([self.prepare(each) for each in requests])
+
+    async def publish_one(self, job: NewJob) -> Published:
+        """`publish` of a job that `prepare` has made."""
+        (outcome,) = await self.publish_prepared([job])
+        if not isinstance(outcome, Published):
+            raise outcome
+        return outcome
 
     async def publish_prepared(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
-        """`publish_many` of jobs that `prepare` has made."""
+        """`publish_many` of jobs that `prepare` has made: record → publish → mark → take back."""
         recorded = await self._ledger.record_many(jobs)
-        outcomes: list[PublishOutcome | None] = [
-            _known(job, record) for job, record in zip(jobs, recorded, strict=True)
-        ]
-        due = [index for index, outcome in enumerate(outcomes) if outcome is None]
-        refused: dict[int, Created] = {}
+        outcomes = _known(jobs, recorded)
+        due = [index for index in range(len(jobs)) if index not in outcomes]
         results = await self._publisher.publish_many(
             Outgoing(jobs[index].message, jobs[index].routing_key) for index in due
         )
-        accepted: list[str] = []
-        for index, result in zip(due, results, strict=True):
-            if isinstance(result, Accepted):
-                accepted.append(result.job_id)
-                outcomes[index] = Published(result.job_id, result.routing_key, State.QUEUED)
-            else:
-                outcomes[index] = result
-                made = recorded[index]
-                if isinstance(result, LaneFull) and result.dead_lettered:
-                    await self._ledger.mark_overflowed(jobs[index].message.job_id, time.time())
-                elif result.left_nothing and isinstance(made, Created):
-                    refused[index] = made
+        sent = dict(zip(due, results, strict=True))
+        outcomes |= {index: _outcome(result) for index, result in sent.items()}
+        await self._mark(jobs, sent)
+        outcomes |= await self._take_back(jobs, recorded, sent)
+        return [outcomes[index] for index in range(len(jobs))]
+
+    async def _mark(self, jobs: Sequence[NewJob], sent: Mapping[int, Result]) -> None:
+        """Record what the broker has taken, or has moved to the dead letters."""
+        for index, result in sent.items():
+            if isinstance(result, LaneFull) and result.dead_lettered:
+                await self._ledger.mark_overflowed(jobs[index].message.job_id, time.time())
+        accepted = [result.job_id for result in sent.values() if isinstance(result, Accepted)]
         if accepted:
             await self._ledger.mark_queued(accepted, time.time())
-        if refused:
-            kept = await self._ledger.take_back(list(refused.values()))
-            for index, state in zip(refused, kept, strict=True):
-                if state is not None:
-                    job = jobs[index]
-                    outcomes[index] = Published(job.message.job_id, job.routing_key, state)
-        return [outcome for outcome in outcomes if outcome is not None]
+
+    async def _take_back(
+        self,
+        jobs: Sequence[NewJob],
+        recorded: Sequence[Recorded | IdempotencyConflict],
+        sent: Mapping[int, Result],
+    ) -> dict[int, PublishOutcome]:
+        """Take back the records of jobs of which the broker kept nothing; the outcomes of those
+        that are kept nevertheless, as another request was told of them."""
+        nothing_left = [
+            index
+            for index, result in sent.items()
+            if isinstance(result, PublishError) and result.left_nothing
+        ]
+        made = {index: recorded[index] for index in nothing_left}
+        refused = {index: each for index, each in made.items() if isinstance(each, Created)}
+        if not refused:
+            return {}
+        kept = await self._ledger.take_back(list(refused.values()))
+        return {
+            index: Published(jobs[index].message.job_id, jobs[index].routing_key, state)
+            for index, state in zip(refused, kept, strict=True)
+            if state is not None
+        }
 
 
-def _known(job: NewJob, record: Recorded | IdempotencyConflict) -> PublishOutcome | None:
-    """The outcome of a job that need not be sent now; None for one that must be."""
-    if isinstance(record, IdempotencyConflict):
-        return record
-    if isinstance(record, Existing):
-        return Published(record.job_id, job.routing_key, record.state, duplicate=True)
-    if job.run_at is not None:
-        return Published(record.job_id, job.routing_key, State.SCHEDULED)
-    return None
+def _known(
+    jobs: Sequence[NewJob], recorded: Sequence[Recorded | IdempotencyConflict]
+) -> dict[int, PublishOutcome]:
+    """The outcomes of jobs that need not be sent now, by their place in the batch."""
+    outcomes: dict[int, PublishOutcome] = {}
+    for index, (job, record) in enumerate(zip(jobs, recorded, strict=True)):
+        if isinstance(record, IdempotencyConflict):
+            outcomes[index] = record
+        elif isinstance(record, Existing):
+            outcomes[index] = Published(
+                record.job_id, job.routing_key, record.state, duplicate=True
+            )
+        elif job.run_at is not None:
+            outcomes[index] = Published(record.job_id, job.routing_key, State.SCHEDULED)
+    return outcomes
+
+
+def _outcome(result: Result) -> PublishOutcome:
+    if isinstance(result, Accepted):
+        return Published(result.job_id, result.routing_key, State.QUEUED)
+    return result

@@ -13,16 +13,13 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from pydantic import ValidationError
 
-from switchyard.broker.lanes import LANES, queue_name
 from switchyard.services.errors import InvalidInput
 from switchyard.services.jobs.registry import (
     InvalidPayload,
-    JobType,
     NotFromOutside,
-    Registry,
     UnknownJobType,
 )
-from switchyard.services.publishing.publisher import MAX_DELAY, JobRequest
+from switchyard.services.publishing.publisher import MAX_DELAY, InvalidJob, JobRequest
 from switchyard.services.records import JobRecord
 
 SAME_MOMENT = 2.0
@@ -48,64 +45,41 @@ class InvalidRequest(InvalidInput):
         super().__init__("; ".join(each.message for each in complaints))
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a job of that type goes in that lane."""
-
-    routing_key: str
-    lane: str
-    job_type: JobType
-
-    @property
-    def queue(self) -> str:
-        return queue_name(self.lane, self.job_type.worker)
-
-
-def target_of(
-    registry: Registry, *, routing_key: str | None, lane: str | None, job_type: str | None
-) -> Target:
-    """The target that is named by a routing key, or by a lane and a job type.
+def routing_key_of(routing_key: str | None, lane: str | None, job_type: str | None) -> str:
+    """The routing key that is named by itself, or by a lane and a job type.
 
     Raises InvalidRequest.
     """
-    lane_at, type_at = ("lane",), ("job_type",)
     if routing_key is not None:
         if lane is not None or job_type is not None:
             raise InvalidRequest(
                 Complaint(("routing_key",), "give either routing_key or lane and job_type")
             )
-        lane, dot, job_type = routing_key.partition(".")
-        if not (lane and dot and job_type):
-            raise InvalidRequest(
-                Complaint(("routing_key",), "it is not of the form <lane>.<job_type>")
-            )
-        lane_at = type_at = ("routing_key",)
+        return routing_key
     if lane is None or job_type is None:
         raise InvalidRequest(Complaint(("routing_key",), "give routing_key, or lane and job_type"))
-    try:
-        declared = registry.get(job_type)
-    except UnknownJobType as error:
-        raise InvalidRequest(Complaint(type_at, str(error))) from error
-    if lane not in declared.lanes:
-        known = {each.name for each in LANES}
-        text = f"{job_type} is not worked in lane" if lane in known else "there is no lane"
-        raise InvalidRequest(
-            Complaint(lane_at, f"{text} {lane!r}; its lanes are: {', '.join(declared.lanes)}")
-        )
-    return Target(f"{lane}.{job_type}", lane, declared)
+    return f"{lane}.{job_type}"
 
 
-def check_payload(target: Target, payload: Mapping[str, Any]) -> None:
-    """Hold the payload against its job type's model, and against what may come from outside.
-    Raises InvalidRequest."""
-    try:
-        target.job_type.validate_remote(payload)
-    except NotFromOutside as error:
-        raise InvalidRequest(
-            *(Complaint(("payload", each.field), each.message) for each in error.refused)
-        ) from error
-    except InvalidPayload as error:
-        raise InvalidRequest(*_payload_complaints(error)) from error
+def refused(
+    error: InvalidJob | InvalidPayload | UnknownJobType, *, by_routing_key: bool
+) -> InvalidRequest:
+    """What `prepare` has found wrong with a job, with its places in the request. The target was
+    named by a routing key, or by a lane and a job type."""
+    match error:
+        case NotFromOutside():
+            return InvalidRequest(
+                *(Complaint(("payload", each.field), each.message) for each in error.refused)
+            )
+        case InvalidPayload():
+            return InvalidRequest(*_payload_complaints(error))
+        case UnknownJobType():
+            at: str | None = "job_type"
+        case InvalidJob():
+            at = error.at
+    if by_routing_key and at in ("lane", "job_type"):
+        at = "routing_key"
+    return InvalidRequest(Complaint(() if at is None else (at,), str(error)))
 
 
 def _payload_complaints(error: InvalidPayload) -> Iterator[Complaint]:
