@@ -82,7 +82,7 @@ async def see_through(settings: Settings, count: int) -> Counter[str]:
     return ends
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_some_hostile_pdfs_harm_no_ordinary_one(settings: Settings) -> None:
     ends = await see_through(settings, 26)
