@@ -178,23 +178,38 @@ def backlog(stage: Stage, rounds: int, count: int) -> list[Row]:
 
 
 def footprint(stage: Stage, rounds: int, count: int) -> list[Row]:
-    """Memory of an idle worker, and the time that `jobctl --help` takes."""
+    """Memory of an idle worker, and how long commands take to start, beside Python itself."""
     memory = Row("a worker after its first job", "MB", target="under 120 MB")
+    command = "from switchyard.cli.main import main; main()"
+    python = Row("python -c pass", "ms")
     start = Row("jobctl --help", "ms", target="under 300 ms")
+    client = Row("from switchyard import Client", "ms")
+    search = Row("jobctl search, of an API that is away", "ms", target="under 200 ms, or 10 ×")
+    starts: tuple[tuple[Row, list[str]], ...] = (
+        (python, ["pass"]),
+        (start, [command, "--help"]),
+        (client, ["from switchyard import Client"]),
+        (search, [command, "search", "tide"]),
+    )
+    nowhere = environment("", JOBS_API_URL="http://127.0.0.1:9")
     for _ in range(rounds):
         settings = stage.switchyard(f"memory-{os.urandom(3).hex()}")
         env = environment("", stage.directory / "samples", **settings)
         run_json(module_command("with_switchyard", "publish", 50), env)
         memory.rounds.append(run_json(module_command("first_jobs", 50), env)["rss_mb"])
         for _ in range(5):
-            started = time.perf_counter()
-            subprocess.run(
-                [sys.executable, "-c", "from switchyard.cli.main import main; main()", "--help"],
-                check=True,
-                stdout=subprocess.DEVNULL,
-            )
-            start.rounds.append((time.perf_counter() - started) * 1000)
-    return [memory, start]
+            for row, arguments in starts:
+                started = time.perf_counter()
+                subprocess.run(
+                    [sys.executable, "-c", *arguments],
+                    env=nowhere,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                row.rounds.append((time.perf_counter() - started) * 1000)
+    for row, _ in starts[1:]:
+        row.ratio = row.median / python.median
+    return [memory, python, start, client, search]
 
 
 Measurement = Callable[[Stage, int, int], list[Row]]

@@ -21,14 +21,16 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.cli.base.long_running import settle_memory
 from switchyard.services.backfill.counts import Counts
-from switchyard.services.backfill.files import FileFormat, store_input
+from switchyard.services.backfill.files import store_input
+from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.handler import BackfillHandler
-from switchyard.services.backfill.spec import MOST_WAITING, Backfills, parse_spec
+from switchyard.services.backfill.spec import Backfills, parse_spec
 from switchyard.services.bulk.control import require_bulk
 from switchyard.services.bulk.operations import BulkRunner
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.logs import configure
+from switchyard.services.records.bulk import MOST_WAITING
 from switchyard.services.settings import Settings
 
 LOOK = 0.05

@@ -9,7 +9,7 @@ import pytest
 
 from switchyard.cli.backfill import start as backfill_start
 from switchyard.cli.backfill.start import FormatName
-from switchyard.services.backfill.files import FileFormat
+from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import LedgerUnavailable
 from switchyard.services.settings import Settings

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from switchyard.cli.look.search import ModeName
 from switchyard.services.documents.samples import sample
-from switchyard.services.index.ranking import Mode
+from switchyard.services.index.modes import Mode
 from switchyard.services.ledger import upgrade
 from switchyard.services.settings import Settings
 from tests.acceptance.conftest import CommandLine, clean_environment
@@ -112,7 +112,7 @@ def test_what_fails_is_one_line_and_says_what_to_do(shell: CommandLine, papers: 
     usage = ("documents", "upload", *papers, "--title", "Both")
     assert "send one file" in shell.fails(*usage, code=2)
     assert "--wait" in shell.fails("documents", "upload", papers[0], "--timeout", "1s", code=2)
-    assert "JOBS_API_URL" in shell.fails("documents", "list", JOBS_API_URL="localhost")
+    assert "JOBS_API_URL" in shell.fails("documents", "list", code=2, JOBS_API_URL="localhost")
 
 
 def test_waiting_ends_with_the_document_or_the_time(

@@ -11,7 +11,7 @@ import pytest
 
 from switchyard.services.backfill import arxiv, gate, handler
 from switchyard.services.backfill import progress as progress_module
-from switchyard.services.backfill.files import FileFormat
+from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.sources import InvalidBackfill
 from switchyard.services.backfill.spec import parse_spec
 from switchyard.services.bulk import control as bulk_control

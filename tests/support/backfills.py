@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from switchyard.services.backfill.files import FileFormat, store_input
+from switchyard.services.backfill.files import store_input
+from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.handler import BackfillHandler
 from switchyard.services.backfill.progress import Progress, progress_of
 from switchyard.services.backfill.sources import (

@@ -1,6 +1,6 @@
 import pytest
 
-from switchyard.api.entry.access import is_loopback
+from switchyard.api.addresses import is_loopback
 from switchyard.services.access.api_keys import (
     InvalidKeySetting,
     NewKey,

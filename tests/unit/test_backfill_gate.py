@@ -4,12 +4,8 @@ import time
 
 from switchyard.services.backfill.gate import Gate
 from switchyard.services.bulk.hot_traffic import STEP, HotTraffic
-from switchyard.services.monitoring.lane_pressure import (
-    LaneDepth,
-    Pressure,
-    QueueDepth,
-    Snapshot,
-)
+from switchyard.services.monitoring.lane_pressure import LaneDepth, QueueDepth, Snapshot
+from switchyard.services.monitoring.levels import Pressure
 
 QUEUE = "backfill.llm"
 

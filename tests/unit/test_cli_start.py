@@ -1,6 +1,7 @@
 """`jobctl --help` imports nothing heavy, and every command says what it does."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -43,6 +44,26 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     # typer itself reads the options of a command with pydantic.
     heavy = HEAVY if len(arguments) > 1 else (*HEAVY, "pydantic")
     assert [name for name in heavy if name in modules] == []
+
+
+@pytest.mark.parametrize("arguments", [["documents", "show", "x"], ["search", "x"]])
+def test_what_calls_the_api_loads_neither_database_nor_broker(arguments: list[str]) -> None:
+    nowhere = {"JOBS_API_URL": "http://127.0.0.1:9", "JOBS_AMQP_URL": "amqp://elsewhere"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | nowhere,
+    )
+    said, _, report = done.stderr.rpartition("\n")
+    code, modules = json.loads(report)
+    assert code == 1
+    assert "can't be reached" in said
+    needed = {"asyncio", "httpx", "multiprocessing"}
+    assert [name for name in HEAVY if name in modules and name not in needed] == []
+    # A server loads 950; typer and httpx alone make 500.
+    assert len(modules) < 600
 
 
 def test_every_command_has_a_summary_that_is_a_sentence() -> None:

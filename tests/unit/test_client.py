@@ -18,8 +18,10 @@ from switchyard.api.client import (
     Unavailable,
     calls,
 )
+from switchyard.api.client.common import DEFAULT_URL
 from switchyard.api.client.errors import error_of
 from switchyard.api.client.following import EventReader, Patience
+from switchyard.services.settings import Settings
 
 PROBE = "import json, sys; import switchyard.api.client; print(json.dumps(sorted(sys.modules)))"
 
@@ -27,8 +29,16 @@ PROBE = "import json, sys; import switchyard.api.client; print(json.dumps(sorted
 def test_the_client_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
     modules = json.loads(done.stdout)
-    heavy = ("pymupdf", "lancedb", "pyarrow", "openai", "numpy", "obstore", "uvicorn")
+    heavy = (
+        "aio_pika", "aiormq", "fastapi", "lancedb", "numpy", "obstore", "openai", "pika", "pyarrow",
+        "pydantic_settings", "pymupdf", "sqlalchemy", "starlette", "structlog", "uvicorn",
+    )  # fmt: skip
     assert [name for name in heavy if name in modules] == []
+
+
+def test_the_client_calls_where_the_settings_say_by_default() -> None:
+    """`jobctl` leaves address and key to the client, and docs/settings.md tells the default."""
+    assert Settings.model_fields["api_url"].default == DEFAULT_URL
 
 
 @pytest.mark.parametrize(

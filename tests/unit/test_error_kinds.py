@@ -15,8 +15,8 @@ import pytest
 import switchyard
 from switchyard.api.client.errors import ApiError
 from switchyard.api.http.errors import PROBLEM_OF, problem_of
-from switchyard.api.http.problems import KINDS as PROBLEMS
 from switchyard.api.http.problems import Problem
+from switchyard.api.models.problems import KINDS as PROBLEMS
 from switchyard.broker.errors import BrokerError, ManagementError
 from switchyard.cli.base.errors import EXIT_CODES, CommandFailed, WrongUsage, exit_code_of, explain
 from switchyard.services.backfill.sources import InvalidBackfill, SourceAway

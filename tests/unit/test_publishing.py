@@ -14,13 +14,13 @@ from switchyard.services.jobs.registry import (
     UnknownJobType,
 )
 from switchyard.services.publishing.publisher import (
-    MAX_DELAY,
     InvalidJob,
     JobRequest,
     children_of,
     job_id_of,
     prepare,
 )
+from switchyard.services.records.requests import MAX_DELAY
 from tests.support.system import JOB_MODULES
 
 REGISTRY = Registry.load(JOB_MODULES)

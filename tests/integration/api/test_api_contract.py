@@ -13,7 +13,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from switchyard.api.app import ROUTERS
-from switchyard.api.http.problems import KINDS
+from switchyard.api.models.problems import KINDS
 from switchyard.services.access.api_keys import Scope, create_key
 from switchyard.services.settings import Settings
 from tests.support.api_server import RunningApi, problem, serving

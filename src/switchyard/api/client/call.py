@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Generic, ParamSpec, TypeVar
+from typing import IO, Any, Generic, Literal, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, TypeAdapter
@@ -65,6 +65,26 @@ class Operation(Generic[P, T]):
 
     id: str
     call: Callable[P, Call[T]]
+
+
+class Sender(Protocol):
+    """A client that sends a call and waits for its answer."""
+
+    is_async: Literal[False]
+
+    def send(self, call: Call[T], /) -> T:
+        """Raises ApiError."""
+        ...
+
+
+class AsyncSender(Protocol):
+    """A client whose `send` is awaited."""
+
+    is_async: Literal[True]
+
+    async def send(self, call: Call[T], /) -> T:
+        """Raises ApiError."""
+        ...
 
 
 def operation(name: str) -> Callable[[Callable[P, Call[T]]], Operation[P, T]]:

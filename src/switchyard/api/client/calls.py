@@ -22,9 +22,11 @@ from switchyard.api.client.call import (
     in_path,
     operation,
 )
+from switchyard.api.models import dead as dead_models
 from switchyard.api.models import documents as document_models
 from switchyard.api.models import jobs as models
-from switchyard.api.routes import admin, contract, health, pressure
+from switchyard.api.models import lanes as lane_models
+from switchyard.api.models import service
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -212,15 +214,15 @@ def search(
 
 
 @operation("lanes-backpressure")
-def backpressure() -> Call[pressure.PressureView]:
+def backpressure() -> Call[lane_models.PressureView]:
     """How full each lane is."""
-    return get("/backpressure", pressure.PressureView)
+    return get("/backpressure", lane_models.PressureView)
 
 
 @operation("contract-list_schemas")
-def schemas() -> Call[contract.JobTypes]:
+def schemas() -> Call[service.JobTypes]:
     """The job types, with the JSON Schemas of their payloads."""
-    return get("/schemas", contract.JobTypes)
+    return get("/schemas", service.JobTypes)
 
 
 @operation("contract-show_schema")
@@ -236,31 +238,31 @@ def asyncapi() -> Call[dict[str, Any]]:
 
 
 @operation("contract-list_problems")
-def problems() -> Call[contract.ProblemKinds]:
+def problems() -> Call[service.ProblemKinds]:
     """The kinds of problems that the service answers with."""
-    return get("/problems", contract.ProblemKinds)
+    return get("/problems", service.ProblemKinds)
 
 
 @operation("contract-show_problem")
-def problem(name: str) -> Call[contract.ProblemKind]:
+def problem(name: str) -> Call[service.ProblemKind]:
     """One of them."""
-    return get(f"/problems/{in_path(name)}", contract.ProblemKind)
+    return get(f"/problems/{in_path(name)}", service.ProblemKind)
 
 
 @operation("health-live")
-def live() -> Call[health.Liveness]:
+def live() -> Call[service.Liveness]:
     """Whether the service's process answers."""
-    return get("/health/live", health.Liveness)
+    return get("/health/live", service.Liveness)
 
 
 @operation("health-ready")
-def ready() -> Call[health.Readiness]:
+def ready() -> Call[service.Readiness]:
     """What the service stands on; one that is away is in the answer, and no error."""
     return _health("/health/ready")
 
 
 @operation("health-health")
-def health_of_all() -> Call[health.Readiness]:
+def health_of_all() -> Call[service.Readiness]:
     """The same as `ready`."""
     return _health("/health")
 
@@ -269,15 +271,15 @@ def health_of_all() -> Call[health.Readiness]:
 
 
 @operation("admin-lanes")
-def lanes() -> Call[admin.LaneReports]:
+def lanes() -> Call[lane_models.LaneReports]:
     """Each lane's queues, and its jobs by state."""
-    return get("/admin/lanes", admin.LaneReports)
+    return get("/admin/lanes", lane_models.LaneReports)
 
 
 @operation("admin-workers")
-def workers() -> Call[admin.Workers]:
+def workers() -> Call[lane_models.Workers]:
     """The workers, those that started last first."""
-    return get("/admin/workers", admin.Workers)
+    return get("/admin/workers", lane_models.Workers)
 
 
 @operation("admin-list_dead")
@@ -290,11 +292,11 @@ def dead_page(
     error_type: str | None = None,
     limit: int | None = None,
     cursor: str | None = None,
-) -> Call[admin.DeadLetterPage]:
+) -> Call[dead_models.DeadLetterPage]:
     """A page of the dead letters, the latest first."""
     return get(
         "/admin/dead",
-        admin.DeadLetterPage,
+        dead_models.DeadLetterPage,
         state=state,
         reason=reason,
         job_type=job_type,
@@ -306,13 +308,13 @@ def dead_page(
 
 
 @operation("admin-show_dead")
-def dead_letter(letter_id: str) -> Call[admin.DeadLetterDetails]:
+def dead_letter(letter_id: str) -> Call[dead_models.DeadLetterDetails]:
     """A dead letter with its headers and body."""
-    return get(f"/admin/dead/{in_path(letter_id)}", admin.DeadLetterDetails)
+    return get(f"/admin/dead/{in_path(letter_id)}", dead_models.DeadLetterDetails)
 
 
-def _health(path: str) -> Call[health.Readiness]:
-    read = health.Readiness.model_validate_json
+def _health(path: str) -> Call[service.Readiness]:
+    read = service.Readiness.model_validate_json
     return Call("GET", path, read, also=frozenset({503}), repeatable=True)
 
 

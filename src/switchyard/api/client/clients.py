@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, closing
 from itertools import count
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import httpx
 
@@ -21,11 +21,11 @@ from switchyard.api.client.following import (
     Patience,
     check_stream,
 )
-from switchyard.api.client.operations import streams
+from switchyard.api.client.streams import streams
 from switchyard.api.models.documents import DocumentView
 from switchyard.api.models.jobs import JobDetails
 from switchyard.services.records import FINISHED
-from switchyard.services.workers.stages import FAILED, FINISHED_STATES
+from switchyard.services.records.document_states import FAILED, FINISHED_STATES
 
 RECONNECTS = 8
 """How often in a row a stream of events is opened in vain."""
@@ -36,7 +36,7 @@ T = TypeVar("T")
 class Client(Common):
     """The API, for programs without an event loop. Safe to use from several threads."""
 
-    is_async = False
+    is_async: Literal[False] = False
 
     def _open(self, **options: Any) -> None:
         self._http = httpx.Client(**options)
@@ -168,7 +168,7 @@ class AsyncClient(Common):
     """The API, for programs with an event loop. Close what it iterates with `aclosing` where you
     leave it early."""
 
-    is_async = True
+    is_async: Literal[True] = True
 
     def _open(self, **options: Any) -> None:
         self._http = httpx.AsyncClient(**options)

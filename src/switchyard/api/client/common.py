@@ -13,6 +13,7 @@ from typing import IO, Any, TypeVar
 import httpx
 from pydantic import ValidationError
 
+from switchyard.api.addresses import is_loopback
 from switchyard.api.client.call import Call
 from switchyard.api.client.errors import (
     ApiAway,
@@ -25,7 +26,6 @@ from switchyard.api.client.errors import (
 )
 from switchyard.api.client.following import QUIET
 from switchyard.api.client.operations import Operations
-from switchyard.api.entry.access import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 FIRST_LOOK, LONGEST_LOOK = 0.1, 2.0

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 from pydantic import ValidationError
 
-from switchyard.api.http.problems import TYPE_BASE, FieldError, ProblemDetails
+from switchyard.api.models.problems import TYPE_BASE, FieldError, ProblemDetails
 
 
 class ApiError(Exception):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from switchyard.api.client import backfill_calls, calls, dead_calls
-from switchyard.api.client.call import Operation
-
-if TYPE_CHECKING:
-    from switchyard.api.client.clients import AsyncClient, Client
+from switchyard.api.client.call import AsyncSender, Operation, Sender
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,10 +32,10 @@ class Method(Generic[P, T]):
     @overload
     def __get__(self, client: None, owner: object) -> Self: ...
     @overload
-    def __get__(self, client: Client, owner: object) -> Callable[P, T]: ...
+    def __get__(self, client: Sender, owner: object) -> Callable[P, T]: ...
     @overload
     def __get__(
-        self, client: AsyncClient, owner: object
+        self, client: AsyncSender, owner: object
     ) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, client: Any, owner: object) -> Any:
         if client is None:
@@ -65,11 +62,11 @@ class Listing(Generic[P, PageT, Item]):
     def __get__(self, client: None, owner: object) -> Self: ...
     @overload
     def __get__(
-        self, client: Client, owner: object
+        self, client: Sender, owner: object
     ) -> Callable[P, Generator[Item, None, None]]: ...
     @overload
     def __get__(
-        self, client: AsyncClient, owner: object
+        self, client: AsyncSender, owner: object
     ) -> Callable[P, AsyncGenerator[Item, None]]: ...
     def __get__(self, client: Any, owner: object) -> Any:
         if client is None:
@@ -150,16 +147,6 @@ class Operations:
     pause_redrive = Method(dead_calls.pause_redrive)
     resume_redrive = Method(dead_calls.resume_redrive)
     cancel_redrive = Method(dead_calls.cancel_redrive)
-
-
-def streams(operation: str) -> Callable[[T], T]:
-    """Name the operation that a method of both clients follows."""
-
-    def mark(method: T) -> T:
-        method.operations = (operation,)  # type: ignore[attr-defined]
-        return method
-
-    return mark
 
 
 def operations_of(client: type[Operations]) -> set[str]:

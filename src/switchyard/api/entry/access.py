@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from fastapi.security.http import HTTPAuthorizationCredentials
 
+from switchyard.api.addresses import is_loopback
 from switchyard.api.http.problems import Problem
 from switchyard.api.state import ApiState, state_of
 from switchyard.services.access.api_keys import Principal, Scope
@@ -26,16 +26,6 @@ ANYBODY = Principal("anybody", frozenset(Scope))
 
 class KeysMissing(Misconfigured):
     """The service was to listen beyond this machine, and nobody has a key."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether that address, or name, is this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 async def check_keys(state: ApiState) -> None:

@@ -11,10 +11,9 @@ from fastapi.routing import APIRoute
 
 from switchyard.api.http.problems import (
     MEDIA_TYPE,
-    FieldError,
-    ProblemDetails,
     responses,
 )
+from switchyard.api.models.problems import FieldError, ProblemDetails
 
 PUBLIC = ("/health", "/problems")
 """Paths that need no key."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,11 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from switchyard.api.models import jobs as models
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.backfill.files import FileFormat
-from switchyard.services.backfill.progress import Progress
-from switchyard.services.backfill.spec import MOST_WAITING, BackfillSpec, Preview
-from switchyard.services.bulk.control import LEAST_RATE, MOST_RATE
+from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.records import BulkState, State
+from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING
 
 BACKFILL_ID = r"^[a-z]{1,32}-[0-9a-f]{4,32}$"
 EXAMPLE_ID = "backfill-3fa9c01b22"
@@ -70,11 +68,6 @@ class BackfillPlan(BaseModel):
     )
     reason: str | None = Field(default=None, max_length=1000, pattern=models.PLAIN)
 
-    def spec(self) -> BackfillSpec:
-        """Raises pydantic's ValidationError where fields do not fit together."""
-        given = self.model_dump(exclude={"rate", "max_open", "reason"})
-        return BackfillSpec.model_validate({**given, "remote": True})
-
 
 class BackfillLimits(BaseModel):
     """Limits to change; those that are left out stay. null takes a limit away."""
@@ -129,20 +122,6 @@ class BackfillPreview(BaseModel):
     jobs: list[JobPreview] = Field(description="The first jobs.")
     unusable: list[str] = Field(description="Why some of the first items would be skipped.")
 
-    @classmethod
-    def of(cls, preview: Preview) -> BackfillPreview:
-        jobs = [
-            JobPreview(
-                routing_key=job.routing_key,
-                priority=job.message.priority,
-                payload=job.message.payload,
-            )
-            for job in preview.jobs
-        ]
-        return cls(
-            title=preview.title, total=preview.total, jobs=jobs, unusable=list(preview.unusable)
-        )
-
 
 class DeathCause(BaseModel):
     """Jobs of a backfill that died of one cause."""
@@ -185,47 +164,6 @@ class BackfillView(BaseModel):
     seconds_to_go: tuple[float, float] | None = Field(description="The best and the worst guess.")
     seconds: float | None = Field(description="From its start to its end, or to now.")
     dead: list[DeathCause] = Field(description="Dead jobs by cause, followers included.")
-
-    @classmethod
-    def of(cls, progress: Progress) -> BackfillView:
-        operation = progress.operation
-        return cls(
-            id=operation.id,
-            title=operation.title,
-            state=operation.state,
-            note=progress.note,
-            reason=operation.reason,
-            created_by=operation.created_by,
-            created_at=datetime.fromtimestamp(operation.created_at, UTC),
-            started_at=models.moment(operation.started_at),
-            finished_at=models.moment(operation.finished_at),
-            rate=operation.rate,
-            max_open=operation.max_open,
-            plan=dict(operation.spec),
-            total=progress.total,
-            read=progress.read,
-            published=progress.published,
-            skipped=progress.skipped,
-            repeated=progress.repeated,
-            exhausted=progress.exhausted,
-            notes=list(progress.notes),
-            jobs=dict(progress.jobs),
-            followers=dict(progress.followers),
-            jobs_per_second=progress.rate,
-            seconds_to_go=progress.eta,
-            seconds=progress.seconds,
-            dead=[
-                DeathCause(
-                    count=each.count,
-                    job_type=each.job_type,
-                    reason=each.reason,
-                    error_type=each.error_type,
-                    sample_id=each.sample_id,
-                    sample_message=each.sample_message,
-                )
-                for each in progress.deaths
-            ],
-        )
 
 
 class BackfillPage(BaseModel):

@@ -9,17 +9,51 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.api.models import jobs as models
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.bulk.control import LEAST_RATE, MOST_RATE
 from switchyard.services.dead.causes import cause_of
 from switchyard.services.dead.changes import Change
 from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.records import BulkOperation, BulkState, DeadGroup
-from switchyard.services.redrive.sending import Tally
-from switchyard.services.redrive.spec import Progress, RedriveSpec
+from switchyard.services.records import BulkState, DeadGroup
+from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE
 
 REDRIVE_ID = r"^redrive-[0-9a-f]{4,32}$"
 EXAMPLE_ID = "redrive-3fa9c01b22"
 GROUP_ID = r"^[0-9a-f]{1,10}$"
+
+
+class DeadLetterView(BaseModel):
+    """A job that was given up, as the index knows it."""
+
+    id: str
+    job_id: str | None
+    job_type: str | None
+    lane: str | None
+    routing_key: str | None
+    worker: str | None
+    reason: str = Field(examples=["exhausted"])
+    error_type: str | None
+    error_message: str | None
+    attempts: int
+    redrives: int
+    copies: int = Field(description="Letters of this id since it last began to wait.")
+    state: str = Field(description="waiting, redriven, purged or dropped.")
+    first_at: datetime | None
+    dead_at: datetime | None
+    updated_at: datetime | None
+
+
+class DeadLetterDetails(DeadLetterView):
+    """A dead letter with all that it carries."""
+
+    traceback: str | None
+    headers: dict[str, Any]
+    body: str = Field(description="As it was on the broker; what is not UTF-8 is replaced.")
+
+
+class DeadLetterPage(BaseModel):
+    """Part of a listing."""
+
+    dead_letters: list[DeadLetterView]
+    next_cursor: str | None
 
 
 class DeadGroupView(BaseModel):
@@ -154,17 +188,6 @@ class NewRedrive(BaseModel):
             raise ValueError("give a filter, or all: true, and not both")
         return self
 
-    def spec(self) -> RedriveSpec:
-        return RedriveSpec(
-            self.filter.filter(),
-            self.change.change(),
-            limit=self.limit,
-            canary=self.canary,
-            halt_on=self.halt_on,
-            from_ledger=self.from_ledger,
-            remote=True,
-        )
-
 
 class RedriveRate(BaseModel):
     """Another rate; null takes the limit away."""
@@ -185,17 +208,6 @@ class RedrivePlan(BaseModel):
         description="Letters by routing key.", examples=[{"hot.summarize_content": 12}]
     )
     notes: list[str] = Field(description="A line for each letter; the first 100.")
-
-    @classmethod
-    def of(cls, tally: Tally) -> Self:
-        return cls(
-            matched=tally.matched,
-            redriven=tally.done,
-            dropped=tally.dropped,
-            invalid=tally.invalid,
-            routes=tally.routes,
-            notes=tally.notes,
-        )
 
 
 class RedriveView(BaseModel):
@@ -221,23 +233,6 @@ class RedriveView(BaseModel):
     undone: int
     unfinished: int
     notes: list[str]
-
-    @classmethod
-    def of(cls, operation: BulkOperation) -> Self:
-        return cls(
-            id=operation.id,
-            title=operation.title,
-            state=operation.state,
-            note=operation.note,
-            reason=operation.reason,
-            created_by=operation.created_by,
-            created_at=models.moment(operation.created_at),
-            started_at=models.moment(operation.started_at),
-            finished_at=models.moment(operation.finished_at),
-            rate=operation.rate,
-            spec=dict(operation.spec),
-            **Progress.of(operation).to_json(),
-        )
 
 
 class RedrivePage(BaseModel):

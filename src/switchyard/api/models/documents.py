@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from switchyard.services.index.ranking import MAX_LIMIT, Mode
+from switchyard.services.index.modes import MAX_LIMIT, Mode
 
 
 class FailureView(BaseModel):

@@ -18,8 +18,8 @@ from pydantic import (
 )
 
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.publishing.publisher import MAX_DELAY
 from switchyard.services.records import AttemptRecord, JobRecord, JobSummary, Page, State
+from switchyard.services.records.requests import MAX_DELAY
 
 JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
 ROUTING_KEY = r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$"

@@ -3,95 +3,24 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
-from pydantic import BaseModel, Field
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, responses
 from switchyard.api.models import jobs as models
-from switchyard.api.routes.pressure import QueueView, queue_view
+from switchyard.api.models.dead import DeadLetterDetails, DeadLetterPage, DeadLetterView
+from switchyard.api.models.lanes import LaneReport, LaneReports, Workers, WorkerView
+from switchyard.api.routes.pressure import queue_view
 from switchyard.api.state import State
 from switchyard.services.access.api_keys import Scope
-from switchyard.services.monitoring.lane_pressure import Pressure
 from switchyard.services.monitoring.worker_status import status_of
 from switchyard.services.records import DeadLetter, DeadLetterFilter, DeadLetterState
 
 router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
 LetterId = Annotated[str, Path(pattern=models.JOB_ID)]
-
-
-class LaneReport(BaseModel):
-    """A lane, its queues, and its jobs by state."""
-
-    lane: str
-    pressure: Pressure
-    queues: list[QueueView]
-    jobs: dict[str, int] = Field(examples=[{"queued": 3, "running": 2}])
-
-
-class LaneReports(BaseModel):
-    lanes: list[LaneReport]
-
-
-class WorkerView(BaseModel):
-    """A worker process."""
-
-    worker_id: str
-    status: str = Field(
-        description="alive, silent (no sign of life: it died, or lost the ledger) or stopped."
-    )
-    kinds: list[str]
-    lanes: list[str]
-    host: str
-    pid: int
-    concurrency: int
-    started_at: datetime | None
-    beat_at: datetime | None
-    stopped_at: datetime | None
-
-
-class Workers(BaseModel):
-    workers: list[WorkerView]
-
-
-class DeadLetterView(BaseModel):
-    """A job that was given up, as the index knows it."""
-
-    id: str
-    job_id: str | None
-    job_type: str | None
-    lane: str | None
-    routing_key: str | None
-    worker: str | None
-    reason: str = Field(examples=["exhausted"])
-    error_type: str | None
-    error_message: str | None
-    attempts: int
-    redrives: int
-    copies: int = Field(description="Letters of this id since it last began to wait.")
-    state: str = Field(description="waiting, redriven, purged or dropped.")
-    first_at: datetime | None
-    dead_at: datetime | None
-    updated_at: datetime | None
-
-
-class DeadLetterDetails(DeadLetterView):
-    """A dead letter with all that it carries."""
-
-    traceback: str | None
-    headers: dict[str, Any]
-    body: str = Field(description="As it was on the broker; what is not UTF-8 is replaced.")
-
-
-class DeadLetterPage(BaseModel):
-    """Part of a listing."""
-
-    dead_letters: list[DeadLetterView]
-    next_cursor: str | None
 
 
 @router.get("/lanes", responses=responses("broker-away", "no-broker"))

@@ -24,10 +24,12 @@ from switchyard.api.models.backfills import (
     Cancellation,
     CancelledBackfill,
 )
+from switchyard.api.routes.backfill_views import backfill_view, preview_view, spec_of
 from switchyard.api.state import ApiState, State
 from switchyard.broker.message import describe
 from switchyard.services.access.api_keys import Scope
-from switchyard.services.backfill.files import FileFormat, format_of, store_input
+from switchyard.services.backfill.files import format_of, store_input
+from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.progress import progress_of
 from switchyard.services.backfill.sources import InvalidBackfill
 from switchyard.services.backfill.spec import KIND, Backfills, BackfillSpec
@@ -85,7 +87,7 @@ async def start(
         max_open=body.max_open,
     )
     response.headers["Location"] = f"/backfills/{operation.id}"
-    return BackfillView.of(await progress_of(state.ledger, operation))
+    return backfill_view(await progress_of(state.ledger, operation))
 
 
 @router.post(
@@ -95,7 +97,7 @@ async def start(
 )
 async def preview(body: BackfillPlan, state: State) -> BackfillPreview:
     """What a backfill would do: the number of items, and the first jobs. Nothing is started."""
-    return BackfillPreview.of(await _backfills(state).preview(_spec(body)))
+    return preview_view(await _backfills(state).preview(_spec(body)))
 
 
 @router.post(
@@ -140,7 +142,7 @@ async def list_backfills(
     """Backfills, newest first."""
     states = [] if wanted is None else [wanted]
     page = await state.ledger.list_bulk(KIND, states=states, limit=limit, cursor=cursor)
-    found = [BackfillView.of(await progress_of(state.ledger, each)) for each in page.items]
+    found = [backfill_view(await progress_of(state.ledger, each)) for each in page.items]
     return BackfillPage(backfills=found, next_cursor=page.next_cursor)
 
 
@@ -209,14 +211,14 @@ def _backfills(state: ApiState) -> Backfills:
 
 def _spec(body: BackfillPlan) -> BackfillSpec:
     try:
-        return body.spec()
+        return spec_of(body)
     except ValidationError as error:
         raise InvalidBackfill(describe(error)) from error
 
 
 async def _view(state: ApiState, backfill_id: str) -> BackfillView:
     operation = await bulk_control.require_bulk(state.ledger, backfill_id, KIND)
-    return BackfillView.of(await progress_of(state.ledger, operation))
+    return backfill_view(await progress_of(state.ledger, operation))
 
 
 async def _begun(form: UploadForm) -> AsyncIterator[bytes]:

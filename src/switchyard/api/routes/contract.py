@@ -5,54 +5,21 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel, Field
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import (
-    KINDS,
-    TYPE_BASE,
-    Kind,
     Problem,
     responses,
 )
 from switchyard.api.models import jobs as models
+from switchyard.api.models.problems import KINDS, TYPE_BASE, Kind
+from switchyard.api.models.service import JobTypes, JobTypeView, ProblemKind, ProblemKinds
 from switchyard.api.state import State
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.jobs.registry import JobType
 from switchyard.services.publishing.asyncapi import asyncapi, payload_schema
 
 router = APIRouter(tags=["contract"])
-
-
-class JobTypeView(BaseModel):
-    """A kind of work, and what its payload looks like."""
-
-    job_type: str = Field(examples=["summarize_content"])
-    worker: str
-    routing_keys: list[str] = Field(examples=[["hot.summarize_content"]])
-    timeout: float = Field(description="Seconds that one attempt may take.")
-    max_attempts: int
-    payload: dict[str, Any] = Field(description="JSON Schema of the payload.")
-
-
-class JobTypes(BaseModel):
-    """Every job type."""
-
-    job_types: list[JobTypeView]
-
-
-class ProblemKind(BaseModel):
-    """A kind of problem."""
-
-    type: str
-    status: int
-    title: str
-
-
-class ProblemKinds(BaseModel):
-    """Every kind of problem; docs/api.md explains them."""
-
-    problems: list[ProblemKind]
 
 
 @router.get("/schemas", dependencies=[needs(Scope.READ, Scope.PUBLISH)])

@@ -21,6 +21,7 @@ from switchyard.api.models.dead import (
     RedriveRate,
     RedriveView,
 )
+from switchyard.api.routes.redrive_views import plan_view, redrive_view, spec_of
 from switchyard.api.state import ApiState, State
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.bulk import control as bulk_control
@@ -65,13 +66,13 @@ async def start_redrive(
 ) -> RedriveView | JSONResponse:
     """Start a redrive; a running `jobctl scheduler` sees it through."""
     state.require_broker()
-    spec = body.spec()
+    spec = spec_of(body)
     spec.check_remote(state.registry)
     if body.dry_run:
         tally = await plan_redrive(
             state.settings, state.registry, state.ledger, spec, wait=wait_at_most(PATIENCE)
         )
-        return JSONResponse(RedrivePlan.of(tally).model_dump(mode="json"))
+        return JSONResponse(plan_view(tally).model_dump(mode="json"))
     operation = await redrive_spec.start_redrive(
         state.ledger,
         spec,
@@ -80,7 +81,7 @@ async def start_redrive(
         rate=body.rate,
     )
     response.headers["Location"] = f"/admin/dead/redrives/{operation.id}"
-    return RedriveView.of(operation)
+    return redrive_view(operation)
 
 
 @router.get("/redrives", responses=responses("invalid", "ledger-away"))
@@ -93,7 +94,7 @@ async def list_redrives(
     """Redrives, the newest first."""
     states = [] if wanted is None else [wanted]
     page = await state.ledger.list_bulk(KIND, states=states, limit=limit, cursor=cursor)
-    found = [RedriveView.of(await settled(state.ledger, each)) for each in page.items]
+    found = [redrive_view(await settled(state.ledger, each)) for each in page.items]
     return RedrivePage(redrives=found, next_cursor=page.next_cursor)
 
 
@@ -142,4 +143,4 @@ async def cancel_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
 
 async def _view(state: ApiState, redrive_id: str) -> RedriveView:
     operation = await bulk_control.require_bulk(state.ledger, redrive_id, KIND)
-    return RedriveView.of(await settled(state.ledger, operation))
+    return redrive_view(await settled(state.ledger, operation))

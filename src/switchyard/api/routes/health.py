@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field
 
+from switchyard.api.models.service import ComponentView, Liveness, Readiness
 from switchyard.api.state import ApiState, State
 from switchyard.services.monitoring.health import Check, Component, examine
 
@@ -15,29 +15,6 @@ router = APIRouter(prefix="/health", tags=["health"])
 
 EVENTS = "events"
 """The component that is shown, and not needed to take work."""
-
-
-class ComponentView(BaseModel):
-    """One thing that the service stands on."""
-
-    state: Literal["ok", "away"]
-    latency_ms: float = Field(description="Until it answered, or until that was given up.")
-
-
-class Readiness(BaseModel):
-    """Whether the service can take work: all of its components but `events` are needed."""
-
-    status: Literal["ok", "away"]
-    components: dict[str, ComponentView] = Field(
-        description="broker and events (where there is a broker), ledger and storage. While "
-        "events are away, `/events` is silent, and everything else works."
-    )
-
-
-class Liveness(BaseModel):
-    """The process answers."""
-
-    status: Literal["ok"] = "ok"
 
 
 AWAY: dict[int | str, dict[str, Any]] = {

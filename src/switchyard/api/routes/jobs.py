@@ -17,7 +17,7 @@ from switchyard.broker.message import now
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.monitoring.job_events import announce
-from switchyard.services.monitoring.lane_pressure import Pressure
+from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.publishing.publisher import (
     InvalidJob,
     JobRequest,

@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import responses
+from switchyard.api.models.lanes import LaneView, PressureView, QueueView
 from switchyard.api.state import State
 from switchyard.services.access.api_keys import Scope
-from switchyard.services.monitoring.lane_pressure import (
-    LaneDepth,
-    Pressure,
-    QueueDepth,
-)
+from switchyard.services.monitoring.lane_pressure import LaneDepth, QueueDepth
 
 router = APIRouter(tags=["lanes"])
-
-
-class QueueView(BaseModel):
-    """One queue of a lane."""
-
-    queue: str = Field(examples=["hot.llm"])
-    pressure: Pressure
-    ready: int | None = Field(description="Jobs that wait; null where there is no such queue.")
-    limit: int = Field(description="Jobs that may wait before it is full.")
-    consumers: int
-
-
-class LaneView(BaseModel):
-    """A lane is as full as the fullest of its queues."""
-
-    lane: str = Field(examples=["hot"])
-    pressure: Pressure
-    queues: list[QueueView]
-
-
-class PressureView(BaseModel):
-    """All lanes, most urgent first."""
-
-    lanes: list[LaneView]
 
 
 @router.get(

@@ -333,7 +333,8 @@ async def _tell(ledger: Ledger, operation: BulkOperation, common: _Common) -> bo
 
 
 async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
-    from switchyard.services.backfill.files import FileFormat, format_of, store_input
+    from switchyard.services.backfill.files import format_of, store_input
+    from switchyard.services.backfill.formats import FileFormat
     from switchyard.services.files.storage import TooLarge
 
     path = given["path"]

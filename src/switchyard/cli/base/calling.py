@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from switchyard.cli.base.common import load_settings
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 
 if TYPE_CHECKING:
@@ -18,10 +17,8 @@ def calling() -> Iterator[Client]:
     """A client of the API at JOBS_API_URL. Its errors, and those of files, become CommandFailed."""
     from switchyard.api.client import ApiError, Client
 
-    settings = load_settings()
-    key = settings.api_key.get_secret_value() if settings.api_key is not None else None
     try:
-        client = Client(settings.api_url, key)
+        client = Client()  # of JOBS_API_URL and JOBS_API_KEY; the other settings are the service's
     except ValueError as error:
         raise WrongUsage(f"{error}: see JOBS_API_URL and JOBS_API_KEY") from error
     try:

@@ -286,7 +286,7 @@ def percentage(text: str) -> float:
 
 def per_second_of(text: str) -> float:
     """`50/s`, `100/m`, `20/h`, `50` as a number for each second. Raises WrongUsage."""
-    from switchyard.services.bulk.control import LEAST_RATE, MOST_RATE
+    from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE
 
     number, _, unit = text.partition("/")
     seconds = {"": 1, "s": 1, "m": 60, "h": 3600}.get(unit)

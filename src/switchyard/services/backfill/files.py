@@ -6,11 +6,11 @@ import csv
 import json
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator
-from enum import StrEnum
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.sources import (
     Cursor,
     Item,
@@ -25,17 +25,6 @@ MAX_INPUT_BYTES = 10 * 1024**3
 MAX_RECORD_BYTES = 1024 * 1024
 """Of one line, or one row of CSV with line breaks in it."""
 INPUT_PREFIX = "backfills"
-
-
-class FileFormat(StrEnum):
-    """How a file is read."""
-
-    JSONL = "jsonl"
-    """A JSON value a line; the fields of an object by their names, another value as `item`."""
-    CSV = "csv"
-    """The first row names the fields."""
-    LINES = "lines"
-    """Each line is `item`."""
 
 
 def format_of(name: str) -> FileFormat:

@@ -29,13 +29,8 @@ from switchyard.services.backfill.sources import (
     Unusable,
 )
 from switchyard.services.backfill.template import MissingField, render
-from switchyard.services.bulk.control import (
-    LEAST_RATE,
-    MOST_RATE,
-    new_bulk_id,
-    require_bulk,
-)
 from switchyard.services.bulk.control import cancel as cancel_bulk
+from switchyard.services.bulk.control import new_bulk_id, require_bulk
 from switchyard.services.bulk.operations import LISTEN
 from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.registry import (
@@ -47,6 +42,7 @@ from switchyard.services.jobs.registry import (
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.publisher import InvalidJob, JobRequest, prepare
 from switchyard.services.records import WAITING, BulkOperation, Cancelled, LedgerError, NewJob
+from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING
 from switchyard.services.settings import Settings
 
 KIND = "backfill"
@@ -57,8 +53,6 @@ NOTE_LENGTH = 300
 """Characters of what is noted about an item that can't be used."""
 MOST: Mapping[str, int] = {"rate": MOST_RATE, "max_open": 2_000_000_000}
 """The highest limits; no limit at all is another matter."""
-MOST_WAITING = 10_000_000
-"""The highest watermark: more than a lane may hold."""
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/backfills")
 

@@ -12,10 +12,6 @@ from switchyard.services.errors import Unknown, WrongState
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import ACTIVE, ENDED, RESUMABLE, BulkOperation, BulkState
 
-LEAST_RATE = 0.001
-MOST_RATE = 1_000_000
-"""Jobs a second."""
-
 
 class UnknownBulkOperation(Unknown):
     """The ledger has no such operation."""

@@ -23,15 +23,10 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.publisher import JobPublisher, JobRequest
 from switchyard.services.records import FINISHED, Document, JobSummary, Page, State
+from switchyard.services.records.document_states import FAILED, FINISHED_STATES
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
-from switchyard.services.workers.stages import (
-    EXTRACT,
-    FAILED,
-    FINISHED_STATES,
-    INGEST,
-    document_id_of,
-)
+from switchyard.services.workers.stages import EXTRACT, INGEST, document_id_of
 
 _RUNS = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
 _MAX_RUNS = 1_000

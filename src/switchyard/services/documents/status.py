@@ -11,14 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from switchyard.services.records import FINISHED, Document, JobSummary, State
-from switchyard.services.workers.stages import (
-    COMPLETED,
-    FAILED,
-    FINISHED_STATES,
-    INGEST,
-    PIPELINE,
-    Stage,
-)
+from switchyard.services.records.document_states import COMPLETED, FAILED, FINISHED_STATES
+from switchyard.services.workers.stages import INGEST, PIPELINE, Stage
 
 QUEUED = "queued"
 STOPPED = (State.DEAD, State.CANCELLED)

@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import Embedder
+from switchyard.services.index.modes import MAX_LIMIT, Mode
 from switchyard.services.text.chunks import Chunk
 from switchyard.services.text.plain import (
     content_words,
@@ -21,23 +21,11 @@ from switchyard.services.text.plain import (
 
 SNIPPET_LENGTH = 280
 """Characters."""
-MAX_LIMIT = 100
 FUSED = 60
 """The constant of reciprocal rank fusion: how little a rank counts beside being found at all."""
 _CANDIDATES = 50
 """Chunks that each way of a hybrid search brings at least."""
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
-
-
-class Mode(StrEnum):
-    """How to search."""
-
-    VECTOR = "vector"
-    """What is near in meaning, as far as the embedder sees it."""
-    KEYWORD = "keyword"
-    """What has the words."""
-    HYBRID = "hybrid"
-    """Both, by reciprocal rank fusion: what either ranks high, and most of all what both do."""
 
 
 @dataclass(frozen=True, slots=True)

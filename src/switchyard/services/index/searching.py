@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import embedder_for
-from switchyard.services.index.ranking import Hit, Mode, search
+from switchyard.services.index.modes import Mode
+from switchyard.services.index.ranking import Hit, search
 from switchyard.services.ledger import Ledger
 from switchyard.services.settings import Settings
 

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeVar
 
 import structlog
@@ -30,6 +29,7 @@ from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.depths import Waiting, ask_queue
 from switchyard.broker.wire.link import Link
 from switchyard.services.jobs.registry import Registry
+from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.settings import Settings
 
 FRESH_FOR = 1.0
@@ -44,14 +44,6 @@ MOMENT = 0.3
 """Seconds that an answer may wait for depths that would be good to have."""
 
 T = TypeVar("T")
-
-
-class Pressure(StrEnum):
-    """How full: a client that hears `slow` should publish less, one that hears `full` wait."""
-
-    OK = "ok"
-    SLOW = "slow"
-    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)

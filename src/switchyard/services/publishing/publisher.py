@@ -49,10 +49,8 @@ from switchyard.services.records import (
     Recorded,
     State,
 )
+from switchyard.services.records.requests import MAX_DELAY
 from switchyard.services.settings import Settings
-
-MAX_DELAY = 366 * 24 * 3600
-"""Seconds by which a job can be put off."""
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
 

@@ -19,8 +19,9 @@ from switchyard.services.jobs.registry import (
     NotFromOutside,
     UnknownJobType,
 )
-from switchyard.services.publishing.publisher import MAX_DELAY, InvalidJob, JobRequest
+from switchyard.services.publishing.publisher import InvalidJob, JobRequest
 from switchyard.services.records import JobRecord
+from switchyard.services.records.requests import MAX_DELAY
 
 SAME_MOMENT = 2.0
 """Seconds by which two times may differ that were counted from the moment of each request."""

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+LEAST_RATE = 0.001
+MOST_RATE = 1_000_000
+"""Jobs a second."""
+MOST_WAITING = 10_000_000
+"""The highest watermark of a backfill: more than a lane may hold."""
+
 
 class BulkState(StrEnum):
     """Where a bulk operation stands."""

@@ -10,6 +10,9 @@ from typing import Any
 from switchyard.broker.message import JobMessage
 from switchyard.services.records.states import ENDINGS, AttemptOutcome, State
 
+MAX_DELAY = 366 * 24 * 3600
+"""Seconds by which a job can be put off."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewJob:

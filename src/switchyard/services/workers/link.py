@@ -15,8 +15,8 @@ from switchyard.services.index.similarity import THRESHOLD, TOP_K, similar_docum
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome
 from switchyard.services.jobs.registry import job
+from switchyard.services.records.document_states import COMPLETED
 from switchyard.services.workers.stages import (
-    COMPLETED,
     EMBED,
     EXTRACT,
     INGEST,

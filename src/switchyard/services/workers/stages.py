@@ -35,17 +35,16 @@ from switchyard.services.files.storage import (
 )
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError
+from switchyard.services.records.document_states import (
+    COMPLETED,
+    FAILED,
+    FINISHED_STATES,
+)
 
 _log = logging.getLogger(__name__)
 _DOCUMENT_NAMESPACE = UUID("5d3f6c0e-3a0b-5f7e-8c55-0a7b6a1f4c21")
 
 DocumentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-
-COMPLETED = "completed"
-NEEDS_OCR = "needs_ocr"
-FAILED = "failed"
-FINISHED_STATES = frozenset({COMPLETED, NEEDS_OCR})
-"""States of a document that its pipeline leaves alone."""
 
 
 class DocumentJob(BaseModel):

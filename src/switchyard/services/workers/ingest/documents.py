@@ -34,11 +34,10 @@ from switchyard.services.jobs.outcomes import (
     PermanentError,
 )
 from switchyard.services.jobs.registry import job
+from switchyard.services.records.document_states import FINISHED_STATES, NEEDS_OCR
 from switchyard.services.workers.stages import (
     EXTRACT,
-    FINISHED_STATES,
     INGEST,
-    NEEDS_OCR,
     ContentReplaced,
     DocumentFiles,
     DocumentId,

@@ -1,0 +1,67 @@
+"""What goes out of `/backpressure`, `/admin/lanes` and `/admin/workers`, as JSON."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, Field
+
+from switchyard.services.monitoring.levels import Pressure
+
+
+class QueueView(BaseModel):
+    """One queue of a lane."""
+
+    queue: str = Field(examples=["hot.llm"])
+    pressure: Pressure
+    ready: int | None = Field(description="Jobs that wait; null where there is no such queue.")
+    limit: int = Field(description="Jobs that may wait before it is full.")
+    consumers: int
+
+
+class LaneView(BaseModel):
+    """A lane is as full as the fullest of its queues."""
+
+    lane: str = Field(examples=["hot"])
+    pressure: Pressure
+    queues: list[QueueView]
+
+
+class PressureView(BaseModel):
+    """All lanes, most urgent first."""
+
+    lanes: list[LaneView]
+
+
+class LaneReport(BaseModel):
+    """A lane, its queues, and its jobs by state."""
+
+    lane: str
+    pressure: Pressure
+    queues: list[QueueView]
+    jobs: dict[str, int] = Field(examples=[{"queued": 3, "running": 2}])
+
+
+class LaneReports(BaseModel):
+    lanes: list[LaneReport]
+
+
+class WorkerView(BaseModel):
+    """A worker process."""
+
+    worker_id: str
+    status: str = Field(
+        description="alive, silent (no sign of life: it died, or lost the ledger) or stopped."
+    )
+    kinds: list[str]
+    lanes: list[str]
+    host: str
+    pid: int
+    concurrency: int
+    started_at: datetime | None
+    beat_at: datetime | None
+    stopped_at: datetime | None
+
+
+class Workers(BaseModel):
+    workers: list[WorkerView]

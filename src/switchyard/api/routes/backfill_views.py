@@ -1,0 +1,77 @@
+"""Backfills as the API tells of them, and orders as `services.backfill` takes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from switchyard.api.models import jobs as models
+from switchyard.api.models.backfills import (
+    BackfillPlan,
+    BackfillPreview,
+    BackfillView,
+    DeathCause,
+    JobPreview,
+)
+from switchyard.services.backfill.progress import Progress
+from switchyard.services.backfill.spec import BackfillSpec, Preview
+
+
+def spec_of(plan: BackfillPlan) -> BackfillSpec:
+    """Raises pydantic's ValidationError where fields do not fit together."""
+    given = plan.model_dump(exclude={"rate", "max_open", "reason"})
+    return BackfillSpec.model_validate({**given, "remote": True})
+
+
+def preview_view(preview: Preview) -> BackfillPreview:
+    jobs = [
+        JobPreview(
+            routing_key=job.routing_key,
+            priority=job.message.priority,
+            payload=job.message.payload,
+        )
+        for job in preview.jobs
+    ]
+    return BackfillPreview(
+        title=preview.title, total=preview.total, jobs=jobs, unusable=list(preview.unusable)
+    )
+
+
+def backfill_view(progress: Progress) -> BackfillView:
+    operation = progress.operation
+    return BackfillView(
+        id=operation.id,
+        title=operation.title,
+        state=operation.state,
+        note=progress.note,
+        reason=operation.reason,
+        created_by=operation.created_by,
+        created_at=datetime.fromtimestamp(operation.created_at, UTC),
+        started_at=models.moment(operation.started_at),
+        finished_at=models.moment(operation.finished_at),
+        rate=operation.rate,
+        max_open=operation.max_open,
+        plan=dict(operation.spec),
+        total=progress.total,
+        read=progress.read,
+        published=progress.published,
+        skipped=progress.skipped,
+        repeated=progress.repeated,
+        exhausted=progress.exhausted,
+        notes=list(progress.notes),
+        jobs=dict(progress.jobs),
+        followers=dict(progress.followers),
+        jobs_per_second=progress.rate,
+        seconds_to_go=progress.eta,
+        seconds=progress.seconds,
+        dead=[
+            DeathCause(
+                count=each.count,
+                job_type=each.job_type,
+                reason=each.reason,
+                error_type=each.error_type,
+                sample_id=each.sample_id,
+                sample_message=each.sample_message,
+            )
+            for each in progress.deaths
+        ],
+    )

@@ -1,0 +1,49 @@
+"""Redrives as the API tells of them, and orders as `services.redrive` takes them."""
+
+from __future__ import annotations
+
+from switchyard.api.models import jobs as models
+from switchyard.api.models.dead import NewRedrive, RedrivePlan, RedriveView
+from switchyard.services.records import BulkOperation
+from switchyard.services.redrive.sending import Tally
+from switchyard.services.redrive.spec import Progress, RedriveSpec
+
+
+def spec_of(order: NewRedrive) -> RedriveSpec:
+    return RedriveSpec(
+        order.filter.filter(),
+        order.change.change(),
+        limit=order.limit,
+        canary=order.canary,
+        halt_on=order.halt_on,
+        from_ledger=order.from_ledger,
+        remote=True,
+    )
+
+
+def plan_view(tally: Tally) -> RedrivePlan:
+    return RedrivePlan(
+        matched=tally.matched,
+        redriven=tally.done,
+        dropped=tally.dropped,
+        invalid=tally.invalid,
+        routes=tally.routes,
+        notes=tally.notes,
+    )
+
+
+def redrive_view(operation: BulkOperation) -> RedriveView:
+    return RedriveView(
+        id=operation.id,
+        title=operation.title,
+        state=operation.state,
+        note=operation.note,
+        reason=operation.reason,
+        created_by=operation.created_by,
+        created_at=models.moment(operation.created_at),
+        started_at=models.moment(operation.started_at),
+        finished_at=models.moment(operation.finished_at),
+        rate=operation.rate,
+        spec=dict(operation.spec),
+        **Progress.of(operation).to_json(),
+    )

@@ -1,0 +1,16 @@
+"""How the index can be searched, as plain values."""
+
+from enum import StrEnum
+
+MAX_LIMIT = 100
+
+
+class Mode(StrEnum):
+    """How to search."""
+
+    VECTOR = "vector"
+    """What is near in meaning, as far as the embedder sees it."""
+    KEYWORD = "keyword"
+    """What has the words."""
+    HYBRID = "hybrid"
+    """Both, by reciprocal rank fusion: what either ranks high, and most of all what both do."""
