@@ -87,6 +87,25 @@ async def test_job_that_expires_in_its_lane_after_a_retry_keeps_the_key_of_its_t
         assert found == ["hot.noop"]
 
 
+async def test_the_index_goes_on_with_a_queue_that_was_deleted_and_made_again(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    """The broker cancels the consumer then, and the channel stays open."""
+    lanes = lanes_with(ttl_seconds={"hot": 1})
+    management = broker.management
+    async with open_system(broker, sqlite_url, lanes=lanes) as system, indexing(system):
+        await entry(system, await system.publish("hot.noop"))
+        declared = await management.queue(DEAD_LOG_QUEUE)
+        path = f"/queues/{{vhost}}/{DEAD_LOG_QUEUE}"
+        await management.delete(path)
+        again = {key: declared[key] for key in ("durable", "auto_delete", "arguments")}
+        await management.put(path, again)
+        binding = {"routing_key": "", "arguments": {}}
+        bindings = f"/bindings/{{vhost}}/e/{DEAD_EXCHANGE}/q/{DEAD_LOG_QUEUE}"
+        await management.post(bindings, binding)
+        await entry(system, await system.publish("hot.noop"))
+
+
 async def test_job_that_overflows_a_hot_lane_is_indexed_and_dead(
     broker: TestBroker, sqlite_url: str
 ) -> None:

@@ -253,12 +253,12 @@ async def test_an_event_feed_that_has_failed_is_started_again(
     listen = EventFeed._listen
     failures = 0
 
-    async def fails_first(feed: EventFeed) -> None:
+    async def fails_first(feed: EventFeed, *heard: Any) -> None:
         nonlocal failures
         if failures < 2:
             failures += 1
             raise StopAsyncIteration  # whatever a library may come up with
-        await listen(feed)
+        await listen(feed, *heard)
 
     monkeypatch.setattr(EventFeed, "_listen", fails_first)
     async with serving(system.settings) as api:

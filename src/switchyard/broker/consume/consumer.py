@@ -23,17 +23,19 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from aiormq.connection import Connection
 from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.consume.listening import keep_listening, unless
 from switchyard.broker.wire.away import CHANNEL_ERRORS
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed
 from switchyard.broker.wire.depths import waiting_in
 from switchyard.broker.wire.incoming import Incoming
-from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF, Link
+from switchyard.broker.wire.link import Link
 
 ANSWER = 1.0
 """Seconds at most for which lower lanes wait to hear whether a more urgent queue has something."""
@@ -43,8 +45,6 @@ DEFECT_PAUSE = 1.0
 """Seconds that a delivery is kept whose handler failed unexpectedly, before it is returned."""
 PATIENCE = 1.0
 """Seconds that a fetched delivery may wait for a slot before it is returned."""
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -197,35 +197,37 @@ class LaneConsumer:
     # --- one queue --------------------------------------------------------------------------
 
     async def _serve(self, queue: _Queue) -> None:
-        backoff = FIRST_BACKOFF
-        while not self._stopping.is_set():
-            channel: PipelinedChannel | None = None
-            try:
-                connection = await self._unless_stopped(self._link.connection())
-                if connection is None:
-                    return
-                self._hold_lower(queue)
-                channel = queue.channel = await open_channel(connection, confirms=False)
-                await channel.basic_qos(prefetch_count=queue.prefetch)
-                cancelled = asyncio.Event()
-                channel.on_consumer_cancel_callbacks.add(partial(_set, cancelled))
-                while await self._consume(queue, channel, cancelled):
-                    pass
-            except CHANNEL_ERRORS as error:
-                self._log.warning("can't consume", queue=queue.name, error=str(error))
-            finally:
-                if queue.state != "away":
-                    backoff = FIRST_BACKOFF
-                queue.state = "away"
-                queue.channel = None
-                if channel is not None:
-                    self._forget(channel)
-                self._let_lower_start(queue)
-                if channel is not None and not self._stopping.is_set():
-                    await closed(channel)
-            if not self._stopping.is_set():
-                await self._unless_stopped(asyncio.sleep(backoff))
-                backoff = min(backoff * 2, LAST_BACKOFF)
+        await keep_listening(
+            self._link,
+            partial(self._listen, queue),
+            self._log,
+            "can't consume",
+            stopping=self._stopping,
+            queue=queue.name,
+        )
+
+    async def _listen(
+        self, queue: _Queue, connection: Connection, hears: Callable[[], None]
+    ) -> None:
+        channel: PipelinedChannel | None = None
+        self._hold_lower(queue)
+        try:
+            channel = queue.channel = await open_channel(connection, confirms=False)
+            await channel.basic_qos(prefetch_count=queue.prefetch)
+            cancelled = asyncio.Event()
+            channel.on_consumer_cancel_callbacks.add(partial(_set, cancelled))
+            while await self._consume(queue, channel, cancelled):
+                pass
+        finally:
+            if queue.state != "away":
+                hears()
+            queue.state = "away"
+            queue.channel = None
+            if channel is not None:
+                self._forget(channel)
+            self._let_lower_start(queue)
+            if channel is not None and not self._stopping.is_set():
+                await closed(channel)
 
     async def _consume(
         self, queue: _Queue, channel: PipelinedChannel, cancelled: asyncio.Event
@@ -323,7 +325,7 @@ class LaneConsumer:
             # A defect of the handler must cost neither the slot for good nor the delivery; the
             # pause keeps it from going round and round as fast as the broker can send.
             self._log.exception("the handler failed", queue=delivery.queue)
-            await self._unless_stopped(asyncio.sleep(DEFECT_PAUSE))
+            await unless(self._stopping, asyncio.sleep(DEFECT_PAUSE))
             delivery.requeue()
         finally:
             if queue.held >= queue.prefetch:
@@ -415,17 +417,6 @@ class LaneConsumer:
             queue.waiting = sum(1 for entry in self._waiting if entry[0] == queue.rank)
 
     # --- waiting ----------------------------------------------------------------------------
-
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result, or None when `stop` comes first."""
-        task = asyncio.create_task(work)
-        try:
-            await self._first_of(task)
-            return task.result() if task.done() else None
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
 
     async def _first_of(self, *events: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:
         """Wait for the first of these, or for `stop`. Futures are left alone."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from math import isfinite
 from typing import Any
 
 import structlog
+from aiormq.connection import Connection
 
 from switchyard.broker.background import Background
 from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.consume.listening import end_of, keep_listening, unless
 from switchyard.broker.dead.scan import Letter, scanning
 from switchyard.broker.lanes import (
     DEAD_LOG_QUEUE,
@@ -20,10 +22,9 @@ from switchyard.broker.lanes import (
 )
 from switchyard.broker.message import now
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.away import CHANNEL_ERRORS
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import closed
-from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF, Link
+from switchyard.broker.wire.link import Link
 from switchyard.services.dead.causes import cause_of
 from switchyard.services.dead.letters import cause_of_letter
 from switchyard.services.jobs.registry import Registry, UnknownJobType
@@ -144,18 +145,10 @@ class DeadLetterIndexer:
 
     async def run(self) -> None:
         """Index letters as they come, until cancelled; again after each loss of the broker."""
-        backoff = FIRST_BACKOFF
         background = Background(_log)
         background.start("tidy dead letters", self._tidy)
         try:
-            while True:
-                try:
-                    await self._follow()
-                    backoff = FIRST_BACKOFF
-                except (*CHANNEL_ERRORS, LedgerError) as error:
-                    _log.warning("can't index", error=str(error), next_try_in=backoff)
-                await asyncio.sleep(backoff)
-                backoff = min(backoff * 2, LAST_BACKOFF)
+            await keep_listening(self._link, self._follow, _log, "can't index", also=(LedgerError,))
         finally:
             await background.close()
             await self._link.close()
@@ -168,8 +161,9 @@ class DeadLetterIndexer:
                 _log.warning("can't tidy", error=str(error))
             await asyncio.sleep(TIDY_SECONDS)
 
-    async def _follow(self) -> None:
-        channel = await open_channel(await self._link.connection(), confirms=False)
+    async def _follow(self, connection: Connection, hears: Callable[[], None]) -> None:
+        channel = await open_channel(connection, confirms=False)
+        over = end_of(channel)
         try:
             await channel.basic_qos(prefetch_count=BATCH)
             self._arrived = asyncio.Queue()
@@ -179,16 +173,13 @@ class DeadLetterIndexer:
                 "dead letter index",
                 lambda message: arrived.put_nowait(Delivery.of(message, DEAD_LOG_QUEUE, channel)),
             )
-            while not channel.closed.done():
-                first = asyncio.ensure_future(arrived.get())
-                await asyncio.wait((first, channel.closed), return_when=asyncio.FIRST_COMPLETED)
-                if not first.done():
-                    first.cancel()
-                    return
-                batch = [Letter.of(first.result())]
+            while (first := await unless(over, arrived.get())) is not None:
+                batch = [Letter.of(first)]
                 while not arrived.empty() and len(batch) < BATCH:
                     batch.append(Letter.of(arrived.get_nowait()))
                 await _index(batch, self._ledger, self._registry)
+                hears()  # only now: with the ledger away, pauses grow
+            hears()
         finally:
             await closed(channel)
 

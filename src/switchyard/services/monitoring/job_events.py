@@ -16,19 +16,18 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import structlog
+from aiormq.connection import Connection
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json, to_json
 
+from switchyard.broker.consume.listening import hear_exchange, keep_listening
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.broker.message import JobId, describe
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.away import CHANNEL_ERRORS
-from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.broker.wire.incoming import Incoming
-from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF, Link
+from switchyard.broker.wire.link import Link
 
 REMEMBERED = 2_000
 """Events that a client can catch up on."""
@@ -166,19 +165,9 @@ class EventFeed:
 
     async def run(self) -> None:
         """Listen until cancelled, again after each loss of the broker."""
-        backoff = FIRST_BACKOFF
         try:
-            while True:
-                try:
-                    await self._listen()
-                    backoff = FIRST_BACKOFF
-                except CHANNEL_ERRORS as error:
-                    self._log.warning("can't hear events", error=str(error), next_try_in=backoff)
-                self.is_listening.clear()
-                await asyncio.sleep(backoff)
-                backoff = min(backoff * 2, LAST_BACKOFF)
+            await keep_listening(self._link, self._listen, self._log, "can't hear events")
         finally:
-            self.is_listening.clear()
             self.close_subscriptions()
             await self._link.close()
 
@@ -218,21 +207,26 @@ class EventFeed:
         for subscription in tuple(self._subscriptions):
             subscription.offer(event)
 
-    async def _listen(self) -> None:
-        channel = await open_channel(await self._link.connection(), confirms=False)
-        declared = await channel.queue_declare(exclusive=True, auto_delete=True)
-        queue = declared.queue or ""
-        await channel.queue_bind(queue, EVENTS_EXCHANGE, routing_key="#")
-        await channel.consume(
-            queue, f"events.{queue}", lambda message: self._received(channel, message)
-        )
-        self.is_listening.set()
-        await asyncio.shield(channel.closed)
+    async def _listen(self, connection: Connection, hears: Callable[[], None]) -> None:
+        def listening() -> None:
+            hears()
+            self.is_listening.set()
 
-    def _received(self, channel: PipelinedChannel, message: Incoming) -> None:
-        channel.ack(message.delivery_tag)
         try:
-            event = JobEvent.of(message.body)
+            await hear_exchange(
+                connection,
+                listening,
+                EVENTS_EXCHANGE,
+                self._received,
+                tag="events",
+                routing_key="#",
+            )
+        finally:
+            self.is_listening.clear()
+
+    def _received(self, body: bytes) -> None:
+        try:
+            event = JobEvent.of(body)
         except ValueError as error:
             self._log.warning("not an event", error=str(error))
             return

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from uuid import uuid4
 
+from aiormq.connection import Connection
 from pydantic_core import from_json
 from structlog.typing import FilteringBoundLogger
 
+from switchyard.broker.consume.listening import hear_exchange, keep_listening
 from switchyard.broker.errors import Unroutable
 from switchyard.broker.lanes import CONTROL_EXCHANGE
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.broker.wire.away import CHANNEL_ERRORS
-from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.broker.wire.incoming import Incoming
-from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF, Link
+from switchyard.broker.wire.link import Link
 
 
 async def send_cancel(publisher: Publisher, job_id: str) -> None:
@@ -43,26 +40,15 @@ class ControlListener:
 
     async def run(self) -> None:
         """Listen until cancelled, again after each loss of the connection."""
-        backoff = FIRST_BACKOFF
-        while True:
-            try:
-                channel = await open_channel(await self._link.connection(), confirms=False)
-                declared = await channel.queue_declare(exclusive=True, auto_delete=True)
-                queue = declared.queue or ""
-                await channel.queue_bind(queue, CONTROL_EXCHANGE)
-                await channel.consume(queue, f"control.{queue}", partial(self._received, channel))
-                backoff = FIRST_BACKOFF
-                await asyncio.shield(channel.closed)
-            except CHANNEL_ERRORS as error:
-                self._log.warning("can't listen for commands", error=str(error))
-            await asyncio.sleep(backoff)
-            backoff = min(backoff * 2, LAST_BACKOFF)
+        await keep_listening(self._link, self._listen, self._log, "can't listen for commands")
 
-    def _received(self, channel: PipelinedChannel, message: Incoming) -> None:
-        channel.ack(message.delivery_tag)
+    async def _listen(self, connection: Connection, hears: Callable[[], None]) -> None:
+        await hear_exchange(connection, hears, CONTROL_EXCHANGE, self._received, tag="control")
+
+    def _received(self, body: bytes) -> None:
         try:
             # Unlike `json.loads`, with one error for whatever is wrong: nested too deep, too.
-            command = from_json(message.body)
+            command = from_json(body)
             name, job_id = command["command"], str(command["job_id"])
         except (ValueError, TypeError, KeyError) as error:
             self._log.warning("not a command", error=str(error))
