@@ -13,7 +13,7 @@ from switchyard.services.dead.causes import (
 )
 
 TRACEBACK = """Traceback (most recent call last):
-  File "/srv/app/services/execution.py", line 53, in run
+  File "/srv/app/switchyard/services/runtime/execution.py", line 53, in run
     return await job_type.handler(payload, ctx)
   File "/srv/app/acme/jobs/fetch.py", line {line}, in fetch
     answer = client.get(url)
@@ -106,3 +106,10 @@ def test_any_text_has_a_fingerprint_of_one_form(message: str, traceback: str) ->
 def test_a_long_message_is_read_quickly() -> None:
     for text in ("a1-" * 100_000, "'" * 100_000, "a." * 100_000, "/a" * 100_000):
         assert len(normalised(text)) <= 300
+
+
+@pytest.mark.parametrize("machinery", ["execution", "child", "runner"])
+def test_what_calls_every_handler_is_no_place(machinery: str) -> None:
+    library = 'File "/usr/lib/python3.11/json/decoder.py", line 337, in decode\n'
+    traceback = f'File "/srv/switchyard/services/runtime/{machinery}.py", line 1, in run\n{library}'
+    assert location_of(traceback) == "json/decoder.py:decode"
