@@ -9,8 +9,12 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.cli.system.node import LOOPBACK
-from switchyard.services.records import State
-from switchyard.services.redrive.redriver import Change, LetterFilter, Redriver
+from switchyard.services.bulk.control import require_bulk
+from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import ACTIVE, State
+from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.spec import RedriveSpec, start_redrive
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     BOTH_QUEUE_TYPES,
@@ -19,6 +23,7 @@ from tests.support.chaos import (
     publish_all,
     requests_of,
 )
+from tests.support.redrives import EVERYTHING
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.worker_process import Process, Processes
 
@@ -45,21 +50,35 @@ async def test_redrive_killed_at_any_point_loses_no_letter(
         await system.wait_until_all(accepted, State.DEAD)
 
         through_proxy = {"amqp_url": SecretStr(proxy.url(broker.amqp_url))}
+        spec = RedriveSpec(EVERYTHING, remote=False)
+        redrive = await start_redrive(system.ledger, spec, created_by="test")
         killed = 0
         for _ in range(ROUNDS):
+            if not await is_free(system.ledger, redrive.id):
+                break
             left = len(await system.letters())
             proxy.pause()
-            process = await processes.start("redrive", settings=through_proxy)
+            process = await processes.start(
+                "redrives", settings=through_proxy, operation_id=redrive.id
+            )
             point = dice.randint(500, 500 + left * BYTES_PER_LETTER)
             proxy.cut_when(partial(killed_at, process, point), forward=dice.random() < 0.5)
             proxy.resume()
             killed += await process.ended() == -signal.SIGKILL
         assert killed >= 2
 
-        await Redriver(system.settings, system.registry, system.ledger).redrive(
-            LetterFilter(), Change()
-        )
+        if await is_free(system.ledger, redrive.id):
+            handler = RedriveHandler(system.settings, system.registry, system.ledger)
+            await BulkRunner(system.ledger, [handler]).run_one(redrive.id)
         await assert_all_accounted_for(system, accepted)
+
+
+async def is_free(ledger: Ledger, operation_id: str) -> bool:
+    """Whether there is more to do; then the hold of the process that died is over at once."""
+    operation = await require_bulk(ledger, operation_id)
+    if operation.holder is not None:
+        await ledger.release_bulk(operation_id, operation.holder)
+    return operation.state in ACTIVE
 
 
 def killed_at(process: Process, point: int, seen: bytes) -> bool:

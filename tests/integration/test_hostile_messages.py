@@ -26,11 +26,10 @@ from switchyard.services.dead.purge import PurgeHandler, count_letters, start_pu
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.job_events import EventFeed
 from switchyard.services.records import DeadLetterFilter, State
-from switchyard.services.redrive.redriver import Change, Redriver
-from switchyard.services.redrive.sending import Tally
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.raw_amqp import BAD_ID, HOSTILE, RawPublisher, short, with_headers
+from tests.support.redrives import plan
 from tests.support.system import System, open_system
 
 JOB = JobMessage(job_id="carried", job_type="noop", payload={})
@@ -67,12 +66,6 @@ def fine_to_read(broker: TestBroker, name: str) -> bytes:
     return FINE_TO_READ[name].replace(short(b"USER"), short(broker.node.user.encode()))
 
 
-async def dry_run(system: System) -> Tally:
-    """What `jobctl dead redrive --all --dry-run` counts."""
-    redriver = Redriver(system.settings, system.registry, system.ledger, lanes=system.lanes)
-    return await redriver.redrive(LetterFilter(), Change(), dry_run=True)
-
-
 async def ids(system: System, ledger: Ledger) -> set[str]:
     return {letter.id for letter in (await ledger.list_dead()).items}
 
@@ -106,8 +99,8 @@ async def test_a_worker_buries_what_it_cannot_read_and_goes_on(
 
         assert await index_waiting(system.settings, system.ledger, system.registry) == 5
         assert await system.ledger.get("carried") is None
-        tally = await dry_run(system)
-        assert (tally.scanned, tally.done, tally.invalid) == (5, 0, 5)
+        tally = await plan(system)
+        assert (tally.matched, tally.done, tally.invalid) == (5, 0, 5)
 
 
 async def test_letters_that_cannot_be_read_are_indexed_shown_skipped_exported_and_purged(
@@ -132,8 +125,8 @@ async def test_letters_that_cannot_be_read_are_indexed_shown_skipped_exported_an
             shown = base64.b64decode(str(letter.headers["x-dead-properties"]))
             assert shown == HOSTILE[letter.body.decode()]
 
-        tally = await dry_run(system)
-        assert (tally.scanned, tally.done, tally.invalid) == (4, 1, 3)
+        tally = await plan(system)
+        assert (tally.matched, tally.done, tally.invalid) == (4, 1, 3)
         assert len([note for note in tally.notes if "AMQP properties can't be read" in note]) == 3
 
         lines = [
@@ -191,7 +184,7 @@ async def test_odd_properties_keep_nothing_going_round(
             json.dumps(each.headers, allow_nan=False)
             assert each.dead_at <= now().timestamp()
         assert len([line async for line in exported(system.ledger, DeadLetterFilter())]) == 2
-        assert (await dry_run(system)).invalid == 2
+        assert (await plan(system)).invalid == 2
 
 
 async def test_hostile_events_and_commands_end_neither_feed_nor_worker(

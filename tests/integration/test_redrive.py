@@ -14,25 +14,22 @@ from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.broker.publish.outcome import Outgoing, envelope_of
+from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.dead.changes import Change
 from switchyard.services.dead.indexing import index_waiting
+from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.purge import PurgeHandler, start_purge
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import NewJob, RedrivenCopy, State
-from switchyard.services.redrive.redriver import (
-    Change,
-    LetterFilter,
-    Redriver,
-    Tally,
-)
+from switchyard.services.records import BulkState, NewJob, RedrivenCopy, State
+from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.spec import RedriveSpec, resume_redrive, start_redrive
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
+from tests.support.redrives import plan, redrive
 from tests.support.system import System, lanes_with, open_system
-
-EVERYTHING = LetterFilter()
-AS_IT_IS = Change()
 
 
 async def bury(
@@ -83,16 +80,6 @@ async def index(system: System) -> None:
     await index_waiting(system.settings, system.ledger, system.registry)
 
 
-def redriver_of(system: System) -> Redriver:
-    return Redriver(system.settings, system.registry, system.ledger, lanes=system.lanes)
-
-
-async def redrive(
-    system: System, which: LetterFilter = EVERYTHING, change: Change = AS_IT_IS, **options: Any
-) -> Tally:
-    return await redriver_of(system).redrive(which, change, **options)
-
-
 async def ids(system: System) -> list[str]:
     return [letter.id for letter in await system.letters()]
 
@@ -130,7 +117,7 @@ async def test_redriven_job_runs_again_from_its_first_attempt(
         await index(system)
         assert await indexed(system, job_id) == ("waiting", 1, 0)
 
-        assert await redrive(system) == Tally(scanned=1, matched=1, done=1)
+        assert (await redrive(system)).redriven == 1
         record = await system.wait_for_state(job_id, State.SUCCEEDED)
         assert (record.redrives, record.attempts) == (1, 0)
         assert [start.attempt for start in journal.starts_of(job_id)] == [1, 1]
@@ -193,13 +180,12 @@ async def test_each_filter_picks_its_letters_and_leaves_the_others(
             LetterFilter(lane="maintenance"): [],
         }
         for which, matching in expected.items():
-            tally = await redrive(system, which, dry_run=True)
-            assert (tally.scanned, tally.matched) == (4, len(matching)), which
+            tally = await plan(system, which)
+            assert tally.matched == len(matching), which
             assert [note.partition(":")[0] for note in tally.notes] == matching, which
             assert await ids(system) == everything
 
-        tally = await redrive(system, LetterFilter(ids=frozenset({"b", "d"})))
-        assert (tally.matched, tally.done) == (2, 2)
+        assert (await redrive(system, LetterFilter(ids=frozenset({"b", "d"})))).redriven == 2
         assert await ids(system) == ["a", "c"]
 
 
@@ -207,8 +193,7 @@ async def test_redrive_to_another_lane(broker310: TestBroker, sqlite_url: str) -
     async with open_system(broker310, sqlite_url) as system:
         await system.start_worker(lanes=("backfill",))
         await bury(system, "job", "hot.noop", {"n": 3})
-        tally = await redrive(system, change=Change(to="backfill.noop"))
-        assert tally.done == 1
+        assert (await redrive(system, change=Change(to="backfill.noop"))).redriven == 1
         await system.wait_for_state("job", State.SUCCEEDED)
         [start] = journal.starts_of("job")
         assert start.lane == "backfill"
@@ -219,7 +204,7 @@ async def test_redrive_with_changed_values(broker310: TestBroker, sqlite_url: st
         await system.start_worker()
         await bury(system, "job", "hot.scripted", {"steps": ["raise"]})
         values = {"payload.steps": ["retry:0.1", "done"], "priority": 7, "metadata.max_attempts": 2}
-        assert (await redrive(system, change=Change(values=values))).done == 1
+        assert (await redrive(system, change=Change(values=values))).redriven == 1
         record = await system.wait_for_state("job", State.SUCCEEDED)
         assert (record.attempts, record.redrives) == (1, 1)
 
@@ -233,7 +218,6 @@ async def test_redrive_with_changed_values(broker310: TestBroker, sqlite_url: st
         (Change(to="backfill.ghost"), "no job type 'ghost'"),
         (Change(to="nowhere.noop"), "no lane 'nowhere'"),
         (Change(to="maintenance.noop"), "not worked in lane maintenance"),
-        (Change(to="noop"), "<lane>.<job_type>"),
     ],
 )
 async def test_change_that_makes_no_valid_job_leaves_the_letter_and_says_why(
@@ -242,9 +226,9 @@ async def test_change_that_makes_no_valid_job_leaves_the_letter_and_says_why(
     async with open_system(broker310, sqlite_url) as system:
         await bury(system, "job", payload={"n": 1})
         [before] = await system.letters()
-        tally = await redrive(system, change=change)
-        assert (tally.matched, tally.done, tally.invalid) == (1, 0, 1)
-        assert complaint in tally.notes[0]
+        progress = await redrive(system, change=change)
+        assert (progress.redriven, progress.invalid) == (0, 1)
+        assert complaint in progress.notes[0]
 
         [after] = await system.letters()
         assert (after.delivery.body, after.certificate) == (
@@ -281,7 +265,7 @@ async def test_job_that_the_broker_expired_twice_is_not_lost(
             await eventually(dies)
             if redrives:
                 await system.start_worker()
-            assert (await redrive(system)).done == 1
+            assert (await redrive(system)).redriven == 1
         record = await system.wait_for_state(job_id, State.SUCCEEDED)
         assert record.redrives == 2
 
@@ -305,7 +289,7 @@ async def test_redriven_job_that_dies_again_can_be_redriven_again(
             await eventually(waits)
             record = await system.wait_for_state(job_id, State.DEAD)
             assert record.redrives == redrives
-            assert (await redrive(system)).done == 1
+            assert (await redrive(system)).redriven == 1
 
         record = await system.wait_for_state(job_id, State.SUCCEEDED)
         assert record.redrives == 2
@@ -333,10 +317,10 @@ async def test_index_is_right_when_a_job_dies_again_before_its_redrive_is_noted(
         await system.wait_for_state(job_id, State.DEAD)
         await system.wait_until_ready("jobs.dead.log", 0)
 
-        assert (await redrive(system)).done == 1
+        assert (await redrive(system)).redriven == 1
         assert await indexed(system, job_id) == ("waiting", 1, 1)
         assert await ids(system) == [job_id]
-        assert (await redrive(system)).done == 1
+        assert (await redrive(system)).redriven == 1
         assert await indexed(system, job_id) == ("waiting", 1, 2)
 
 
@@ -350,7 +334,7 @@ async def test_dry_run_changes_nothing(broker: TestBroker, sqlite_url: str) -> N
             (each.id, each.delivery.body, each.certificate) for each in await system.letters()
         ]
         for _ in range(3):
-            tally = await redrive(system, dry_run=True)
+            tally = await plan(system)
             assert (tally.matched, tally.done) == (20, 20)
             assert tally.notes[0] == "job-0: would go to backfill.noop"
         after = [(each.id, each.delivery.body, each.certificate) for each in await system.letters()]
@@ -368,8 +352,8 @@ async def test_order_of_what_stays_is_kept(broker: TestBroker, sqlite_url: str) 
             assert await ids(system) == everything
 
         redriven = everything[10:2_190:5]
-        tally = await redrive(system, LetterFilter(ids=frozenset(redriven)))
-        assert (tally.scanned, tally.done) == (2_200, len(redriven))
+        progress = await redrive(system, LetterFilter(ids=frozenset(redriven)))
+        assert progress.redriven == len(redriven)
         staying = sorted(set(everything) - set(redriven))
         assert await ids(system) == staying
         purged = staying[::7]
@@ -421,8 +405,8 @@ async def test_order_is_kept_over_several_pieces_while_new_ones_come(
 async def test_limit_takes_the_oldest(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
         await bury_many(system, ["a", "b", "c", "d"])
-        tally = await redrive(system, LetterFilter(ids=frozenset("bcd")), limit=2)
-        assert (tally.matched, tally.done) == (2, 2)
+        progress = await redrive(system, LetterFilter(ids=frozenset("bcd")), limit=2)
+        assert progress.redriven == 2
         assert await ids(system) == ["a", "d"]
 
 
@@ -437,16 +421,16 @@ async def test_letter_of_a_job_that_has_ended_meanwhile_is_dropped_and_said_so(
         await system.ledger.cancel(cancelled, 0.0)
         await bury_many(system, ["done", "dead", "off"], "hot.noop")
 
-        dry = await redrive(system, dry_run=True)
+        dry = await plan(system)
         assert (dry.dropped, dry.done) == (2, 1)
         assert await ids(system) == ["done", "dead", "off"]
 
-        tally = await redrive(system)
-        assert (tally.matched, tally.dropped, tally.done) == (3, 2, 1)
-        assert tally.notes == [
+        progress = await redrive(system)
+        assert (progress.dropped, progress.redriven) == (2, 1)
+        assert progress.notes == (
             "done: dropped, the job has succeeded meanwhile",
             "off: dropped, the job has cancelled meanwhile",
-        ]
+        )
         await system.wait_for_state("dead", State.SUCCEEDED)
         assert await system.letters() == []
         assert (await indexed(system, "done"))[0] == "dropped"
@@ -463,9 +447,22 @@ async def test_full_lane_leaves_the_rest_as_it_was(
         everything = [f"job-{number:03}" for number in range(30)]
         await bury_many(system, everything, f"{lane}.noop")
         before = {each.id: each.certificate for each in await system.letters()}
-        tally = await redrive(system)
-        assert (tally.done, tally.refused) == (5, 25)
-        assert f"{lane}.noop is full" in tally.notes[-1]
+        spec = RedriveSpec(LetterFilter(), remote=False)
+        operation = await start_redrive(system.ledger, spec, created_by="test")
+
+        async def waits_for_room() -> bool:
+            seen = await bulk_control.require_bulk(system.ledger, operation.id)
+            waits = seen.note == f"waits for room in {lane}.llm"
+            return waits and seen.counts["redriven"] == 5
+
+        runner = BulkRunner(
+            system.ledger,
+            [RedriveHandler(system.settings, system.registry, system.ledger, lanes=system.lanes)],
+        )
+        running = asyncio.create_task(runner.run_one(operation.id))
+        await eventually(waits_for_room)
+        await bulk_control.pause(system.ledger, operation.id)
+        assert (await running).state is BulkState.PAUSED
         assert await system.ready(f"{lane}.llm") == 5
 
         left = await system.letters()
@@ -478,9 +475,8 @@ async def test_full_lane_leaves_the_rest_as_it_was(
             assert await indexed(system, job_id) == ("waiting", 1, 0)
 
         await system.start_worker()
-        while tally.refused:
-            await system.wait_until_ready(f"{lane}.llm", 0)
-            tally = await redrive(system)
+        await resume_redrive(system.ledger, operation.id)
+        assert (await runner.run_one(operation.id)).counts["redriven"] == 30
         await system.wait_until_all(everything, State.SUCCEEDED)
 
 
@@ -491,9 +487,9 @@ async def test_malformed_letter_stays_and_says_why(broker: TestBroker, sqlite_ur
         await system.publish_raw("hot.noop", raw)
         [letter] = await eventually(system.letters)
         for _ in range(2):
-            tally = await redrive(system)
-            assert (tally.matched, tally.invalid, tally.done) == (1, 1, 0)
-            assert tally.notes[0].startswith(f"{letter.id}: not redriven: the body is no job")
+            progress = await redrive(system)
+            assert (progress.invalid, progress.redriven) == (1, 0)
+            assert progress.notes[0].startswith(f"{letter.id}: not redriven: the body is no job")
         [still] = await system.letters()
         assert still.delivery.body == raw
 
@@ -507,23 +503,11 @@ async def test_job_of_an_unknown_type_goes_back_once_its_key_is_mended(
         await system.wire.publish(message, "hot.nopo")
         await eventually(system.letters)
         assert (await redrive(system)).invalid == 1
-        assert (await redrive(system, change=Change(to="hot.noop"))).done == 1
+        assert (await redrive(system, change=Change(to="hot.noop"))).redriven == 1
         assert (await system.wait_for_state("typo", State.SUCCEEDED)).result == {"n": 4}
 
 
-# --- several at once --------------------------------------------------------------------------
-
-
-async def test_two_redrives_at_once_send_each_letter_once(
-    broker: TestBroker, sqlite_url: str
-) -> None:
-    async with open_system(broker, sqlite_url) as system:
-        everything = [f"job-{number:03}" for number in range(150)]
-        await bury_many(system, everything)
-        tallies = await asyncio.gather(redrive(system), redrive(system))
-        assert sum(tally.done for tally in tallies) == 150
-        assert await system.letters() == []
-        assert await system.ready("backfill.llm") == 150
+# --- copies -----------------------------------------------------------------------------------
 
 
 async def test_copy_of_an_interrupted_redrive_runs_once(
@@ -537,7 +521,7 @@ async def test_copy_of_an_interrupted_redrive_runs_once(
         copy = letter.message.with_metadata(attempts=0, redrives=1, queued_at=now())
         await system.wire.publish_many([Outgoing(copy, "backfill.noop")])
 
-        assert (await redrive(system)).done == 1
+        assert (await redrive(system)).redriven == 1
         assert await system.ready("backfill.llm") == 2
         worker = await system.start_worker()
         record = await system.wait_for_state("job", State.SUCCEEDED)
@@ -560,7 +544,7 @@ async def test_body_of_another_publisher_goes_back_with_its_unknown_fields(
         certificate = DeathCertificate(Reason.EXHAUSTED, "backfill.noop")
         envelope = envelope_of(JobMessage.decode(json.dumps(body).encode()), certificate.headers())
         await system.wire.send(DEAD_EXCHANGE, "backfill.noop", envelope)
-        assert (await redrive(system)).done == 1
+        assert (await redrive(system)).redriven == 1
         sent = json.loads((await system.take("backfill.llm")).body)
         assert sent["extra"] == [1, None]
         assert sent["metadata"]["tenant"] == "t-1"

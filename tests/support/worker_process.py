@@ -31,7 +31,6 @@ from switchyard.services.ledger.sql import database
 from switchyard.services.logs import configure
 from switchyard.services.publishing.publisher import JobRequest, prepare
 from switchyard.services.redrive.operations import RedriveHandler
-from switchyard.services.redrive.redriver import Change, LetterFilter, Redriver
 from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import Settings
@@ -196,12 +195,6 @@ async def scheduler(settings: Settings, registry: Registry, ledger: Ledger, **pa
     await running.run()
 
 
-async def redrive(settings: Settings, registry: Registry, ledger: Ledger) -> None:
-    """Redrive everything in `jobs.dead`, once."""
-    _say_ready("")
-    await Redriver(settings, registry, ledger).redrive(LetterFilter(), Change())
-
-
 async def redrives(
     settings: Settings, registry: Registry, ledger: Ledger, *, operation_id: str
 ) -> None:
@@ -236,7 +229,6 @@ async def _run(role: str, options: Mapping[str, Any]) -> None:
 _ROLES: Mapping[str, Any] = {
     "worker": worker,
     "scheduler": scheduler,
-    "redrive": redrive,
     "redrives": redrives,
     "record": record,
 }

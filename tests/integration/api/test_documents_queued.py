@@ -13,16 +13,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.documents.samples import sample
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.records import State
-from switchyard.services.redrive.redriver import Change, LetterFilter, Redriver
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving
 from tests.integration.pipeline.pdfs import pdf, scanned
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
+from tests.support.redrives import redrive
 from tests.support.system import System, lanes_with, open_system
 
 
@@ -115,9 +116,8 @@ async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
             await refusing.stop()
             job_id = failed["error"]["job_id"]
             await system.wait_for_letter(job_id)
-            redriver = Redriver(system.settings, system.registry, system.ledger)
-            tally = await redriver.redrive(LetterFilter(ids=frozenset({job_id})), Change())
-            assert tally.done == 1
+            redriven = await redrive(system, LetterFilter(ids=frozenset({job_id})))
+            assert redriven.redriven == 1
             again = (await client.get(f"/documents/{document_id}")).json()
             assert (again["state"], again["error"]) == ("summarizing", None)
             await system.start_worker(*WORKERS)

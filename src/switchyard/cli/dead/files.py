@@ -53,6 +53,7 @@ def export(
     """Write dead letters as JSON Lines, oldest first; they stay where they are."""
     from switchyard.broker.message import now
     from switchyard.services.dead.files import exported
+    from switchyard.services.dead.groups import require_group
 
     which = chosen(which, ids, everything=everything)
     wanted = which.for_index(known_state(state), now())
@@ -63,6 +64,7 @@ def export(
         count = 0
         async with open_ledger(settings) as ledger, _writing(file) as output:
             await bring_up_to_date(settings, ledger, load_registry(settings))
+            await require_group(ledger, which)
             async for line in exported(ledger, wanted, limit=limit):
                 output.write(line + "\n")
                 count += 1

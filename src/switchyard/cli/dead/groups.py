@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,11 +28,15 @@ from switchyard.cli.base.output import (
 from switchyard.cli.dead.letters import bring_up_to_date, known_state
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from switchyard.services.jobs.registry import Registry
     from switchyard.services.records import DeadGroup
     from switchyard.services.settings import Settings
 
 SPARKS = "▁▂▃▄▅▆▇█"
+WIDE = 130
+"""Columns from which on there is room for everything."""
 
 
 def groups(
@@ -58,14 +63,31 @@ def groups(
     if not found:
         say("No dead letters." if state == "waiting" else f"No dead letters ({state}).")
         return
+    screen = console()
+    screen.print(listing(found, screen.width))
+    say("One of them: `jobctl dead list --group GROUP`; back: `jobctl dead redrive --group GROUP`.")
+
+
+def listing(found: Sequence[DeadGroup], width: int) -> Table:
+    """The groups on a terminal of that many columns. What is left out on a narrow one is the bar,
+    the first time and the reason where an error says more: the cause is what one looks for."""
+    if width < WIDE:
+        rows = table(
+            "GROUP", "COUNT", "LAST", "CAUSE", flexible=("CAUSE",), right=("COUNT", "LAST")
+        )
+        for group in found:
+            described = public(group)
+            cause = error_of(described) or described["reason"]
+            last, number = age(group.last_at), f"{group.count:,}"
+            what = f"{described['job_type']}: {cause}" if described["job_type"] else cause
+            add_row(rows, group.fingerprint, number, last, cell(what))
+        return rows
     rows = table(
         "GROUP", "COUNT", "FIRST", "LAST", "24 H", "JOB", "REASON", "ERROR",
         flexible=("JOB", "ERROR"), right=("COUNT", "FIRST", "LAST"),
     )  # fmt: skip
     for group in found:
         described = public(group)
-        error = ": ".join(part for part in (described["error_type"], described["message"]) if part)
-        where = f" ({described['location']})" if described["location"] else ""
         add_row(
             rows,
             group.fingerprint,
@@ -75,10 +97,15 @@ def groups(
             sparkline(group.trend),
             cell(described["job_type"]),
             described["reason"],
-            cell(error + where),
+            cell(error_of(described)),
         )
-    console().print(rows)
-    say("One of them: `jobctl dead list --group GROUP`; back: `jobctl dead redrive --group GROUP`.")
+    return rows
+
+
+def error_of(described: Mapping[str, Any]) -> str:
+    """The error of a group in one line, and where it was raised; empty where there was none."""
+    error = ": ".join(part for part in (described["error_type"], described["message"]) if part)
+    return f"{error} ({described['location']})" if described["location"] else error
 
 
 def public(group: DeadGroup) -> dict[str, Any]:

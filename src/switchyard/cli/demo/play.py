@@ -69,6 +69,7 @@ class _Play:
     view: View
     flaky_id: str = ""
     strict_id: str = ""
+    redrive_id: str | None = None
 
     async def run(self, files: list[Path]) -> None:
         await self._publish(files)
@@ -117,8 +118,10 @@ class _Play:
                 document.jobs = await self.ledger.pipeline(document.job_id)
         self.story.flaky = await self.ledger.get(self.flaky_id)
         strict = self.story.strict = await self.ledger.get(self.strict_id)
-        if strict is not None and strict.state is State.DEAD and self.story.redriven is None:
+        if self.redrive_id is None and strict is not None and strict.state is State.DEAD:
             await self._redrive(strict)
+        if self.redrive_id is not None and self.story.redriven is None:
+            await self._look_at_redrive(self.redrive_id)
         return (
             all(document.is_over for document in self.story.documents)
             and all(
@@ -128,15 +131,31 @@ class _Play:
         )
 
     async def _redrive(self, dead: JobRecord) -> None:
-        from switchyard.services.redrive.redriver import Change, LetterFilter, Redriver
+        """Begin a redrive with another payload; the demo's scheduler runs it."""
+        from switchyard.cli.base.who import user
+        from switchyard.services.dead.changes import Change
+        from switchyard.services.dead.letters import LetterFilter
+        from switchyard.services.redrive.spec import RedriveSpec, start_redrive
 
         self.story.death = f"{dead.reason}: {dead.error_message}"
         self.view.tell(f"demo_strict died ({self.story.death}); redriving it with another payload")
-        redriver = Redriver(self.system.settings, self.system.registry, self.ledger)
-        self.story.redriven = await redriver.redrive(
-            LetterFilter(ids=frozenset([dead.id])), Change(values={"payload.parts": FIXED_PARTS})
+        spec = RedriveSpec(
+            LetterFilter(ids=frozenset([dead.id])),
+            Change(values={"payload.parts": FIXED_PARTS}),
+            remote=False,
         )
-        self.story.strict = await self.ledger.get(dead.id)
+        operation = await start_redrive(self.ledger, spec, created_by=user(), reason="jobctl demo")
+        self.redrive_id = operation.id
+
+    async def _look_at_redrive(self, redrive_id: str) -> None:
+        from switchyard.services.bulk.control import require_bulk
+        from switchyard.services.records import ACTIVE
+        from switchyard.services.redrive.spec import Progress
+
+        operation = await require_bulk(self.ledger, redrive_id)
+        if operation.state not in ACTIVE:
+            self.story.redriven = Progress.of(operation)
+            self.story.strict = await self.ledger.get(self.strict_id)
 
     def _progress(self) -> tuple[int, int, int]:
         """Changes when something has been done. A job that starts over and over does not."""

@@ -73,7 +73,7 @@ def judge(story: Story) -> list[str]:
         or _failures(story.flaky) != FAILURES
     ):
         problems.append("demo_flaky did not succeed at its third attempt")
-    if story.redriven is None or story.redriven.done != 1:
+    if story.redriven is None or story.redriven.redriven != 1:
         problems.append("demo_strict was not redriven")
     elif story.strict is None or story.strict.state != "succeeded":
         problems.append("demo_strict did not succeed after its redrive")

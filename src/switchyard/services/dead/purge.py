@@ -16,6 +16,7 @@ from switchyard.broker.message import now
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.dead.groups import require_group
 from switchyard.services.dead.letters import LetterFilter, was_dead
 from switchyard.services.dead.scan import scanning_in_turn, wait_in
 from switchyard.services.ledger import Ledger
@@ -50,7 +51,8 @@ class Progress:
 async def count_letters(
     settings: BrokerSettings, ledger: Ledger, which: LetterFilter, wait: Wait
 ) -> Progress:
-    """What a purge would do. Raises BrokerAway, LedgerUnavailable."""
+    """What a purge would do. Raises UnknownGroup, BrokerAway, LedgerUnavailable."""
+    await require_group(ledger, which)
     moment, scanned, purged = now(), 0, 0
     async with scanning_in_turn(settings, ledger, wait) as scan:
         async for letter in scan.letters():
@@ -64,8 +66,9 @@ async def start_purge(
 ) -> BulkOperation:
     """Record a purge; a scheduler runs it, or whoever calls `BulkRunner.run_one`.
 
-    Raises LedgerUnavailable.
+    Raises UnknownGroup, LedgerUnavailable.
     """
+    await require_group(ledger, which)
     return await ledger.create_bulk(
         bulk_control.new_bulk_id(KIND),
         kind=KIND,

@@ -12,9 +12,8 @@ from switchyard.broker.lanes import HOT, lane_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.letters import DeadJob
 from switchyard.services.records import BulkState
-from switchyard.services.redrive.redriver import BATCH
 from switchyard.services.redrive.run import LOOK, Run
-from switchyard.services.redrive.sending import Copy, Room, Sender
+from switchyard.services.redrive.sending import BATCH, Copy, Room, Sender
 
 LONGEST_SLOT = 5.0
 """Seconds to wait with letters in hand for the next one to be sent by the rate. Where it is longer,

@@ -1,22 +1,30 @@
-"""What a redrive would do: which letters would go where, and which could not."""
+"""What a redrive would do: which letters would go where, changed how, and which could not."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.message import now
 from switchyard.broker.settings import BrokerSettings
+from switchyard.services.dead.changes import Change, difference
+from switchyard.services.dead.groups import require_group
 from switchyard.services.dead.letters import DeadJob
-from switchyard.services.dead.scan import waiting_ids
+from switchyard.services.dead.scan import scanning_in_turn, waiting_ids
 from switchyard.services.dead.stored import stored_letters
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import Wait
-from switchyard.services.redrive.redriver import BATCH, Redriver, would_go
-from switchyard.services.redrive.sending import Sender, Tally
+from switchyard.services.redrive.sending import BATCH, Copy, Difference, Sender, Tally
 from switchyard.services.redrive.spec import RedriveSpec
+
+SHOWN = 5
+"""Letters of which it is shown what would change."""
+
+Letters = AsyncGenerator[DeadJob, None]
 
 
 async def plan_redrive(
@@ -31,28 +39,84 @@ async def plan_redrive(
     """The redrive's tally as it would be, without publishing or changing anything. `wait` is
     awaited while others go through `jobs.dead`.
 
-    Raises InvalidRedrive, BrokerAway, LedgerUnavailable.
+    Raises InvalidRedrive, UnknownGroup, BrokerAway, LedgerUnavailable.
     """
     spec.check()
-    if not spec.from_ledger:
-        redriver = Redriver(settings, registry, ledger, lanes=lanes, wait=wait)
-        return await redriver.redrive(
-            spec.which, spec.change, dry_run=True, limit=spec.limit, remote=spec.remote
-        )
-    present = await waiting_ids(settings, ledger, wait)
+    await require_group(ledger, spec.which)
     tally = Tally()
     sender = Sender(registry, ledger, spec.change, lanes=lanes, remote=spec.remote)
     batch: list[DeadJob] = []
-    letters = stored_letters(ledger, spec.which, now(), present, also_waiting=True)
-    async with aclosing(letters):
+
+    async def would_go() -> None:
+        _note(await sender.prepare(batch, tally, drop=False), spec.change, tally)
+        batch.clear()
+
+    async with _fitting(settings, ledger, spec, wait) as letters:
         async for letter in letters:
-            tally.scanned += 1
             tally.matched += 1
             batch.append(letter)
             if len(batch) >= BATCH:
-                would_go(await sender.prepare(batch, tally, drop=False), tally)
-                batch = []
+                await would_go()
             if spec.limit is not None and tally.matched >= spec.limit:
                 break
-    would_go(await sender.prepare(batch, tally, drop=False), tally)
+        await would_go()
     return tally
+
+
+def _fitting(
+    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
+) -> AbstractAsyncContextManager[Letters]:
+    """The letters that are meant, oldest first: those on the broker, or the ledger's."""
+    source = _stored if spec.from_ledger else _waiting
+    return source(settings, ledger, spec, wait)
+
+
+@asynccontextmanager
+async def _waiting(
+    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
+) -> AsyncIterator[Letters]:
+    moment = now()
+
+    async def fitting() -> Letters:
+        async for letter in scan.letters():
+            if spec.which.matches(letter, moment):
+                yield letter
+
+    async with scanning_in_turn(settings, ledger, wait) as scan, aclosing(fitting()) as letters:
+        yield letters
+
+
+@asynccontextmanager
+async def _stored(
+    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
+) -> AsyncIterator[Letters]:
+    present = await waiting_ids(settings, ledger, wait)
+    found = stored_letters(ledger, spec.which, now(), present, also_waiting=True)
+    async with aclosing(found) as letters:
+        yield letters
+
+
+def _note(copies: Sequence[Copy], change: Change, tally: Tally) -> None:
+    """Count copies as they would go."""
+    tally.done += len(copies)
+    for copy in copies:
+        tally.routes[copy.routing_key] = tally.routes.get(copy.routing_key, 0) + 1
+        tally.note(f"{copy.letter.id}: would go to {copy.routing_key}")
+        if not change.is_empty and len(tally.differences) < SHOWN:
+            tally.differences.append(_difference(copy))
+
+
+def _difference(copy: Copy) -> Difference:
+    before = json.loads(copy.letter.body)
+    after = json.loads(copy.message.encode())
+    # What every redrive writes anew is no news.
+    shown = ("job_type", "priority", "payload")
+    old, new = ({name: each[name] for name in shown if name in each} for each in (before, after))
+    for each, whole in ((old, before), (new, after)):
+        metadata = whole.get("metadata")
+        if isinstance(metadata, dict):
+            names = ("max_attempts", "expires_at")
+            each["metadata"] = {name: metadata.get(name) for name in names}
+    old["routing_key"] = copy.letter.certificate.routing_key
+    new["routing_key"] = copy.routing_key
+    return Difference(copy.letter.id, tuple(difference(old, new)))

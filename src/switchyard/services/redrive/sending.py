@@ -18,30 +18,40 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import DeadLetterState, LetterEdit, NewJob, RedrivenCopy, State
 
+BATCH = 200
+"""Letters looked up, published and confirmed together."""
 MAX_NOTES = 100
 
 Depth = Callable[[str], Awaitable[int]]
 """How many messages wait in a queue."""
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a change makes of one letter."""
+
+    letter_id: str
+    lines: tuple[str, ...]
+    """A unified diff of the message as JSON, before and after."""
+
+
 @dataclass(slots=True)
 class Tally:
     """What a redrive has done so far."""
 
-    scanned: int = 0
     matched: int = 0
     done: int = 0
     """Redriven: published, confirmed, acknowledged."""
     dropped: int = 0
     """Copies of jobs that have succeeded, were cancelled or redriven meanwhile."""
-    refused: int = 0
-    """Left in their place: the lane was full, or the broker did not confirm."""
     invalid: int = 0
     """Left in their place: with the change they do not validate."""
     routes: dict[str, int] = field(default_factory=dict, compare=False)
     """Routing key → how many went there, or would go."""
     notes: list[str] = field(default_factory=list)
-    """One line for each letter that was dropped, refused or invalid; at most 100."""
+    """One line for each letter that was dropped or invalid, or would go; at most 100."""
+    differences: list[Difference] = field(default_factory=list)
+    """Of a plan with a change: what it makes of the first five letters."""
 
     def note(self, text: str) -> None:
         if len(self.notes) < MAX_NOTES:
@@ -201,10 +211,3 @@ class Room:
     def look_again(self) -> None:
         """Forget what was known."""
         self._left.clear()
-
-
-def refusal(error: PublishError) -> str:
-    """Why a letter is still in its place."""
-    if isinstance(error, LaneFull):
-        return f"still dead: {error.routing_key} is full; redrive the rest when there is room"
-    return f"still dead: {error}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.dead.changes import Change, InvalidRedrive
+from switchyard.services.dead.groups import require_group
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.jobs.local_fields import named
 from switchyard.services.jobs.registry import JobType, Registry, UnknownJobType
@@ -138,9 +139,10 @@ async def start_redrive(
 ) -> BulkOperation:
     """Record a redrive; a scheduler runs it, or whoever calls `BulkRunner.run_one`.
 
-    Raises InvalidRedrive, RedriveConflict, LedgerUnavailable.
+    Raises InvalidRedrive, UnknownGroup, RedriveConflict, LedgerUnavailable.
     """
     spec.check()
+    await require_group(ledger, spec.which)
     async with ledger.holding_lease(_START):
         await refuse_overlap(ledger, spec)
         return await ledger.create_bulk(

@@ -1,0 +1,25 @@
+"""Whether a group of dead letters is one that there is."""
+
+from __future__ import annotations
+
+from switchyard.services.dead.changes import InvalidRedrive
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import DeadLetterFilter
+
+
+class UnknownGroup(InvalidRedrive):
+    """No dead letter was ever of this group; the text says how to see those that there are."""
+
+
+async def require_group(ledger: Ledger, which: LetterFilter) -> None:
+    """Before anything is done to a group: a name that is mistyped is no empty group. One whose
+    letters have all gone is known still. Raises UnknownGroup, LedgerUnavailable."""
+    if which.group is None:
+        return
+    page = await ledger.list_dead(DeadLetterFilter(group=which.group), limit=1)
+    if not page.items:
+        raise UnknownGroup(
+            f"no dead letter is of group {which.group!r}: see `jobctl dead groups`, "
+            "GET /admin/dead/groups"
+        )
