@@ -24,7 +24,8 @@ from switchyard.services.backfill.counts import Counts
 from switchyard.services.backfill.files import store_input
 from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.handler import BackfillHandler
-from switchyard.services.backfill.spec import Backfills, parse_spec
+from switchyard.services.backfill.spec import parse_spec
+from switchyard.services.backfill.starting import Backfills
 from switchyard.services.bulk.control import require_bulk
 from switchyard.services.bulk.operations import BulkRunner
 from switchyard.services.jobs.registry import Registry

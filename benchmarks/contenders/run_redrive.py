@@ -23,8 +23,8 @@ from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.cli.base.bulk_run import give_way
 from switchyard.cli.base.long_running import settle_memory
+from switchyard.cli.bulk.run_here import give_way
 from switchyard.services.bulk.operations import BulkRunner
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter

@@ -23,7 +23,7 @@ def started(jobctl: CommandLine, *arguments: str, stdin: str | None = None) -> s
 
 def test_a_backfill_from_standard_input_to_its_report(jobctl: CommandLine) -> None:
     lines = [json.dumps({"n": n, "fail": n == 5}) for n in range(12)] + ["nonsense"]
-    start = ("file", "-", "--type", "work", "--reason", "a trial")
+    start = ("file", "-", "--type", "work", "--why", "a trial")
     with jobctl.worker(), jobctl.started("scheduler"):
         backfill = started(jobctl, *start, stdin="\n".join(lines))
         watched = jobctl.run("backfill", "watch", backfill)
@@ -103,7 +103,7 @@ def test_what_is_wrong_is_said_in_one_line(jobctl: CommandLine) -> None:
         (("file", "no-such-file", "--type", "work"), 2, "no such file: no-such-file"),
         (("file", "-", "--type", "work"), 1, "no items"),
         (("file", "-"), 1, "needs a job type: name one with --type"),
-        (("file", "-", "--type", "work", "--rate", "inf"), 1, "at most 1,000,000"),
+        (("file", "-", "--type", "work", "--rate", "inf"), 2, "at most 1,000,000/s"),
         (("documents", "--filter", "state"), 2, "--filter 'state': write NAME=VALUE"),
         (("documents", "--filter", "colour=red", "--type", "work"), 1, "colour: Extra inputs"),
         (("arxiv",), 2, "name --query or --from"),

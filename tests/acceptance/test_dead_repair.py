@@ -107,6 +107,43 @@ def test_dry_run_tells_what_would_go_where(jobctl: CommandLine, dead_ids: list[s
     assert jobctl.json("dead", "redrives", "list") == []
 
 
+def test_dry_run_shows_what_a_change_makes_of_them(
+    jobctl: CommandLine, dead_ids: list[str]
+) -> None:
+    change = ("dead", "redrive", "--all", "--dry-run", "--set", "payload.n=9", "--priority", "7")
+    lines = jobctl.ok(*change).splitlines()
+    assert f"{dead_ids[0]}:" in lines
+    for number in range(3):
+        assert f'  -    "n": {number}' in lines
+    assert lines.count('  +    "n": 9') == 3
+    assert [line for line in lines if "redrives" in line or "queued_at" in line] == []
+    shown = jobctl.json(*change)["differences"]
+    assert [each["letter_id"] for each in shown] == dead_ids
+    assert '+  "priority": 7,' in shown[0]["lines"]
+    assert jobctl.json("dead", "redrive", "--all", "--dry-run")["differences"] == []
+
+
+def test_a_group_that_never_was_is_an_error(jobctl: CommandLine, dead_ids: list[str]) -> None:
+    [group] = jobctl.json("dead", "groups")
+    typo = "0" if group["group"][0] != "0" else "1"
+    for command in (
+        ("redrive", "--yes"),
+        ("redrive", "--dry-run"),
+        ("redrive", "--yes", "--from-ledger"),
+        ("purge", "--yes"),
+        ("purge", "--dry-run"),
+        ("export",),
+    ):
+        told = jobctl.fails("dead", *command, "--group", typo)
+        assert f"no dead letter is of group '{typo}': see `jobctl dead groups`" in told, command
+    assert jobctl.json("dead", "redrives", "list") == []
+    assert jobctl.json("dead", "purges") == []
+    # One whose letters have gone is empty, and no mistake.
+    for number in (3, 0):
+        done = jobctl.json("dead", "redrive", "--group", group["group"], "--yes")
+        assert done["done"] == number
+
+
 def test_many_are_changed_by_patch_and_expression(jobctl: CommandLine, dead_ids: list[str]) -> None:
     change = ("--merge", '{"seconds": null, "fail": false}', "--jq", ".n += 40")
     jobctl.ok("dead", "redrive", "--all", "--yes", "--priority", "7", *change)

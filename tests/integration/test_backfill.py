@@ -268,6 +268,7 @@ async def test_cancelled_its_queued_jobs_never_run(user: BackfillUser) -> None:
     progress = await user.progress(operation)
     assert progress.operation.state is BulkState.CANCELLED
     assert progress.jobs == {State.CANCELLED: 3_000}
+    assert (progress.done, progress.finished) == (0, 0)
     await user.system.start_worker()
     await user.system.wait_until_ready(QUEUE, 0)
     last = await user.system.publish("backfill.noop", {"n": -1})

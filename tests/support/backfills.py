@@ -20,7 +20,8 @@ from switchyard.services.backfill.sources import (
     Sources,
     Unusable,
 )
-from switchyard.services.backfill.spec import Backfills, parse_spec
+from switchyard.services.backfill.spec import parse_spec
+from switchyard.services.backfill.starting import Backfills
 from switchyard.services.bulk.control import require_bulk
 from switchyard.services.bulk.operations import BulkRunner
 from switchyard.services.files.storage import Storage

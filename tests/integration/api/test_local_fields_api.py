@@ -304,7 +304,8 @@ async def test_on_the_host_all_of_it_works(
     system: System, client: httpx.AsyncClient, secret: str
 ) -> None:
     """What `jobctl` does: the same spec, begun with the ledger's and the broker's credentials."""
-    from switchyard.services.backfill.spec import Backfills, parse_spec
+    from switchyard.services.backfill.spec import parse_spec
+    from switchyard.services.backfill.starting import Backfills
 
     options = await store(client, [{"where": secret}])
     spec = parse_spec(

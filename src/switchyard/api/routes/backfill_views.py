@@ -13,7 +13,8 @@ from switchyard.api.models.backfills import (
     JobPreview,
 )
 from switchyard.services.backfill.progress import Progress
-from switchyard.services.backfill.spec import BackfillSpec, Preview
+from switchyard.services.backfill.spec import BackfillSpec
+from switchyard.services.backfill.starting import Preview
 
 
 def spec_of(plan: BackfillPlan) -> BackfillSpec:

@@ -32,7 +32,8 @@ from switchyard.services.backfill.files import format_of, store_input
 from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.progress import progress_of
 from switchyard.services.backfill.sources import InvalidBackfill
-from switchyard.services.backfill.spec import KIND, Backfills, BackfillSpec
+from switchyard.services.backfill.spec import KIND, BackfillSpec
+from switchyard.services.backfill.starting import Backfills
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.files.quota import Quota
 from switchyard.services.publishing.requests import Complaint

@@ -27,9 +27,10 @@ from switchyard.cli.base.output import JsonOption, print_json, say
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.base.shared_options import with_options
 from switchyard.cli.base.who import user
+from switchyard.cli.bulk.rates import RateOption, WhyOption, optional_rate
 
 if TYPE_CHECKING:
-    from switchyard.services.backfill.spec import Backfills, Preview
+    from switchyard.services.backfill.starting import Backfills, Preview
     from switchyard.services.ledger import Ledger
     from switchyard.services.records import BulkOperation
     from switchyard.services.settings import Settings
@@ -66,7 +67,6 @@ PayloadOption = Annotated[
 ]
 PriorityOption = Annotated[int | None, typer.Option(min=0, max=10, help="Within the lane.")]
 AttemptsOption = Annotated[int | None, typer.Option(min=1, max=1000, help="Tries of each job.")]
-RateOption = Annotated[float | None, typer.Option(min=0.001, help="Jobs a second at most.")]
 OpenOption = Annotated[
     int | None, typer.Option("--max-open", min=1, help="Unfinished jobs of it at most.")
 ]
@@ -85,7 +85,6 @@ UntilOption = Annotated[
         help="Publish nothing after this time; local without Z or +01:00 behind it.",
     ),
 ]
-ReasonOption = Annotated[str | None, typer.Option(help="Why, for whoever looks later.")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Only show the number of items and the first jobs.")
 ]
@@ -101,7 +100,7 @@ class _Common:
     spec: dict[str, Any]
     rate: float | None
     max_open: int | None
-    reason: str | None
+    why: str | None
     dry_run: bool
     watch: bool
     include: list[str] | None
@@ -119,7 +118,7 @@ def _common(
     low: LowOption = None,
     high: HighOption = None,
     until: UntilOption = None,
-    reason: ReasonOption = None,
+    why: WhyOption = None,
     dry_run: DryRunOption = False,
     watch: WatchOption = False,
     include: IncludeOption = None,
@@ -137,9 +136,9 @@ def _common(
             "until": None if until is None else until.astimezone().isoformat(),
             "remote": False,
         },
-        rate=rate,
+        rate=optional_rate(rate),
         max_open=max_open,
-        reason=reason,
+        why=why,
         dry_run=dry_run,
         watch=watch,
         include=include,
@@ -270,12 +269,8 @@ def _start(name: str, options: dict[str, Any], common: _Common) -> None:
 async def _run(settings: Settings, name: str, options: dict[str, Any], common: _Common) -> bool:
     from switchyard.broker.lanes import queue_name
     from switchyard.cli.base.queues import require_queues
-    from switchyard.services.backfill.spec import (
-        Backfills,
-        Plan,
-        check_limits,
-        parse_spec,
-    )
+    from switchyard.services.backfill.spec import Plan, check_limits, parse_spec
+    from switchyard.services.backfill.starting import Backfills
     from switchyard.services.records import LedgerUnavailable
 
     async with open_ledger(settings) as ledger:
@@ -299,7 +294,7 @@ async def _run(settings: Settings, name: str, options: dict[str, Any], common: _
             operation = await backfills.start(
                 spec,
                 created_by=user(),
-                reason=common.reason,
+                reason=common.why,
                 rate=common.rate,
                 max_open=common.max_open,
             )
@@ -315,7 +310,8 @@ async def _run(settings: Settings, name: str, options: dict[str, Any], common: _
 
 async def _tell(ledger: Ledger, operation: BulkOperation, common: _Common) -> bool:
     """Say what was started, and follow it where that is wanted; whether all is well."""
-    from switchyard.cli.backfill.view import public, watch_progress
+    from switchyard.cli.backfill.view import BackfillView, public
+    from switchyard.cli.bulk.commands import follow
     from switchyard.services.backfill.progress import progress_of
 
     progress = await progress_of(ledger, operation)
@@ -326,7 +322,7 @@ async def _tell(ledger: Ledger, operation: BulkOperation, common: _Common) -> bo
     say(f"{operation.title}{items}")
     if common.watch:
         say(operation.id)
-        return await watch_progress(ledger, operation.id, as_json=common.as_json)
+        return await follow(BackfillView(), ledger, operation.id, as_json=common.as_json)
     typer.echo(operation.id)
     say(f"Follow it with `jobctl backfill watch {operation.id}`")
     return True

@@ -2,32 +2,80 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from switchyard.cli.base.bulk_records import record_of
-from switchyard.cli.base.durations import duration
+from switchyard.cli.base.durations import age, duration
 from switchyard.cli.base.output import (
     cell,
     console,
     plain,
-    print_json_line,
     print_rows,
     styled,
     table,
 )
+from switchyard.cli.bulk.records import record_of
+from switchyard.cli.bulk.view import BulkView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from switchyard.services.backfill.progress import Progress
     from switchyard.services.ledger import Ledger
+    from switchyard.services.records import BulkOperation
 
-WATCH_SECONDS = 1.0
 SHOWN = ("pending", "queued", "running", "retrying", "succeeded", "dead", "cancelled")
 BAR = 30
+
+
+class BackfillView(BulkView["Progress"]):
+    """Backfills, for the commands that all operations have."""
+
+    command = "jobctl backfill"
+    none = "No backfills. Start one: `jobctl backfill start --help`"
+    columns = ("ID", "STATE", "PUBLISHED", "DONE", "DEAD", "AGE", "WHAT")
+    right = ("PUBLISHED", "DONE", "DEAD")
+
+    @property
+    def kind(self) -> str:
+        from switchyard.services.backfill.spec import KIND
+
+        return KIND
+
+    async def read(self, ledger: Ledger, operation: BulkOperation) -> Progress:
+        from switchyard.services.backfill.progress import progress_of
+
+        return await progress_of(ledger, operation)
+
+    def public(self, seen: Progress) -> dict[str, Any]:
+        return public(seen)
+
+    def row(self, seen: Progress) -> Sequence[str]:
+        total = "" if seen.total is None else f"/{seen.total - seen.repeated:,}"
+        return (
+            seen.operation.id,
+            styled(seen.operation.state),
+            f"{seen.published:,}{total}",
+            f"{seen.done:,}",
+            f"{seen.dead:,}",
+            age(seen.operation.created_at),
+            cell(seen.operation.title),
+        )
+
+    def report(self, seen: Progress) -> None:
+        print_progress(seen)
+
+    def one_line(self, seen: Progress) -> str:
+        return one_line(seen)
+
+    def picture(self, seen: Progress) -> RenderableType:
+        return picture(seen)
+
+    def is_over(self, seen: Progress) -> bool:
+        return seen.is_over
+
+    def succeeded(self, seen: Progress) -> bool:
+        return seen.succeeded
 
 
 def public(progress: Progress) -> dict[str, Any]:
@@ -62,45 +110,6 @@ def public(progress: Progress) -> dict[str, Any]:
 def redrive_command(progress: Progress) -> str:
     """What sends its dead jobs back."""
     return f"jobctl dead redrive --operation {progress.operation.id}"
-
-
-async def watch_progress(ledger: Ledger, backfill_id: str, *, as_json: bool) -> bool:
-    """Show a backfill until it is over; whether every item was done."""
-    from rich.live import Live
-
-    from switchyard.services.backfill.progress import progress_of
-    from switchyard.services.backfill.spec import KIND
-    from switchyard.services.bulk.control import require_bulk
-
-    async def courses() -> AsyncIterator[Progress]:
-        while True:
-            began = time.monotonic()
-            progress = await progress_of(ledger, await require_bulk(ledger, backfill_id, KIND))
-            took = time.monotonic() - began
-            yield progress
-            if progress.is_over:
-                return
-            # To count a million jobs takes seconds, and the ledger has other work to do.
-            await asyncio.sleep(max(WATCH_SECONDS, 10 * took))
-
-    screen = console(stderr=True)
-    if as_json or not screen.is_terminal:
-        async for progress in courses():
-            if progress.is_over:
-                break
-            if as_json:
-                print_json_line(public(progress))
-            else:
-                screen.print(one_line(progress))
-    else:
-        with Live(console=screen, auto_refresh=False, transient=True) as live:
-            async for progress in courses():
-                live.update(picture(progress), refresh=True)
-    if as_json:
-        print_json_line(public(progress))
-    else:
-        print_progress(progress)
-    return progress.succeeded
 
 
 def one_line(progress: Progress) -> str:

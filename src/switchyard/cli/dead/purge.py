@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.cli.base.bulk_records import record_of
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -21,21 +21,23 @@ from switchyard.cli.base.durations import age
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import (
     JsonOption,
-    add_row,
     cell,
-    console,
     plain,
     print_json,
     say,
     styled,
-    table,
 )
+from switchyard.cli.bulk.commands import LimitOption, list_operations
+from switchyard.cli.bulk.rates import WhyOption
+from switchyard.cli.bulk.records import record_of
+from switchyard.cli.bulk.view import BulkListing
 from switchyard.cli.dead.letters import bring_up_to_date
 from switchyard.cli.dead.options import AllOption, IdsArgument, chosen, filtered
 
 if TYPE_CHECKING:
     from switchyard.services.dead.letters import LetterFilter
     from switchyard.services.dead.purge import Progress
+    from switchyard.services.ledger import Ledger
     from switchyard.services.ledger.leases import Wait
     from switchyard.services.records import BulkOperation
 
@@ -47,7 +49,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 def purge(
     ids: IdsArgument = None,
     everything: AllOption = False,
-    why: Annotated[str | None, typer.Option(help="Why, for the record.")] = None,
+    why: WhyOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     include: IncludeOption = None,
@@ -83,8 +85,8 @@ def purge(
 async def _purge(
     which: LetterFilter, include: list[str] | None, *, why: str | None, dry_run: bool, yes: bool
 ) -> tuple[Progress, BulkOperation | None]:
-    from switchyard.cli.base.bulk_run import run_here
     from switchyard.cli.base.who import user
+    from switchyard.cli.bulk.run_here import run_here
     from switchyard.services.bulk import control as bulk_control
     from switchyard.services.dead.purge import (
         Progress,
@@ -115,38 +117,40 @@ async def _purge(
         return Progress.of(operation), operation
 
 
-def purges(
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many.")] = 20,
-    as_json: JsonOption = False,
-) -> None:
+def purges(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
     """List purges, the newest first: who threw away what, when and why."""
+    list_operations(PurgeView(), limit, as_json=as_json)
 
-    async def read() -> list[BulkOperation]:
+
+class PurgeView(BulkListing["BulkOperation"]):
+    """Purges, for their listing."""
+
+    none = "No purges."
+    columns = ("ID", "STATE", "PURGED", "BY", "AGE", "WHAT", "WHY")
+    right = ("PURGED",)
+
+    @property
+    def kind(self) -> str:
         from switchyard.services.dead.purge import KIND
 
-        async with open_ledger(load_settings()) as ledger:
-            return list((await ledger.list_bulk(KIND, limit=limit)).items)
+        return KIND
 
-    found = run(read())
-    if as_json:
-        print_json([public(each) for each in found])
-        return
-    if not found:
-        say("No purges.")
-        return
-    rows = table("ID", "STATE", "PURGED", "BY", "AGE", "WHAT", "WHY", right=("PURGED",))
-    for each in found:
-        add_row(
-            rows,
-            each.id,
-            styled(each.state),
-            f"{each.counts.get('purged', 0):,}",
-            cell(each.created_by),
-            age(each.created_at),
-            cell(each.title),
-            cell(each.reason or ""),
+    async def read(self, ledger: Ledger, operation: BulkOperation) -> BulkOperation:
+        return operation
+
+    def public(self, seen: BulkOperation) -> dict[str, Any]:
+        return public(seen)
+
+    def row(self, seen: BulkOperation) -> Sequence[str]:
+        return (
+            seen.id,
+            styled(seen.state),
+            f"{seen.counts.get('purged', 0):,}",
+            cell(seen.created_by),
+            age(seen.created_at),
+            cell(seen.title),
+            cell(seen.reason or ""),
         )
-    console().print(rows)
 
 
 def public(operation: BulkOperation) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import JsonOption, print_json, say
+from switchyard.cli.bulk.rates import RateOption, WhyOption, optional_rate
 from switchyard.cli.dead.changes import (
     AttemptsOption,
     JqOption,
@@ -55,9 +56,7 @@ def redrive(
         int | None,
         typer.Option(min=1, help="So many first; the others only when all these have succeeded."),
     ] = None,
-    rate: Annotated[
-        str | None, typer.Option(metavar="N/s", help="So many a second at most: 50/s, 100/m.")
-    ] = None,
+    rate: RateOption = None,
     halt_on: Annotated[
         str | None,
         typer.Option(metavar="N%", help="Stop when this part of them has failed again."),
@@ -66,7 +65,7 @@ def redrive(
         bool,
         typer.Option("--from-ledger", help="Those that the broker no longer has, from the ledger."),
     ] = False,
-    why: Annotated[str | None, typer.Option(help="Why, for the record.")] = None,
+    why: WhyOption = None,
     background: Annotated[
         bool, typer.Option("--background", help="Let a scheduler run it; only start it.")
     ] = False,
@@ -95,7 +94,7 @@ def redrive(
         remote=False,
     )
     spec.check()
-    per_second = None if rate is None else per_second_of(rate)
+    per_second = optional_rate(rate)
     if not (dry_run or yes or limit == 1 or len(which.ids) == 1 or sys.stdin.isatty()):
         raise WrongUsage("to redrive without a terminal to ask at, give --yes")
     quiet_logs()
@@ -189,7 +188,7 @@ async def go_on(
     settings: Settings, registry: Registry, ledger: Ledger, operation: BulkOperation
 ) -> BulkOperation:
     """Run a redrive in this process; SIGINT and SIGTERM pause it."""
-    from switchyard.cli.base.bulk_run import run_here
+    from switchyard.cli.bulk.run_here import run_here
     from switchyard.services.bulk import control as bulk_control
     from switchyard.services.redrive.operations import RedriveHandler
 
@@ -240,6 +239,7 @@ def report_plan(spec: RedriveSpec, tally: Tally, *, as_json: bool) -> None:
                 "invalid": tally.invalid,
                 "routes": tally.routes,
                 "notes": tally.notes,
+                "differences": tally.differences,
                 "missing": missing,
                 "dry_run": True,
             }
@@ -247,6 +247,10 @@ def report_plan(spec: RedriveSpec, tally: Tally, *, as_json: bool) -> None:
     else:
         for note in tally.notes:
             say(note)
+        for each in tally.differences:
+            typer.echo(f"{each.letter_id}:")
+            for line in each.lines or ("  nothing would change",):
+                typer.echo(f"  {line}" if each.lines else line)
         for routing_key, number in sorted(tally.routes.items()):
             typer.echo(f"{number:,} to {routing_key}")
         typer.echo(summary(tally.done, tally.dropped, tally.invalid, "would be redriven"))
@@ -282,18 +286,3 @@ def percentage(text: str) -> float:
     if not 0 < number <= 1:
         raise WrongUsage(f"--halt-on {text!r}: write it as 20%")
     return number
-
-
-def per_second_of(text: str) -> float:
-    """`50/s`, `100/m`, `20/h`, `50` as a number for each second. Raises WrongUsage."""
-    from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE
-
-    number, _, unit = text.partition("/")
-    seconds = {"": 1, "s": 1, "m": 60, "h": 3600}.get(unit)
-    try:
-        found = float(number)
-    except ValueError:
-        found = 0
-    if seconds is None or not LEAST_RATE <= found / seconds <= MOST_RATE:
-        raise WrongUsage(f"--rate {text!r}: write it as 50/s, 100/m or 20/h; at least 4/h")
-    return found / seconds

@@ -2,25 +2,75 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from switchyard.cli.base.bulk_records import record_of
+from switchyard.cli.base.durations import age
 from switchyard.cli.base.output import (
     cell,
-    console,
     plain,
-    print_json_line,
     print_rows,
     say,
     styled,
 )
+from switchyard.cli.bulk.records import record_of
+from switchyard.cli.bulk.view import BulkView
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
     from switchyard.services.records import BulkOperation
 
-WATCH_SECONDS = 1.0
+
+class RedriveView(BulkView["BulkOperation"]):
+    """Redrives, for the commands that all operations have."""
+
+    command = "jobctl dead redrives"
+    none = "No redrives. Start one: `jobctl dead redrive --help`"
+    columns = ("ID", "STATE", "REDRIVEN", "DONE", "FAILED", "BY", "AGE", "WHAT")
+    right = ("REDRIVEN", "DONE", "FAILED")
+
+    @property
+    def kind(self) -> str:
+        from switchyard.services.redrive.spec import KIND
+
+        return KIND
+
+    async def read(self, ledger: Ledger, operation: BulkOperation) -> BulkOperation:
+        from switchyard.services.redrive.spec import settled
+
+        return await settled(ledger, operation)
+
+    def public(self, seen: BulkOperation) -> dict[str, Any]:
+        return public(seen)
+
+    def row(self, seen: BulkOperation) -> Sequence[str]:
+        return (
+            seen.id,
+            styled(seen.state),
+            f"{seen.counts.get('redriven', 0):,}",
+            f"{seen.counts.get('succeeded', 0):,}",
+            f"{seen.counts.get('failed', 0):,}",
+            cell(seen.created_by),
+            age(seen.created_at),
+            cell(f"{seen.title}{f' ({seen.note})' if seen.note else ''}"),
+        )
+
+    def report(self, seen: BulkOperation) -> None:
+        print_redrive(seen)
+
+    def one_line(self, seen: BulkOperation) -> str:
+        return one_line(seen)
+
+    def is_over(self, seen: BulkOperation) -> bool:
+        from switchyard.services.records import ACTIVE
+
+        return seen.state not in ACTIVE
+
+    def succeeded(self, seen: BulkOperation) -> bool:
+        from switchyard.services.records import BulkState
+
+        return seen.state is BulkState.COMPLETED
 
 
 def public(operation: BulkOperation) -> dict[str, Any]:
@@ -39,9 +89,6 @@ def public(operation: BulkOperation) -> dict[str, Any]:
 
 def print_redrive(operation: BulkOperation) -> None:
     """All that is known of it."""
-    import json
-
-    from switchyard.cli.base.durations import age
     from switchyard.services.redrive.spec import Progress
 
     progress = Progress.of(operation)
@@ -67,26 +114,6 @@ def print_redrive(operation: BulkOperation) -> None:
     )
     for note in progress.notes:
         say(note)
-
-
-async def watch_redrive(ledger: Ledger, operation_id: str, *, as_json: bool) -> BulkOperation:
-    """Show a redrive until it stops; its record then."""
-    from switchyard.services.bulk.control import require_bulk
-    from switchyard.services.records import ACTIVE
-    from switchyard.services.redrive.spec import KIND, settled
-
-    last = ""
-    while True:
-        operation = await settled(ledger, await require_bulk(ledger, operation_id, KIND))
-        line = one_line(operation)
-        if as_json:
-            print_json_line(public(operation))
-        elif line != last:
-            console(stderr=True).print(line)
-        last = line
-        if operation.state not in ACTIVE:
-            return operation
-        await asyncio.sleep(WATCH_SECONDS)
 
 
 def one_line(operation: BulkOperation) -> str:

@@ -54,9 +54,14 @@ class Progress:
     """Dead jobs by cause, followers included."""
 
     @property
+    def done(self) -> int:
+        """Jobs of its own that have succeeded."""
+        return self.jobs.get(State.SUCCEEDED, 0)
+
+    @property
     def finished(self) -> int:
-        """Jobs of its own that have ended, well or not."""
-        return sum(number for state, number in self.jobs.items() if state in FINISHED)
+        """Jobs of its own that have run to their end, well or not: none that was cancelled."""
+        return self.done + self.jobs.get(State.DEAD, 0)
 
     @property
     def dead(self) -> int:

@@ -1,4 +1,4 @@
-"""What the commands for backfills and for redrives share: their records, changed and printed."""
+"""The records of operations, changed and printed."""
 
 from __future__ import annotations
 
@@ -47,4 +47,14 @@ def record_of(operation: BulkOperation) -> dict[str, Any]:
         "started_at": operation.started_at,
         "finished_at": operation.finished_at,
         "spec": operation.spec,
+    }
+
+
+def limits(operation: BulkOperation) -> dict[str, Any]:
+    """What `--json` says of an operation that was changed."""
+    return {
+        "id": operation.id,
+        "state": operation.state,
+        "rate": operation.rate,
+        "max_open": operation.max_open,
     }
