@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from switchyard.services.files.errors import UnsupportedMedia
@@ -13,15 +13,15 @@ from switchyard.services.files.media import MARKDOWN, PDF
 from switchyard.services.files.storage import content_hash
 from switchyard.services.files.uploads import Identity, identify
 from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Next, Outcome, Snooze
+from switchyard.services.jobs.outcomes import Outcome, Snooze
 from switchyard.services.settings import Settings
 from switchyard.services.sources.arxiv.client import ArxivClient
 from switchyard.services.sources.arxiv.errors import ArxivBusy, ArxivNonsense
 from switchyard.services.sources.arxiv.feed import ArxivId, Entry
-from switchyard.services.workers.ingest.documents import (
+from switchyard.services.workers.ingest.intake import (
+    Arrival,
     extract_next,
     is_taken,
-    keep,
     known_already,
 )
 from switchyard.services.workers.stages import document_id_of
@@ -81,46 +81,43 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
         if not same or await is_taken(ctx, known):
             return known_already(known)
     data, identity = await _content(entry, ctx, offered)
-    filename = offered.filename(entry.arxiv_id)
-    title = entry.title[:1000]
-    described: dict[str, Any] = {
-        "filename": filename,
-        "title": title,
-        "media_type": identity.media_type,
-        "size_bytes": identity.size,
-        "pipeline": ctx.pipeline,
-    }
-    document_id = known.id if known else document_id_of(source)
-    about = {
-        "title": title,
-        "filename": filename,
-        "source": source,
-        "entry": entry.model_dump(mode="json")
+    arrival = Arrival(
+        data,
+        identity,
+        source=source,
+        filename=offered.filename(entry.arxiv_id),
+        title=entry.title[:1000],
+        pipeline=ctx.pipeline,
+        entry=entry.model_dump(mode="json")
         | {"withdrawn": entry.withdrawn, "full_text": offered.full_text},
-    }
+    )
+    document_id = known.id if known else document_id_of(source)
     if ctx.ledger is None:
-        await keep(ctx, document_id, identity, data, about)
+        await arrival.keep(ctx, document_id)
     else:
         # One at a time, or the files of one version could end under the record of another.
         async with ctx.ledger.holding_lease(f"document {document_id}"):
             if known is not None:
-                mine = await ctx.ledger.renew_document(known, identity.sha256, **described)
+                mine = await arrival.renew(ctx.ledger, known)
             else:
-                document, created = await ctx.ledger.upsert_document(
-                    identity.sha256, source=source, document_id=document_id, **described
-                )
+                document, created = await arrival.upsert(ctx.ledger, document_id)
                 if not created and document.source != source:
                     return known_already(document)
                 mine = document if created else None
             if mine is None:
                 # Another job was faster, perhaps with an older version.
                 return Snooze(LOOK_AGAIN, f"{source} is being taken in by another job")
-            await keep(ctx, document_id, identity, data, about)
+            await arrival.keep(ctx, document_id)
     again = known is not None and known.pipeline != ctx.pipeline
-    duplicate = again and not renews and not force
-    following = extract_next(document_id, force=force, duplicate=duplicate)
-    told = {"source": source, "version": entry.version, "full_text": offered.full_text}
-    return Next(following.jobs, {**following.result, **told, "updated": renews})
+    return extract_next(
+        document_id,
+        force=force,
+        duplicate=again and not renews and not force,
+        source=source,
+        version=entry.version,
+        full_text=offered.full_text,
+        updated=renews,
+    )
 
 
 async def _known(ctx: JobContext, source: str) -> Document | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,11 +14,9 @@ from switchyard.services.files.storage import (
     Storage,
     content_hash,
     result_key,
-    upload_key,
 )
 from switchyard.services.files.uploads import (
     INCOMING_KEY,
-    Identity,
     identify,
     read_path,
     read_upload,
@@ -34,7 +31,13 @@ from switchyard.services.jobs.outcomes import (
     PermanentError,
 )
 from switchyard.services.jobs.registry import job
-from switchyard.services.records.document_states import FINISHED_STATES, NEEDS_OCR
+from switchyard.services.records.document_states import NEEDS_OCR
+from switchyard.services.workers.ingest.intake import (
+    Arrival,
+    extract_next,
+    is_taken,
+    known_already,
+)
 from switchyard.services.workers.stages import (
     EXTRACT,
     INGEST,
@@ -42,7 +45,6 @@ from switchyard.services.workers.stages import (
     DocumentFiles,
     DocumentId,
     DocumentJob,
-    at_stage,
     damage_of,
     document_id_of,
     ends_when_superseded,
@@ -50,10 +52,6 @@ from switchyard.services.workers.stages import (
     note,
     superseded,
 )
-
-if TYPE_CHECKING:
-    from switchyard.services.records import Document
-
 
 _SEND_DOCUMENT = "send the file to POST /documents"
 _SEND_TEXT = "send the file to POST /extract/text"
@@ -107,28 +105,21 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             below=ctx.settings.ingest_paths,
         )
     identity = await asyncio.to_thread(identify, data, name)
-    document_id = document_id_of(identity.sha256)
-    source, duplicate = payload.source, False
-    described: dict[str, Any] = {
-        "filename": name,
-        "title": payload.title,
-        "media_type": identity.media_type,
-        "size_bytes": identity.size,
-        "pipeline": ctx.pipeline,
-    }
+    arrival = Arrival(
+        data,
+        identity,
+        source=payload.source,
+        filename=name,
+        title=payload.title,
+        pipeline=ctx.pipeline,
+    )
+    document_id, duplicate = document_id_of(identity.sha256), False
     if ctx.ledger is not None:
-        upsert = partial(
-            ctx.ledger.upsert_document,
-            identity.sha256,
-            source=source,
-            document_id=document_id,
-            **described,
-        )
-        document, created = await upsert()
+        document, created = await arrival.upsert(ctx.ledger, document_id)
         if document.content_hash != identity.sha256:
             if await is_taken(ctx, document):
                 return known_already(document)
-            document, created = await upsert(instead_of=document)
+            document, created = await arrival.upsert(ctx.ledger, document_id, instead_of=document)
             if not created:
                 return known_already(document)
         elif not created:
@@ -137,62 +128,19 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             # A redelivery finds the document that it made itself.
             duplicate = document.pipeline != ctx.pipeline
             is_paper = document.id != document_id  # and goes by its filename
-            described["filename"] = document.filename if is_paper else name or document.filename
-            described["title"] = payload.title or document.title
+            arrival = replace(
+                arrival,
+                filename=document.filename if is_paper else name or document.filename,
+                title=payload.title or document.title,
+            )
             if duplicate:
-                renewed = await ctx.ledger.renew_document(
-                    document, identity.sha256, source=source, **described
-                )
+                renewed = await arrival.renew(ctx.ledger, document)
                 if renewed is None:
                     return known_already(document)
                 document = renewed
-            document_id, source = document.id, document.source
-    about = {"title": described["title"], "filename": described["filename"], "source": source}
-    await keep(ctx, document_id, identity, data, about)
+            document_id, arrival = document.id, replace(arrival, source=document.source)
+    await arrival.keep(ctx, document_id)
     return extract_next(document_id, force=payload.force, duplicate=duplicate)
-
-
-async def keep(
-    ctx: JobContext, document_id: str, identity: Identity, data: bytes, about: Mapping[str, Any]
-) -> None:
-    """The first stage: keep the original, and what is known of it, for those that follow."""
-    files = DocumentFiles.of(ctx, document_id)
-    async with at_stage(ctx, document_id, INGEST):
-        key = upload_key(document_id, identity.media_type)
-        await files.storage.put_async(key, data)
-        kept = {"key": key, "media_type": identity.media_type, "size": identity.size, **about}
-
-        async def work() -> Mapping[str, Any]:
-            return kept
-
-        input_hash = content_hash([identity.sha256, kept])
-        await files.reuse_or_run_async(INGEST, input_hash, work, content=None)
-    await note(ctx, document_id, EXTRACT, "queued")
-
-
-async def is_taken(ctx: JobContext, document: Document) -> bool:
-    """Whether the document is finished, or a job of another run will still see to it."""
-    from switchyard.services.records import FINISHED
-
-    if document.state in FINISHED_STATES:
-        return True
-    if ctx.ledger is None or document.pipeline in (None, ctx.pipeline):
-        return False
-    jobs = await ctx.ledger.pipeline(document.pipeline)
-    return any(job.state not in FINISHED for job in jobs)
-
-
-def known_already(document: Document) -> Done:
-    """The answer for a document that is there, under this content or this source."""
-    return Done({"document_id": document.id, "duplicate": True, "state": document.state})
-
-
-def extract_next(document_id: str, *, force: bool, duplicate: bool) -> Next:
-    """The answer of a job that has taken a document in."""
-    following = {"document_id": document_id} | ({"force": True} if force else {})
-    return Next(
-        [Job(EXTRACT.name, following)], {"document_id": document_id, "duplicate": duplicate}
-    )
 
 
 class ExtractText(BaseModel):
