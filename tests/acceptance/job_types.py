@@ -13,6 +13,8 @@ class Work(BaseModel):
 
     n: int = 0
     fail: bool = False
+    text: str = ""
+    """What it says in its result or its error."""
     seconds: float = 0
     """How long it takes."""
     spool: Annotated[str | None, LocalOnly()] = None
@@ -21,6 +23,6 @@ class Work(BaseModel):
 @job("work", worker="tester", lanes=("hot", "backfill"), timeout=60)
 async def work(payload: Work, ctx: JobContext) -> Outcome:
     if payload.fail:
-        raise PermanentError("it was told to")
+        raise PermanentError(payload.text or "it was told to")
     await asyncio.sleep(payload.seconds)
-    return Done({"n": payload.n})
+    return Done({"n": payload.n} | ({"text": payload.text} if payload.text else {}))

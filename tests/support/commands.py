@@ -66,15 +66,24 @@ class Commands:
             )
 
     def run(
-        self, arguments: list[str], *, env: Mapping[str, str], cwd: Path, stdin: str, timeout: float
+        self,
+        arguments: list[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        stdin: str,
+        timeout: float,
+        screen: int | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run` would, with what it has printed."""
+        """As `subprocess.run` would, with what it has printed; or it prints to the terminal whose
+        descriptor `screen` is."""
         request = json.dumps({"arguments": arguments, "env": dict(env), "cwd": str(cwd)})
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             given, to_write = os.pipe()
             answer, to_answer = os.pipe()
             try:
-                fds = [given, out.fileno(), err.fileno(), to_answer]
+                printed = (out.fileno(), err.fileno()) if screen is None else (screen, screen)
+                fds = [given, *printed, to_answer]
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
                 self._socket.sendmsg([request.encode()], ancillary)
             finally:

@@ -1,5 +1,6 @@
 """`jobctl`: the commands, and the one place where what went wrong becomes a line and an exit code.
 
+from switchyard.cli.base.output import echo
 Nothing heavy is imported here or at the top of a command's module: `--help` and completion
 answer at once. tests/unit/test_cli_start.py holds that.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from types import TracebackType
 from typing import NoReturn
 
 import typer
@@ -22,6 +25,7 @@ from switchyard.cli.base.errors import (
     one_line,
 )
 from switchyard.cli.base.modules import find_modules_here
+from switchyard.cli.base.output import echo
 from switchyard.cli.dead import (
     edit as dead_edit,
 )
@@ -93,6 +97,7 @@ app.add_typer(keys.app, name="keys", rich_help_panel=REPAIR)
 
 def main() -> NoReturn:
     """The entry point of the command line."""
+    sys.excepthook = _show_bug
     find_modules_here()
     sys.exit(run(sys.argv[1:]))
 
@@ -130,8 +135,13 @@ def _wrong_usage(error: typer.TyperException) -> int:
     return _failed(one_line(message).rstrip(".") + hint, USAGE)
 
 
+def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As Python itself would, but for what the error's text would do to the terminal."""
+    echo("".join(traceback.format_exception(kind, error, trace)), err=True, nl=False)
+
+
 def _failed(text: str, code: int) -> int:
-    typer.echo(f"jobctl: {text}", err=True)
+    echo(f"jobctl: {text}", err=True)
     return code
 
 

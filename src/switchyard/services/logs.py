@@ -1,6 +1,7 @@
 """Structured logs: one event a line, with the job's id and attempt where there is a job.
 
-To log never fails: a full disk or a reader that has gone costs lines, not work.
+To log never fails: a full disk or a reader that has gone costs lines, not work. Foreign text in a
+line (a message's id, an error) neither steers the terminal nor pretends to be another line.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import sys
 from typing import Any, TextIO
 
 import structlog
+from structlog.typing import EventDict
+
+from switchyard.services.printable import printable, printable_json, printable_line
 
 
 class LogStream:
@@ -57,13 +61,16 @@ def configure(level: str = "info", form: str = "auto") -> None:
         shared += [
             structlog.processors.ExceptionRenderer(frames),
             structlog.processors.JSONRenderer(),
+            _printable_document,
         ]
     else:
-        shared.append(
+        shared += [
+            structlog.processors.format_exc_info,
+            _printable_event,  # last: what comes after it is the renderer's own styling
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            )
-        )
+            ),
+        ]
     structlog.configure(
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
@@ -72,5 +79,37 @@ def configure(level: str = "info", form: str = "auto") -> None:
     )
     # Libraries beneath report what this system reports itself, with less context.
     logging.basicConfig(level=max(threshold, logging.WARNING), stream=stream)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_PrintableFormatter(logging.BASIC_FORMAT))
     for noisy in ("aiormq", "aio_pika", "pika"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+
+
+class _PrintableFormatter(logging.Formatter):
+    """For the lines of libraries beneath."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def _printable_event(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    return {
+        printable_line(name): printable(value) if name in _LINES else _printable_value(value)
+        for name, value in event.items()
+    }
+
+
+_LINES = ("exception", "stack")
+"""Of an event: what has several lines, as text."""
+
+
+def _printable_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable_line(value)
+    shown = repr(value)
+    safe = printable_line(shown)
+    return value if safe == shown else safe
+
+
+def _printable_document(_logger: Any, _method: str, line: str) -> str:
+    return printable_json(line)

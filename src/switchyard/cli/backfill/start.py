@@ -23,7 +23,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed, WrongUsage
-from switchyard.cli.base.output import JsonOption, print_json, say
+from switchyard.cli.base.output import JsonOption, echo, inline_json, print_json, say
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.base.shared_options import with_options
 from switchyard.cli.base.who import user
@@ -323,7 +323,7 @@ async def _tell(ledger: Ledger, operation: BulkOperation, common: _Common) -> bo
     if common.watch:
         say(operation.id)
         return await follow(BackfillView(), ledger, operation.id, as_json=common.as_json)
-    typer.echo(operation.id)
+    echo(operation.id)
     say(f"Follow it with `jobctl backfill watch {operation.id}`")
     return True
 
@@ -376,6 +376,6 @@ def _print_preview(preview: Preview, *, as_json: bool) -> None:
     count = "an unknown number of" if preview.total is None else f"{preview.total:,}"
     say(f"{preview.title}: {count} items. The first jobs would be:")
     for job in jobs:
-        typer.echo(f"{job['routing_key']}  {json.dumps(job['payload'], ensure_ascii=False)}")
+        echo(f"{job['routing_key']}  {inline_json(job['payload'])}")
     for why in preview.unusable:
         say(f"skipped: {why}")

@@ -1,21 +1,26 @@
 """Printing: results to stdout, everything else to stderr, and the two shapes of a listing.
 
-A table is for people; `--json` is for programs, and its keys stand in docs/cli.md.
+A table is for people; `--json` is for programs, and its keys stand in docs/cli.md. Commands print
+by nothing but what is here, so whatever they print has passed `services/printable.py`: ruff knows
+no other way out (`banned-api` in pyproject.toml).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.services.printable import printable, printable_json
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console  # noqa: TID251
     from rich.table import Table
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -47,15 +52,53 @@ STATE_STYLES = {
 
 def console(*, stderr: bool = False) -> Console:
     """A console on stdout or stderr; wide enough for everything when it is no terminal."""
-    from rich.console import Console
-
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+    return _safe_console()(
+        stderr=stderr,
+        highlight=False,
+        emoji=False,
+        width=None if stream.isatty() else PIPE_WIDTH,
+    )
+
+
+@cache
+def _safe_console() -> type[Console]:
+    """Made when it is needed: to import rich takes a while."""
+    from rich.console import Console, ConsoleOptions, RenderableType  # noqa: TID251
+    from rich.segment import Segment
+    from rich.text import Text
+
+    class SafeConsole(Console):
+        """Every text on its way to the terminal is printable, whatever it was put into."""
+
+        def render_str(self, text: str, *args: Any, **options: Any) -> Text:
+            # Before it is measured: a table has room for what is shown in its place.
+            return super().render_str(printable(text), *args, **options)
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                # Those with `control` are rich's own: they move the cursor of a live display.
+                safe = segment.text if segment.control else printable(segment.text)
+                yield segment if safe == segment.text else Segment(safe, segment.style)
+
+    return SafeConsole
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print text as it is, but for what would steer the terminal."""
+    typer.echo(printable(text), err=err, nl=nl)  # noqa: TID251
 
 
 def say(text: str) -> None:
     """Tell the user something that is not the result."""
-    typer.echo(text, err=True)
+    echo(text, err=True)
+
+
+def confirm(question: str, *, default: bool = False, abort: bool = False) -> bool:
+    """Ask on stderr; with `abort`, a no raises typer.Abort."""
+    return typer.confirm(printable(question), default=default, abort=abort, err=True)  # noqa: TID251
 
 
 def table(*columns: str, flexible: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
@@ -80,7 +123,7 @@ def add_row(rows: Table, *cells: str) -> None:
 
     shown = []
     for cell_text, column in zip(cells, rows.columns, strict=True):
-        text = Text.from_markup(cell_text, overflow="ellipsis")
+        text = Text.from_markup(printable(cell_text), emoji=False, overflow="ellipsis")
         text.no_wrap = True
         text.justify = column.justify
         shown.append(text)
@@ -90,14 +133,14 @@ def add_row(rows: Table, *cells: str) -> None:
 def styled(state: str) -> str:
     """A state in its colour, as rich markup."""
     style = STATE_STYLES.get(state)
-    return f"[{style}]{state}[/]" if style else state
+    return f"[{style}]{state}[/]" if style else cell(state)
 
 
 def cell(text: str | None) -> str:
     """Text from elsewhere for a table's cell: in one line, brackets in it are no markup."""
     from rich.markup import escape
 
-    return escape(" ".join((text or "").split()))
+    return escape(printable(" ".join((text or "").split())))
 
 
 def plain(value: Any) -> Any:
@@ -118,12 +161,22 @@ def plain(value: Any) -> Any:
 
 def print_json(value: Any) -> None:
     """Print one JSON document."""
-    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+    echo(shown_json(plain(value)))
+
+
+def shown_json(value: Any) -> str:
+    """A JSON document over several lines, for people and programs: valid, whatever it contains."""
+    return printable_json(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def inline_json(value: Any) -> str:
+    """The same in one line."""
+    return printable_json(json.dumps(value, ensure_ascii=False))
 
 
 def print_json_line(value: Any) -> None:
     """Print one line of JSON Lines."""
-    typer.echo(json.dumps(plain(value), ensure_ascii=False))
+    echo(inline_json(plain(value)))
 
 
 def print_rows(pairs: Iterable[tuple[str, str]]) -> None:

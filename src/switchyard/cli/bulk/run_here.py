@@ -92,7 +92,7 @@ def _view(kind: str, counted: str) -> Iterator[Callable[[BulkOperation], None]]:
         TextColumn(kind),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[text]}"),
+        TextColumn("{task.fields[text]}", markup=False),
     )
     with Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task(kind, total=None, text="")

@@ -23,7 +23,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
-from switchyard.cli.base.output import JsonOption, print_json, say
+from switchyard.cli.base.output import JsonOption, confirm, echo, print_json, say, shown_json
 from switchyard.cli.dead.letters import bring_up_to_date
 from switchyard.cli.dead.options import IdsArgument
 from switchyard.cli.dead.purge import YesOption
@@ -76,7 +76,7 @@ async def _edit(
             say("nothing was changed")
             return
         if not yes:
-            typer.confirm("Redrive it so?", abort=True, err=True)
+            confirm("Redrive it so?", abort=True)
         spec = RedriveSpec(
             LetterFilter(ids=frozenset({letter_id})),
             Change(payload=payload),
@@ -101,7 +101,7 @@ def _edited(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, Any] |
     if stored.message is None:
         raise CommandFailed(why_no_job(stored))
     before = stored.message.payload
-    text = json.dumps(before, indent=2, ensure_ascii=False)
+    text = shown_json(before)
     while True:
         text = in_editor(HEADER + text).removeprefix(HEADER)
         try:
@@ -110,7 +110,7 @@ def _edited(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, Any] |
                 raise InvalidRedrive("the payload must be a JSON object")
             changed(stored, Change(payload=payload), registry)
         except ValueError as error:  # InvalidRedrive is one, too
-            if yes or not typer.confirm(f"{error}\nEdit it again?", default=True, err=True):
+            if yes or not confirm(f"{error}\nEdit it again?", default=True):
                 raise CommandFailed(f"not redriven: {error}") from error
             continue
         lines = difference(before, payload)
@@ -176,9 +176,7 @@ def undo(
         )
     else:
         for each in results:
-            typer.echo(
-                f"{each.letter_id} {each.note}" if each.done else f"{each.letter_id}: {each.note}"
-            )
+            echo(f"{each.letter_id} {each.note}" if each.done else f"{each.letter_id}: {each.note}")
     late = sum(not each.done for each in results)
     if late:
         raise CommandFailed(f"{late} of {len(results)} could not be undone")

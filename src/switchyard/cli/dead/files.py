@@ -20,7 +20,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed, WrongUsage
-from switchyard.cli.base.output import JsonOption, print_json, say
+from switchyard.cli.base.output import JsonOption, echo, inline_json, print_json, say, shown_json
 from switchyard.cli.dead.changes import (
     JqOption,
     MergeOption,
@@ -124,7 +124,7 @@ def import_(
         print_json({"imported": done.imported, "skipped": done.skipped})
     else:
         skipped = f"; {done.skipped:,} skipped: they wait here already" if done.skipped else ""
-        typer.echo(f"{done.imported:,} imported{skipped}")
+        echo(f"{done.imported:,} imported{skipped}")
 
 
 def _read(file: str) -> list[StoredLetter]:
@@ -210,23 +210,21 @@ def public_replay(done: Attempt) -> dict[str, Any]:
 
 def print_replay(done: Attempt) -> None:
     """For people."""
-    import json
-
     from switchyard.services.jobs.retry import Delayed, Died
 
     match done.decision:
         case Delayed(level=level, counts=counts):
             what = f"would be tried again after {level:g} s"
-            typer.echo(what if counts else f"{what}, no attempt used up")
+            echo(what if counts else f"{what}, no attempt used up")
         case Died(reason=reason):
-            typer.echo(f"would be dead again: {reason}")
+            echo(f"would be dead again: {reason}")
         case _:
-            typer.echo(f"succeeds, in {done.seconds:.2f} s")
-            typer.echo(json.dumps(done.result, indent=2, ensure_ascii=False, default=str))
+            echo(f"succeeds, in {done.seconds:.2f} s")
+            echo(shown_json(done.result))
     for job in done.following:
-        payload = json.dumps(job.message.payload, ensure_ascii=False)
-        typer.echo(f"would publish {job.routing_key} {payload}")
+        payload = inline_json(job.message.payload)
+        echo(f"would publish {job.routing_key} {payload}")
     if done.failure is not None:
-        typer.echo(f"{done.failure.error_type}: {done.failure.message}")
+        echo(f"{done.failure.error_type}: {done.failure.message}")
         if done.failure.traceback:
-            typer.echo(done.failure.traceback.rstrip())
+            echo(done.failure.traceback.rstrip())

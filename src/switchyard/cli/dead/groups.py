@@ -96,7 +96,7 @@ def listing(found: Sequence[DeadGroup], width: int) -> Table:
             age(group.last_at),
             sparkline(group.trend),
             cell(described["job_type"]),
-            described["reason"],
+            cell(described["reason"]),
             cell(error_of(described)),
         )
     return rows

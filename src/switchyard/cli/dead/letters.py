@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,10 +24,13 @@ from switchyard.cli.base.output import (
     add_row,
     cell,
     console,
+    echo,
+    inline_json,
     plain,
     print_json,
     print_rows,
     say,
+    shown_json,
     table,
 )
 from switchyard.cli.dead.options import filtered
@@ -80,7 +82,7 @@ def list_dead(
     for letter in letters:
         add_row(
             rows,
-            letter.id,
+            cell(letter.id),
             cell(letter.routing_key),
             letter.reason if state == WAITING else f"{letter.reason}, {letter.state}",
             age(letter.dead_at),
@@ -214,9 +216,9 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[Let
     _section("Body")
     message = _json_or_none(letter.body)
     if message is None:
-        typer.echo(letter.body.decode("utf-8", "backslashreplace"))
+        echo(letter.body.decode("utf-8", "backslashreplace"))
     else:
-        typer.echo(json.dumps(message, indent=2, ensure_ascii=False))
+        echo(shown_json(message))
     from switchyard.broker.dead.certificate import PROPERTIES_HEADER
 
     # Those of the certificate stand above, in words.
@@ -227,14 +229,14 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[Let
     }
     if others:
         _section("Headers")
-        typer.echo(json.dumps(others, indent=2, ensure_ascii=False))
+        echo(shown_json(others))
     if letter.traceback:
         _section("Traceback")
-        typer.echo(letter.traceback.rstrip())
+        echo(letter.traceback.rstrip())
     if letter.state in (WAITING, "dropped"):
         _section("What to do")
         for line in hints(letter, message):
-            typer.echo(line)
+            echo(line)
 
 
 def _section(title: str) -> None:
@@ -272,7 +274,7 @@ def hints(letter: DeadLetter, message: object) -> list[str]:
         payload = message.get("payload") if isinstance(message, Mapping) else None
         if isinstance(payload, Mapping) and payload:
             name, value = next(iter(payload.items()))
-            shown = json.dumps(value, ensure_ascii=False)
+            shown = inline_json(value)
             text = shown if len(shown) <= 40 else "…"
             lines.append(f"{again} --set 'payload.{name}={text}'      # with another value")
     if message is not None:

@@ -22,6 +22,8 @@ from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import (
     JsonOption,
     cell,
+    confirm,
+    echo,
     plain,
     print_json,
     say,
@@ -71,7 +73,7 @@ def purge(
         shown = progress.to_json() if operation is None else public(operation)
         print_json(shown | {"missing": missing, "dry_run": dry_run})
     else:
-        typer.echo(f"{progress.purged:,} {'would be purged' if dry_run else 'purged'}")
+        echo(f"{progress.purged:,} {'would be purged' if dry_run else 'purged'}")
     if operation is not None and operation.state != "completed":
         raise CommandFailed(
             f"{operation.id} is {operation.state}: {operation.note or 'it was interrupted'}"
@@ -184,4 +186,4 @@ def ask(verb: str, number: int, which: LetterFilter) -> None:
     """Raises Abort when the answer is no."""
     letters = "one dead letter" if number == 1 else f"{number:,} dead letters"
     question = f"{verb} {letters} ({which.describe()})?"
-    typer.confirm(question[0].upper() + question[1:], abort=True, err=True)
+    confirm(question[0].upper() + question[1:], abort=True)

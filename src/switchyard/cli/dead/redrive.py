@@ -17,7 +17,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
-from switchyard.cli.base.output import JsonOption, print_json, say
+from switchyard.cli.base.output import JsonOption, echo, print_json, say
 from switchyard.cli.bulk.rates import RateOption, WhyOption, optional_rate
 from switchyard.cli.dead.changes import (
     AttemptsOption,
@@ -178,7 +178,7 @@ async def begin(
             print_json(public(operation))
         else:
             say(f"watch it with `jobctl dead redrives watch {operation.id}`; a scheduler runs it")
-            typer.echo(operation.id)
+            echo(operation.id)
         return
     operation = await go_on(settings, registry, ledger, operation)
     report(spec, operation, as_json=as_json)
@@ -216,7 +216,7 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
     else:
         for note in progress.notes:
             say(note)
-        typer.echo(summary(progress.redriven, progress.dropped, progress.invalid, "redriven"))
+        echo(summary(progress.redriven, progress.dropped, progress.invalid, "redriven"))
         if progress.redriven > 1:
             say(f"What becomes of them: `jobctl dead redrives show {operation.id}`")
     if operation.state is not BulkState.COMPLETED:
@@ -248,12 +248,12 @@ def report_plan(spec: RedriveSpec, tally: Tally, *, as_json: bool) -> None:
         for note in tally.notes:
             say(note)
         for each in tally.differences:
-            typer.echo(f"{each.letter_id}:")
+            echo(f"{each.letter_id}:")
             for line in each.lines or ("  nothing would change",):
-                typer.echo(f"  {line}" if each.lines else line)
+                echo(f"  {line}" if each.lines else line)
         for routing_key, number in sorted(tally.routes.items()):
-            typer.echo(f"{number:,} to {routing_key}")
-        typer.echo(summary(tally.done, tally.dropped, tally.invalid, "would be redriven"))
+            echo(f"{number:,} to {routing_key}")
+        echo(summary(tally.done, tally.dropped, tally.invalid, "would be redriven"))
     _fail_for(missing, tally.invalid)
 
 

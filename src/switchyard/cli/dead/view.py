@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from switchyard.cli.base.durations import age
-from switchyard.cli.base.output import (
-    cell,
-    plain,
-    print_rows,
-    say,
-    styled,
-)
+from switchyard.cli.base.output import cell, inline_json, plain, print_rows, say, styled
 from switchyard.cli.bulk.records import record_of
 from switchyard.cli.bulk.view import BulkView
 
@@ -109,7 +102,7 @@ def print_redrive(operation: BulkOperation) -> None:
             ("undone", f"{progress.undone:,}" if progress.undone else ""),
             ("dropped", f"{progress.dropped:,}" if progress.dropped else ""),
             ("not valid", f"{progress.invalid:,}" if progress.invalid else ""),
-            ("spec", json.dumps(dict(operation.spec), ensure_ascii=False)),
+            ("spec", inline_json(dict(operation.spec))),
         ]
     )
     for note in progress.notes:

@@ -14,7 +14,7 @@ import typer
 
 from switchyard.cli.base.common import load_settings, quiet_logs, run
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.base.output import say
+from switchyard.cli.base.output import echo, say
 
 if TYPE_CHECKING:
     from switchyard.cli.system.assembly import System
@@ -64,7 +64,7 @@ def demo(
     problems = judge(story)
     if problems:
         raise CommandFailed(f"not as it should be: {'; '.join(problems)}")
-    typer.echo(f"Everything is as it should be ({time.monotonic() - started:.0f} s).")
+    echo(f"Everything is as it should be ({time.monotonic() - started:.0f} s).")
 
 
 @contextmanager

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from switchyard.cli.base.output import add_row, cell, console, styled, table
+from switchyard.cli.base.output import add_row, cell, console, echo, styled, table
 from switchyard.cli.demo.play import FAILURES, FIXED_PARTS
 from switchyard.cli.demo.story import DocumentStory, Story
 
@@ -57,7 +55,7 @@ def print_summary(story: Story, seconds: float) -> None:
         screen.print(f"\nSearch for “{cell(story.query)}”:")
         for hit in story.hits:
             screen.print(f"  {hit.score:.2f}  [bold]{cell(hit.title)}[/], page {hit.page}")
-            typer.echo(f"        {_shortened(hit.snippet, min(screen.width, 120) - 8)}")
+            echo(f"        {_shortened(hit.snippet, min(screen.width, 120) - 8)}")
     screen.print()
 
 

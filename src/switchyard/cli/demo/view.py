@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import typer
-
-from switchyard.cli.base.output import console
+from switchyard.cli.base.output import console, echo
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -41,7 +39,7 @@ class View:
         if self._live is not None:
             self._live.console.print(text, markup=False)
         else:
-            typer.echo(text)
+            echo(text)
 
     async def show(self) -> None:
         """Show how things stand."""
@@ -55,7 +53,7 @@ class View:
         now = time.monotonic()
         if line != self._last_line and now - self._line_at >= LINE_SECONDS:
             self._last_line, self._line_at = line, now
-            typer.echo(f"[{now - self._started:3.0f} s] {line}")
+            echo(f"[{now - self._started:3.0f} s] {line}")
 
     def _progress(self, report: Report) -> str:
         documents = self._story.documents

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from switchyard.cli.base.common import (
     load_settings,
     open_ledger,
@@ -15,7 +13,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.base.output import JsonOption, print_json, say
+from switchyard.cli.base.output import JsonOption, echo, print_json, say
 from switchyard.cli.jobs.jobs import JobIdArgument, unknown_job
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(shown)
     elif state == "cancelled":
-        typer.echo(f"{job_id} cancelled")
+        echo(f"{job_id} cancelled")
     if state != "cancelled":
         raise CommandFailed(
             f"job {job_id} has not stopped within {WAIT_SECONDS:g} s, it is {state}: its worker "

@@ -21,6 +21,8 @@ from switchyard.cli.base.output import (
     add_row,
     cell,
     console,
+    echo,
+    inline_json,
     print_json,
     print_json_line,
     print_rows,
@@ -96,8 +98,8 @@ def list_jobs(
     for job in jobs:
         add_row(
             rows,
-            job.id,
-            job.routing_key,
+            cell(job.id),
+            cell(job.routing_key),
             styled(job.state),
             f"{_tries(job)}/{job.max_attempts}",
             age(job.created_at),
@@ -131,10 +133,16 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         return
     _print_job(job)
     if followers:
-        print()
+        echo()
         rows = table("PIPELINE", "JOB", "STATE", "AGE", flexible=("JOB",))
         for each in followers:
-            add_row(rows, each.id, each.routing_key, styled(each.state), age(each.created_at))
+            add_row(
+                rows,
+                cell(each.id),
+                cell(each.routing_key),
+                styled(each.state),
+                age(each.created_at),
+            )
         console().print(rows)
 
 
@@ -185,10 +193,8 @@ def _public(job: JobSummary) -> dict[str, Any]:
 
 
 def _print_job(job: JobRecord) -> None:
-    import json
-
     def text(value: object) -> str:
-        return "" if value is None else json.dumps(value, ensure_ascii=False)
+        return "" if value is None else inline_json(value)
 
     took = job.finished_at - job.started_at if job.finished_at and job.started_at else None
     waited = job.started_at - job.queued_at if job.queued_at and job.started_at else None
@@ -216,7 +222,7 @@ def _print_job(job: JobRecord) -> None:
         ]
     )
     if job.timeline:
-        print()
+        echo()
         rows = table("ATTEMPT", "ENDED", "AGO", "WORKER", "ERROR", flexible=("WORKER", "ERROR"))
         for attempt in job.timeline:
             number = f"{attempt.attempt}" + (
@@ -228,7 +234,7 @@ def _print_job(job: JobRecord) -> None:
                 number,
                 attempt.outcome,
                 age(attempt.finished_at),
-                attempt.worker_id or "",
+                cell(attempt.worker_id),
                 cell(error),
             )
         console().print(rows)

@@ -8,10 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import typer
-
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
-from switchyard.cli.base.output import print_json_line, say
+from switchyard.cli.base.output import echo, print_json_line, say
 from switchyard.cli.base.payloads import (
     Line,
     StandardInput,
@@ -141,7 +139,7 @@ def _account_for(
                     }
                 )
             elif not options.wait:
-                typer.echo(outcome.job_id)
+                echo(outcome.job_id)
             continue
         _failed_line(options, account, number, str(outcome))
         if isinstance(outcome, PublishError):
@@ -185,7 +183,7 @@ async def _wait(ledger: Ledger, options: Options, account: Account) -> None:
         if options.as_json:
             print_json_line({"line": account.ids[job_id], "job_id": job_id, "state": state})
         else:
-            typer.echo(f"{job_id} {state}")
+            echo(f"{job_id} {state}")
     if succeeded < len(states):
         raise CommandFailed(
             f"{len(states) - succeeded} jobs did not succeed: `jobctl dead list` tells why"

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from switchyard.cli.base.common import (
     open_ledger,
 )
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.base.output import print_json
+from switchyard.cli.base.output import echo, print_json
 
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry
@@ -88,7 +86,7 @@ async def report_one(options: Options, ledger: Ledger, published: Published) -> 
         if options.as_json:
             print_json(shown)
         else:
-            typer.echo(published.job_id)
+            echo(published.job_id)
         return
     await wait_for_end(ledger, [published.job_id], timeout=options.timeout)
     record = await ledger.get(published.job_id)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import typer
-
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -16,7 +14,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.base.output import JsonOption, cell, console, print_json
+from switchyard.cli.base.output import JsonOption, cell, console, echo, print_json
 
 if TYPE_CHECKING:
     from switchyard.services.monitoring.check import Check
@@ -48,7 +46,7 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
         names = ", ".join(each.name for each in wrong)
         raise CommandFailed(f"{len(wrong)} of {len(found)} checks failed: {names}")
     if not as_json:
-        typer.echo("Everything is as it must be.")
+        echo("Everything is as it must be.")
 
 
 def _print(check: Check) -> None:

@@ -16,6 +16,7 @@ from switchyard.cli.base.output import (
     add_row,
     cell,
     console,
+    echo,
     print_json,
     print_json_line,
     print_rows,
@@ -120,7 +121,7 @@ def list_documents(
     for document in found:
         add_row(
             rows,
-            document.document_id,
+            cell(document.document_id),
             styled(document.state),
             age(document.created_at.timestamp()),
             cell(document.title or document.filename),
@@ -196,7 +197,7 @@ def _wait(client: Client, document_id: str, timeout: float | None, as_json: bool
     if as_json:
         print_json_line(document.model_dump(mode="json"))
     else:
-        typer.echo(f"{document.document_id}  {document.state}")
+        echo(f"{document.document_id}  {document.state}")
         if document.error is not None:
             say(f"{document_id} failed at {document.current_stage}: {_why(document)}")
     return document.error is None
@@ -210,7 +211,7 @@ def _print_sent(document: DocumentView, as_json: bool) -> None:
     if as_json:
         print_json_line(document.model_dump(mode="json"))
         return
-    typer.echo(document.document_id)
+    echo(document.document_id)
     if document.duplicate:
         say(f"{document.document_id} was known already; it is {document.state}")
 
@@ -249,4 +250,4 @@ def _link(link: dict[str, Any]) -> str:
 
 def _print_pages(made: dict[str, Any]) -> None:
     for page in made.get("pages") or ():
-        typer.echo(page["text"])
+        echo(page["text"])

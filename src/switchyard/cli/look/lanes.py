@@ -21,6 +21,7 @@ from switchyard.cli.base.output import (
     JsonOption,
     add_row,
     console,
+    echo,
     print_json,
     print_json_line,
     say,
@@ -76,7 +77,7 @@ async def _show(settings: Settings, registry: Registry, *, watch: bool, as_json:
                     print_json_line(public(report))
                 else:
                     _print(report, as_json=False)
-                    typer.echo()
+                    echo()
                 await asyncio.sleep(WATCH_SECONDS)
                 report = await lane_report(settings, registry, ledger)
         with Live(lanes_table(report), console=screen, auto_refresh=False) as live:

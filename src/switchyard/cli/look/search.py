@@ -59,5 +59,6 @@ def search(
     out = console()
     for hit in answer.hits:
         title = cell(hit.title)
-        out.print(f"[bold]{title}[/], page {hit.page}  [dim]{hit.document_id}  {hit.score:.2f}[/]")
+        where = f"{cell(hit.document_id)}  {hit.score:.2f}"
+        out.print(f"[bold]{title}[/], page {hit.page}  [dim]{where}[/]")
         out.print(f"  {cell(hit.snippet)}")

@@ -12,6 +12,7 @@ from switchyard.cli.base.durations import age
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
+    cell,
     console,
     plain,
     print_json,
@@ -74,10 +75,10 @@ def workers(
     for status, worker in shown:
         add_row(
             rows,
-            worker.worker_id,
+            cell(worker.worker_id),
             styled(status),
-            ",".join(worker.kinds),
-            ",".join(worker.lanes),
+            cell(",".join(worker.kinds)),
+            cell(",".join(worker.lanes)),
             str(worker.concurrency),
             age(worker.beat_at),
             age(worker.started_at),

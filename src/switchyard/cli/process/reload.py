@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from switchyard.cli.base.errors import FAILED
-from switchyard.cli.base.output import say
+from switchyard.cli.base.output import echo, say
 
 LOOK_SECONDS = 0.3
 """Between looks at the files' times."""
@@ -160,7 +160,7 @@ def main(modules: Sequence[str]) -> None:
         path = getattr(sys.modules[name], "__file__", None)
         if path is not None and _is_the_users(Path(path)):
             files.add(str(Path(path).absolute()))
-    print(json.dumps({"files": sorted(files), "error": error}))
+    echo(json.dumps({"files": sorted(files), "error": error}))
 
 
 def _origins(modules: Iterable[str]) -> Iterable[str]:

@@ -21,7 +21,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.base.output import say
+from switchyard.cli.base.output import echo, say
 
 if TYPE_CHECKING:
     from switchyard.cli.system.assembly import System
@@ -186,18 +186,18 @@ def _print_addresses(found: FoundBroker, system: System, directory: Path) -> Non
     write_private(env_file, "\n".join(lines) + "\n")
     management = urlsplit(settings.require_management_url())
     ledger = settings.ledger_url.rpartition("@")[2]
-    typer.echo(f"Broker      {found.what}")
-    typer.echo(f"API         {settings.api_url}")
-    typer.echo(f"AMQP        {address_of(settings.require_amqp_url())}")
-    typer.echo(f"Management  {management.scheme}://{management.hostname}:{management.port}")
-    typer.echo(f"Ledger      {ledger}")
-    typer.echo(f"Data        {directory}")
-    typer.echo(f"Logs        {directory / 'logs'}")
-    typer.echo(f"User and password are in {env_file}. From another terminal:")
-    typer.echo("")
-    typer.echo(f"  source {shlex.quote(str(env_file))}")
-    typer.echo('  jobctl publish hot.ingest_document --payload \'{"path": "/path/to/a.pdf"}\'')
-    typer.echo("  jobctl lanes --watch")
-    typer.echo(f"  curl -F file=@/path/to/a.pdf {settings.api_url}/documents")
-    typer.echo("")
-    typer.echo("Ctrl-C stops everything.")
+    echo(f"Broker      {found.what}")
+    echo(f"API         {settings.api_url}")
+    echo(f"AMQP        {address_of(settings.require_amqp_url())}")
+    echo(f"Management  {management.scheme}://{management.hostname}:{management.port}")
+    echo(f"Ledger      {ledger}")
+    echo(f"Data        {directory}")
+    echo(f"Logs        {directory / 'logs'}")
+    echo(f"User and password are in {env_file}. From another terminal:")
+    echo("")
+    echo(f"  source {shlex.quote(str(env_file))}")
+    echo('  jobctl publish hot.ingest_document --payload \'{"path": "/path/to/a.pdf"}\'')
+    echo("  jobctl lanes --watch")
+    echo(f"  curl -F file=@/path/to/a.pdf {settings.api_url}/documents")
+    echo("")
+    echo("Ctrl-C stops everything.")

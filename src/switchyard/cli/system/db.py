@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from switchyard.cli.base.common import load_settings, run
+from switchyard.cli.base.output import echo
 
 app = typer.Typer(no_args_is_help=True, help="The ledger's tables.")
 
@@ -21,4 +22,4 @@ def upgrade() -> None:
     from switchyard.services.ledger import upgrade as bring_up_to_date
 
     run(bring_up_to_date(load_settings().ledger_url))
-    typer.echo("The ledger is up to date.")
+    echo("The ledger is up to date.")

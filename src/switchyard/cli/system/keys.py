@@ -10,14 +10,7 @@ import typer
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.durations import age
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
-from switchyard.cli.base.output import (
-    JsonOption,
-    cell,
-    console,
-    print_json,
-    say,
-    table,
-)
+from switchyard.cli.base.output import JsonOption, cell, console, echo, print_json, say, table
 
 if TYPE_CHECKING:
     from switchyard.services.access.api_keys import NewKey, Scope
@@ -48,7 +41,7 @@ def create(
         print_json({"id": made.id, "key": made.key, "scopes": [str(each) for each in scopes]})
         return
     say(f"Key {made.id} ({', '.join(scopes)}). It is not shown again:")
-    typer.echo(made.key)
+    echo(made.key)
 
 
 @app.command("list")
@@ -81,7 +74,7 @@ def revoke(key_id: Annotated[str, typer.Argument(help="As `jobctl keys list` sho
     quiet_logs()
     if not run(_revoke(load_settings(), key_id)):
         raise CommandFailed(f"there is no key {key_id}: see `jobctl keys list`")
-    typer.echo(f"{key_id} revoked")
+    echo(f"{key_id} revoked")
 
 
 def _scopes(names: list[str]) -> list[Scope]:

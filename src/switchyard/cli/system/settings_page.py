@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from switchyard.cli.base.output import echo
+
 HEAD = """# Settings
 
 All settings are environment variables. A wrong value ends every command with a line that names the
@@ -42,4 +44,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    echo(page(), nl=False)

@@ -14,13 +14,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed
-from switchyard.cli.base.output import (
-    JsonOption,
-    console,
-    print_json,
-    say,
-    table,
-)
+from switchyard.cli.base.output import JsonOption, console, echo, print_json, say, table
 
 if TYPE_CHECKING:
     from switchyard.broker.settings import Profile
@@ -55,7 +49,7 @@ def render(
     settings = load_settings()
     if vhost is None:
         vhost = settings.vhost if settings.amqp_url is not None else "/"
-    typer.echo(render_text(_declared(settings, profile, include), vhost=vhost), nl=False)
+    echo(render_text(_declared(settings, profile, include), vhost=vhost), nl=False)
 
 
 @app.command()
@@ -77,7 +71,7 @@ def diff(
     elif differences:
         _print_table(differences)
     else:
-        typer.echo("The broker is as declared.")
+        echo("The broker is as declared.")
     if differences:
         raise typer.Exit(FAILED)
 
@@ -94,11 +88,11 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
     topology = _declared(settings, profile, include)
     report = _on_broker(settings, lambda client: reconcile.apply(client, topology))
     for line in report.done:
-        typer.echo(line)
+        echo(line)
     for difference in report.extras:
-        typer.echo(f"left alone: {difference.text}")
+        echo(f"left alone: {difference.text}")
     if not report.done and not report.left:
-        typer.echo("The broker is as declared: nothing to do.")
+        echo("The broker is as declared: nothing to do.")
     for difference in report.blocked:
         say(f"not changed: {difference.text}")
     if report.blocked:

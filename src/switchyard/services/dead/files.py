@@ -28,6 +28,7 @@ from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.dead.stored import StoredLetter, certificate_of
 from switchyard.services.errors import InvalidInput
 from switchyard.services.ledger import Ledger
+from switchyard.services.printable import printable_json
 from switchyard.services.records import DeadLetter, DeadLetterFilter
 
 FORMAT = 1
@@ -80,7 +81,7 @@ def line_of(letter: DeadLetter) -> str:
         line["body"] = letter.body.decode()
     except UnicodeDecodeError:
         line["body_base64"] = base64.b64encode(letter.body).decode()
-    return json.dumps(line, ensure_ascii=False)
+    return printable_json(json.dumps(line, ensure_ascii=False))
 
 
 def parse_line(text: str | bytes) -> StoredLetter:
