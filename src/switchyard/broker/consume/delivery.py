@@ -83,3 +83,7 @@ class Delivery:
     def is_lost(self) -> bool:
         """Whether its channel is gone, so that it can't be settled any more."""
         return self._channel.closed.done()
+
+    def came_on(self, channel: PipelinedChannel) -> bool:
+        """Whether it is that channel's to settle."""
+        return self._channel is channel

@@ -1,0 +1,292 @@
+"""Which delivery has a slot, which one waits, and which one goes back.
+
+- A slot goes to the most urgent delivery that waits. Lower lanes never use the reserved slots,
+  so an urgent job starts at once although every other slot is busy for ten minutes.
+- What can't be started within `patience` is returned to its queue, for another worker, and that
+  queue rests until one of its slots is free.
+- A lower lane starts nothing while a more urgent queue may hold a message that the broker could
+  not send until now: then the broker is asked first. A pause of fixed length would be too short
+  for a busy broker and too long for an idle one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from structlog.typing import FilteringBoundLogger
+
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.consume.listening import unless
+from switchyard.broker.wire.away import CHANNEL_ERRORS
+from switchyard.broker.wire.channel import PipelinedChannel
+from switchyard.broker.wire.depths import waiting_in
+from switchyard.broker.wire.incoming import Incoming
+
+ANSWER = 1.0
+"""Seconds at most for which lower lanes wait to hear whether a more urgent queue has something."""
+ASK_AGAIN = 0.005
+"""Seconds until the next question, where the answer was yes and nothing has come."""
+DEFECT_PAUSE = 1.0
+"""Seconds that a delivery is kept whose handler failed unexpectedly, before it is returned."""
+PATIENCE = 1.0
+"""Seconds that a fetched delivery may wait for a slot before it is returned."""
+
+
+@dataclass(slots=True)
+class LaneQueue:
+    """One queue, and what this worker holds of it."""
+
+    name: str
+    rank: int
+    prefetch: int
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    resting: asyncio.Event = field(default_factory=asyncio.Event)
+    state: Literal["away", "consuming", "resting"] = "away"
+    channel: PipelinedChannel | None = None
+    running: int = 0
+    waiting: int = 0
+    """Deliveries that were fetched and not started."""
+    holds_until: float = 0.0
+    """Lower lanes start nothing before; seconds, on the monotonic clock."""
+    questions: int = 0
+    """How often the broker may have been left with something that it could not send."""
+    inquiry: asyncio.Task[None] | None = None
+    """Asks the broker."""
+
+    @property
+    def held(self) -> int:
+        return self.running + self.waiting
+
+    def rest(self) -> None:
+        self.wanted.clear()
+        self.resting.set()
+
+    def wake(self) -> None:
+        self.resting.clear()
+        self.wanted.set()
+
+
+_Waiting = tuple[int, int, int, Delivery]
+
+
+class Slots:
+    """The slots of one kind of worker, and its queues in order of urgency.
+
+    Raises ValueError for numbers of slots that make no sense.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[str],
+        handle: Callable[[Delivery], Awaitable[None]],
+        log: FilteringBoundLogger,
+        stopping: asyncio.Event,
+        *,
+        slots: int,
+        reserve: int,
+        patience: float,
+    ) -> None:
+        if not queues:
+            raise ValueError("name at least one queue")
+        if slots < 1 or not 0 <= reserve < slots:
+            raise ValueError(f"reserve must be 0 to {slots - 1} with {slots} slots, not {reserve}")
+        self._handle = handle
+        self._log = log
+        self._stopping = stopping
+        self._slots = slots
+        self._lower_slots = slots - (reserve if len(queues) > 1 else 0)
+        self._patience = patience
+        self.queues = tuple(
+            LaneQueue(name, rank, slots if rank == 0 else self._lower_slots)
+            for rank, name in enumerate(queues)
+        )
+        self.running: set[asyncio.Task[None]] = set()
+        """Handlers at work, one for each slot in use."""
+        self.waiting: list[_Waiting] = []
+        """A heap of what was fetched and not started."""
+        self.is_open = True
+        """Whether deliveries are taken at all."""
+        self._sequence = 0
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._patience_timer: asyncio.TimerHandle | None = None
+
+    # --- open and closed --------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take deliveries from every queue."""
+        self.is_open = True
+        for queue in self.queues:
+            queue.wake()
+
+    def close(self) -> None:
+        """Start nothing more; what was fetched and not started goes back."""
+        self.is_open = False
+        for *_, delivery in self.waiting:
+            delivery.requeue()
+        self.waiting.clear()
+        for queue in self.queues:
+            queue.waiting = 0
+            queue.rest()
+
+    # --- what comes in ----------------------------------------------------------------------
+
+    def received(self, queue: LaneQueue, channel: PipelinedChannel, message: Incoming) -> None:
+        """A slot for this message, if it may have one; else it waits, or goes back."""
+        delivery = Delivery.of(message, queue.name, channel)
+        if not self.is_open:
+            delivery.requeue()
+            return
+        self._sequence += 1
+        heapq.heappush(self.waiting, (queue.rank, -delivery.priority, self._sequence, delivery))
+        queue.waiting += 1
+        self.fill()
+
+    # --- slots ------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Give free slots to what waits, most urgent first; return what waits too long."""
+        if self.is_open:
+            for queue in self.queues:
+                if not queue.wanted.is_set() and self._has_room(queue):
+                    queue.wake()
+                    self.hold_lower(queue)
+        while self.waiting and self._may_start(self.queues[self.waiting[0][0]]):
+            rank, _, _, delivery = heapq.heappop(self.waiting)
+            self.queues[rank].waiting -= 1
+            if not delivery.is_lost:
+                self._start(self.queues[rank], delivery)
+        if self.waiting:
+            self._keep_lower_lanes_bounded()
+        if self.waiting:
+            self._watch_patience()
+
+    def _has_room(self, queue: LaneQueue) -> bool:
+        """Whether a slot is free for that queue, beyond those that what waits will take."""
+        ahead = sum(each.waiting for each in self.queues[: queue.rank + 1])
+        if len(self.running) + ahead >= self._slots:
+            return False
+        return queue.rank == 0 or self._held_lower() < self._lower_slots
+
+    def _may_start(self, queue: LaneQueue) -> bool:
+        if len(self.running) >= self._slots:
+            return False
+        if queue.rank == 0:
+            return True
+        if sum(each.running for each in self.queues[1:]) >= self._lower_slots:
+            return False
+        moment = time.monotonic()
+        holding = [each for each in self.queues[: queue.rank] if each.holds_until > moment]
+        for each in holding:
+            self._inquire(each)
+        if holding and self._hold_timer is None:
+            longest = max(each.holds_until for each in holding) - moment
+            self._hold_timer = asyncio.get_running_loop().call_later(longest, self._held_long)
+        return not holding
+
+    def _start(self, queue: LaneQueue, delivery: Delivery) -> None:
+        queue.running += 1
+        task = asyncio.get_running_loop().create_task(self._run(queue, delivery))
+        self.running.add(task)
+
+    async def _run(self, queue: LaneQueue, delivery: Delivery) -> None:
+        try:
+            await self._handle(delivery)
+        except Exception:
+            # A defect of the handler must cost neither the slot for good nor the delivery; the
+            # pause keeps it from going round and round as fast as the broker can send.
+            self._log.exception("the handler failed", queue=delivery.queue)
+            await unless(self._stopping, asyncio.sleep(DEFECT_PAUSE))
+            delivery.requeue()
+        finally:
+            if queue.held >= queue.prefetch:
+                self.hold_lower(queue)  # until now the broker could not send more
+            queue.running -= 1
+            task = asyncio.current_task()
+            if task is not None:
+                self.running.discard(task)
+            self.fill()
+
+    # --- strictness -------------------------------------------------------------------------
+
+    def hold_lower(self, queue: LaneQueue) -> None:
+        """Start nothing of the lanes below until the broker has said that `queue` is empty."""
+        queue.questions += 1
+        queue.holds_until = time.monotonic() + ANSWER
+
+    def let_lower_start(self, queue: LaneQueue) -> None:
+        """The lanes below need not wait for `queue` any more."""
+        queue.holds_until = 0.0
+        self.fill()
+
+    def _held_long(self) -> None:
+        self._hold_timer = None
+        self.fill()
+
+    def _inquire(self, queue: LaneQueue) -> None:
+        if queue.inquiry is None and queue.state == "consuming" and queue.channel is not None:
+            queue.inquiry = asyncio.create_task(self._find_out(queue, queue.channel))
+
+    async def _find_out(self, queue: LaneQueue, channel: PipelinedChannel) -> None:
+        """Ask the broker until `queue` is empty, or what it has can't come here."""
+        try:
+            while time.monotonic() < queue.holds_until:
+                asked = queue.questions
+                # Twice: what the first answer has left on its way is here before the second.
+                if await _ready(channel, queue.name) or await _ready(channel, queue.name):
+                    await asyncio.sleep(ASK_AGAIN)
+                elif asked == queue.questions:
+                    break
+        except CHANNEL_ERRORS as error:
+            self._log.warning("can't ask", queue=queue.name, error=str(error))
+        finally:
+            queue.inquiry = None
+            self.let_lower_start(queue)
+
+    # --- returning --------------------------------------------------------------------------
+
+    def _keep_lower_lanes_bounded(self) -> None:
+        """Never hold more lower-lane deliveries than there are slots that could run them."""
+        for _ in range(self._held_lower() - self._lower_slots):
+            self._return(max(self.waiting))
+
+    def _held_lower(self) -> int:
+        return sum(each.held for each in self.queues[1:])
+
+    def _watch_patience(self) -> None:
+        if self._patience_timer is None:
+            oldest = min(entry[3].received_at for entry in self.waiting)
+            delay = max(oldest + self._patience - time.monotonic(), 0)
+            self._patience_timer = asyncio.get_running_loop().call_later(delay, self._impatient)
+
+    def _impatient(self) -> None:
+        self._patience_timer = None
+        limit = time.monotonic() - self._patience
+        for entry in [entry for entry in self.waiting if entry[3].received_at <= limit]:
+            self._return(entry)
+        self.fill()
+
+    def _return(self, entry: _Waiting) -> None:
+        self.waiting.remove(entry)
+        heapq.heapify(self.waiting)
+        queue = self.queues[entry[0]]
+        queue.waiting -= 1
+        entry[3].requeue()
+        queue.rest()  # else the broker would send it straight back
+
+    def forget(self, channel: PipelinedChannel) -> None:
+        """Drop deliveries of a channel that is gone: the broker has taken them back."""
+        self.waiting = [entry for entry in self.waiting if not entry[3].came_on(channel)]
+        heapq.heapify(self.waiting)
+        for queue in self.queues:
+            queue.waiting = sum(1 for entry in self.waiting if entry[0] == queue.rank)
+
+
+async def _ready(channel: PipelinedChannel, queue: str) -> int:
+    """Messages that the broker has not sent to anybody."""
+    # Without a limit, which would end the channel, and give away what runs.
+    return (await waiting_in(channel, queue, limit=None)).ready
