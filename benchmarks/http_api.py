@@ -17,7 +17,7 @@ import httpx
 from benchmarks.common import end_group, environment, module_command, run_json
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from switchyard.cli.system.node import free_port
+from switchyard.cli.system.ports import free_port
 from switchyard.services.access.api_keys import Scope, create_key
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.ledger import Ledger

@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.cli.system.node import LOOPBACK
+from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.publishing.publisher import JobPublisher, job_id_of
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.cli.system.node import LOOPBACK
+from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.bulk.control import require_bulk
 from switchyard.services.bulk.operations import BulkRunner
 from switchyard.services.ledger import Ledger

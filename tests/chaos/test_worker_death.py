@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.cli.system.node import LOOPBACK
+from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.publishing.publisher import job_id_of
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (

@@ -18,7 +18,7 @@ from switchyard.broker.message import JobMessage, now
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.cli.system.node import LOOPBACK
+from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.dead.indexing import DeadLetterIndexer, index_waiting
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.publisher import JobRequest

@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.message import now
-from switchyard.cli.system.node import LOOPBACK
+from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.ledger import to_message
 from switchyard.services.publishing.publisher import JobRequest, prepare
 from switchyard.services.records import ClaimRequest, NewJob, State

@@ -14,12 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from switchyard.cli.system.node import (
-    CommandError,
-    LocalNode,
-    StartError,
-    free_port,
-)
+from switchyard.cli.system.node import CommandError, LocalNode, StartError
+from switchyard.cli.system.ports import free_port
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer

@@ -8,7 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from switchyard.cli.system.node import LOOPBACK, end_with_this_process, free_port
+from switchyard.cli.system.node import end_with_this_process
+from switchyard.cli.system.ports import LOOPBACK, free_port
 from tests.support.missing import MissingError
 
 # PostgreSQL refuses to run as root: its package has made a user for it.

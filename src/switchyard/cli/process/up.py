@@ -84,7 +84,7 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 def _port(wanted: int) -> int:
     """A port of loopback for the API. Raises CommandFailed for one that is taken."""
-    from switchyard.cli.system.node import LOOPBACK
+    from switchyard.cli.system.ports import LOOPBACK
 
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,7 +102,7 @@ def _port(wanted: int) -> int:
 def _run_until_interrupted(directory: Path, include: list[str], api_port: int) -> None:
     from switchyard.cli.system.assembly import assemble, prepare, start_all
     from switchyard.cli.system.brokers import any_broker
-    from switchyard.cli.system.node import LOOPBACK
+    from switchyard.cli.system.ports import LOOPBACK
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.cli.system.vhosts import permanent_vhost
 

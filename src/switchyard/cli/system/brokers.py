@@ -177,7 +177,7 @@ def _install(tell: Tell) -> None:
 
 @contextmanager
 def _container(tell: Tell) -> Iterator[FoundBroker]:
-    from switchyard.cli.system.node import free_port
+    from switchyard.cli.system.ports import free_port
 
     tell(f"Starting {IMAGE} with docker …")
     amqp_port, management_port = free_port(), free_port()

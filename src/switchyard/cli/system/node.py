@@ -6,13 +6,10 @@ It runs as the current user, keeps all it writes under one directory, listens on
 """
 
 import base64
-import hashlib
 import json
-import random
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -24,18 +21,14 @@ from typing import Any, BinaryIO, Self
 from urllib.parse import quote
 
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.system.foreign_root import link_erlang
+from switchyard.cli.system.node_setup import NodeSetup
+from switchyard.cli.system.ports import LOOPBACK, free_port
 
-LOOPBACK = "127.0.0.1"
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 START_TIMEOUT = 90.0
 STOP_TIMEOUT = 20.0
 LOG_TAIL_LINES = 25
-# Where a node out of another Debian's root has that root's Erlang, in its own directory.
-ERLANG = "erlang"
 CRASH_REPORT = re.compile(r"^.*\[error\].* (?:supervisor: |crasher:)", re.MULTILINE)
-# Below the range from which Linux takes the ports of outgoing connections.
-FREE_PORTS = range(20_000, 32_000)
 
 
 class LocalNodeError(CommandFailed):
@@ -88,25 +81,36 @@ class LocalNode:
         advanced.config, `extra_config` further lines of rabbitmq.conf. `password` is made at
         random unless given.
         """
-        if find_installed(root) is None:
+        scripts = find_installed(root.absolute() if root else None)
+        if scripts is None:
             where = f"under {root}" if root else "on this machine"
             raise NotInstalledError(
                 f"RabbitMQ is not installed {where}: apt-get install rabbitmq-server, "
                 "or set JOBS_AMQP_URL to a broker elsewhere"
             )
-        self.base_dir = base_dir.absolute()
-        self.amqp_port = amqp_port or free_port()
-        self.management_port = management_port or free_port()
-        self.dist_port = dist_port or free_port()
-        self.epmd_port = epmd_port or free_port()
-        self.prometheus_port = free_port() if prometheus_port == 0 else prometheus_port
-        self.user = user
-        self.password = password or secrets.token_urlsafe(24)
-        self._root = root.absolute() if root else None
-        self._scripts = self._root / SCRIPTS.relative_to("/") if self._root else SCRIPTS
-        self._definitions = definitions
-        self._advanced = advanced
-        self._extra_config = dict(extra_config or {})
+        self._setup = NodeSetup(
+            base_dir=base_dir.absolute(),
+            amqp_port=amqp_port or free_port(),
+            management_port=management_port or free_port(),
+            dist_port=dist_port or free_port(),
+            epmd_port=epmd_port or free_port(),
+            prometheus_port=free_port() if prometheus_port == 0 else prometheus_port,
+            root=root.absolute() if root else None,
+            definitions=definitions,
+            advanced=advanced,
+            extra_config=dict(extra_config or {}),
+            user=user,
+            password=password or secrets.token_urlsafe(24),
+        )
+        self.base_dir = self._setup.base_dir
+        self.amqp_port = self._setup.amqp_port
+        self.management_port = self._setup.management_port
+        self.dist_port = self._setup.dist_port
+        self.epmd_port = self._setup.epmd_port
+        self.prometheus_port = self._setup.prometheus_port
+        self.user = self._setup.user
+        self.password = self._setup.password
+        self._scripts = scripts
         self._broker: subprocess.Popen[bytes] | None = None
         self._epmd: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -176,7 +180,7 @@ class LocalNode:
         """Return once AMQP and management answer. Raises StartError after `timeout` seconds."""
         if self.is_running:
             raise LocalNodeError("The node is running already: stop() it first")
-        self._write_files()
+        self._setup.write()
         try:
             with self.log.open("ab") as log:
                 self._log_start = log.tell()
@@ -220,7 +224,7 @@ class LocalNode:
         try:
             done = subprocess.run(
                 command,
-                env=self._environment(),
+                env=self._setup.environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -233,97 +237,10 @@ class LocalNode:
             raise CommandError(f"{name} failed ({done.returncode}):\n{done.stderr or done.stdout}")
         return done.stdout
 
-    def _write_files(self) -> None:
-        self.base_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name in ("data", "log", "home"):
-            (self.base_dir / name).mkdir(exist_ok=True)
-        if self._root is not None:
-            link_erlang(self._root, self.base_dir / ERLANG)
-        plugins = "rabbitmq_management"
-        plugins += "" if self.prometheus_port is None else ",rabbitmq_prometheus"
-        self._write("enabled_plugins", f"[{plugins}].\n")
-        self._write("definitions.json", json.dumps(self._all_definitions()))
-        self._write("advanced.config", self._advanced or "[].\n")
-        config = "".join(f"{key} = {value}\n" for key, value in self._config().items())
-        self._write("rabbitmq.conf", config)
-
-    def _write(self, name: str, text: str) -> None:
-        path = self.base_dir / name
-        path.touch(mode=0o600)
-        path.write_text(text)
-
-    def _config(self) -> dict[str, str]:
-        config = {
-            "listeners.tcp.1": f"{LOOPBACK}:{self.amqp_port}",
-            "management.tcp.ip": LOOPBACK,
-            "management.tcp.port": str(self.management_port),
-            "load_definitions": str(self.base_dir / "definitions.json"),
-            "vm_memory_high_watermark.absolute": "2GiB",
-            "disk_free_limit.absolute": "50MB",
-            "raft.wal_max_size_bytes": "64000000",
-        }
-        if self.prometheus_port is not None:
-            config["prometheus.tcp.ip"] = LOOPBACK
-            config["prometheus.tcp.port"] = str(self.prometheus_port)
-        return config | self._extra_config
-
-    def _all_definitions(self) -> dict[str, Any]:
-        """The definitions asked for, and a user who may do everything in each of their vhosts.
-
-        A node that loads definitions makes neither a vhost nor a user of its own.
-        """
-        given = json.loads(self._definitions.read_text()) if self._definitions else {}
-        vhosts = [vhost for vhost in given.get("vhosts", []) if vhost["name"] != "/"]
-        vhosts.append({"name": "/"})
-        user = {
-            "name": self.user,
-            "password_hash": _hash(self.password),
-            "hashing_algorithm": "rabbit_password_hashing_sha256",
-            "tags": "administrator",
-            "limits": {},
-        }
-        everything = {"user": self.user, "configure": ".*", "write": ".*", "read": ".*"}
-        permissions = [{"vhost": vhost["name"], **everything} for vhost in vhosts]
-        return given | {
-            "vhosts": vhosts,
-            "users": [*given.get("users", []), user],
-            "permissions": [*given.get("permissions", []), *permissions],
-        }
-
-    def _environment(self) -> dict[str, str]:
-        """Everything that the node and its tools are told: no variable of ours reaches them."""
-        here = self.base_dir
-        loopback_only = "-kernel inet_dist_use_interface {127,0,0,1}"
-        path = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-        return {
-            "PATH": f"{here / ERLANG / 'bin'}:{path}" if self._root else path,
-            "LANG": "C.UTF-8",
-            "HOME": str(here / "home"),
-            "ERL_CRASH_DUMP_SECONDS": "0",
-            "ERL_EPMD_ADDRESS": LOOPBACK,
-            "ERL_EPMD_PORT": str(self.epmd_port),
-            "RABBITMQ_NODENAME": "switchyard@localhost",
-            "RABBITMQ_DIST_PORT": str(self.dist_port),
-            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
-            "RABBITMQ_CONFIG_FILE": str(here / "rabbitmq.conf"),
-            "RABBITMQ_ADVANCED_CONFIG_FILE": str(here / "advanced.config"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(here / "enabled_plugins"),
-            "RABBITMQ_MNESIA_BASE": str(here / "data"),
-            "RABBITMQ_LOG_BASE": str(here / "log"),
-            "RABBITMQ_LOGS": "-",
-            # Two schedulers that don't spin while they wait: a small machine has other work.
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-                f"{loopback_only} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
-            ),
-            "RABBITMQ_CTL_ERL_ARGS": loopback_only,
-            # The script then becomes the broker instead of a shell that waits for it.
-            "RUNNING_UNDER_SYSTEMD": "true",
-        }
-
     def _spawn(self, command: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,
-            env=self._environment(),
+            env=self._setup.environment(),
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -367,24 +284,6 @@ def find_installed(root: Path | None = None) -> Path | None:
     """The directory of RabbitMQ's own scripts on this machine, or under `root`."""
     scripts = root / SCRIPTS.relative_to("/") if root else SCRIPTS
     return scripts if (scripts / "rabbitmq-server").exists() else None
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens now."""
-    for port in random.sample(FREE_PORTS, k=200):
-        with socket.socket() as probe:
-            try:
-                probe.bind((LOOPBACK, port))
-            except OSError:
-                continue
-            return port
-    raise LocalNodeError(f"No free port between {FREE_PORTS.start} and {FREE_PORTS.stop}")
-
-
-def _hash(password: str) -> str:
-    """As rabbit_password_hashing_sha256 does: four bytes of salt, then the digest."""
-    salt = secrets.token_bytes(4)
-    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
 
 
 def end_with_this_process(*processes: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from switchyard.cli.system.ports import is_free
 
 if TYPE_CHECKING:
     from switchyard.cli.system.node import LocalNode
@@ -28,7 +29,7 @@ class NodeFile:
             ports = {name: int(kept[name]) for name in PORTS}
         except (OSError, ValueError, KeyError, TypeError):
             return {}  # the first start, or a damaged file: new ones do as well
-        free = {name: port for name, port in ports.items() if _is_free(port)}
+        free = {name: port for name, port in ports.items() if is_free(port)}
         return {"password": password, **free}
 
     def write(self, node: LocalNode) -> None:
@@ -42,14 +43,3 @@ def write_private(path: Path, text: str) -> None:
     path.touch(mode=0o600)
     path.chmod(0o600)
     path.write_text(text)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # As the node itself does: a connection that lingers does not hold the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

@@ -1,0 +1,130 @@
+"""What a private RabbitMQ node is told: its files and its environment."""
+
+import base64
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from switchyard.cli.system.foreign_root import link_erlang
+from switchyard.cli.system.ports import LOOPBACK
+
+# Where a node out of another Debian's root has that root's Erlang, in its own directory.
+ERLANG = "erlang"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSetup:
+    """The choices for one node, all made; LocalNode says what they mean.
+
+    Everything that the node reads and writes lies in `base_dir`.
+    """
+
+    base_dir: Path
+    amqp_port: int
+    management_port: int
+    dist_port: int
+    epmd_port: int
+    prometheus_port: int | None
+    root: Path | None
+    definitions: Path | None
+    advanced: str | None
+    extra_config: dict[str, str]
+    user: str
+    password: str = field(repr=False)
+
+    def write(self) -> None:
+        """Every file that the node reads, and the directories into which it writes."""
+        self.base_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in ("data", "log", "home"):
+            (self.base_dir / name).mkdir(exist_ok=True)
+        if self.root is not None:
+            link_erlang(self.root, self.base_dir / ERLANG)
+        plugins = "rabbitmq_management"
+        plugins += "" if self.prometheus_port is None else ",rabbitmq_prometheus"
+        self._write("enabled_plugins", f"[{plugins}].\n")
+        self._write("definitions.json", json.dumps(self._all_definitions()))
+        self._write("advanced.config", self.advanced or "[].\n")
+        config = "".join(f"{key} = {value}\n" for key, value in self._config().items())
+        self._write("rabbitmq.conf", config)
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.base_dir / name
+        path.touch(mode=0o600)
+        path.write_text(text)
+
+    def _config(self) -> dict[str, str]:
+        config = {
+            "listeners.tcp.1": f"{LOOPBACK}:{self.amqp_port}",
+            "management.tcp.ip": LOOPBACK,
+            "management.tcp.port": str(self.management_port),
+            "load_definitions": str(self.base_dir / "definitions.json"),
+            "vm_memory_high_watermark.absolute": "2GiB",
+            "disk_free_limit.absolute": "50MB",
+            "raft.wal_max_size_bytes": "64000000",
+        }
+        if self.prometheus_port is not None:
+            config["prometheus.tcp.ip"] = LOOPBACK
+            config["prometheus.tcp.port"] = str(self.prometheus_port)
+        return config | self.extra_config
+
+    def _all_definitions(self) -> dict[str, Any]:
+        """The definitions asked for, and a user who may do everything in each of their vhosts.
+
+        A node that loads definitions makes neither a vhost nor a user of its own.
+        """
+        given = json.loads(self.definitions.read_text()) if self.definitions else {}
+        vhosts = [vhost for vhost in given.get("vhosts", []) if vhost["name"] != "/"]
+        vhosts.append({"name": "/"})
+        user = {
+            "name": self.user,
+            "password_hash": _hash(self.password),
+            "hashing_algorithm": "rabbit_password_hashing_sha256",
+            "tags": "administrator",
+            "limits": {},
+        }
+        everything = {"user": self.user, "configure": ".*", "write": ".*", "read": ".*"}
+        permissions = [{"vhost": vhost["name"], **everything} for vhost in vhosts]
+        return given | {
+            "vhosts": vhosts,
+            "users": [*given.get("users", []), user],
+            "permissions": [*given.get("permissions", []), *permissions],
+        }
+
+    def environment(self) -> dict[str, str]:
+        """Everything that the node and its tools are told: no variable of ours reaches them."""
+        here = self.base_dir
+        loopback_only = "-kernel inet_dist_use_interface {127,0,0,1}"
+        path = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+        return {
+            "PATH": f"{here / ERLANG / 'bin'}:{path}" if self.root else path,
+            "LANG": "C.UTF-8",
+            "HOME": str(here / "home"),
+            "ERL_CRASH_DUMP_SECONDS": "0",
+            "ERL_EPMD_ADDRESS": LOOPBACK,
+            "ERL_EPMD_PORT": str(self.epmd_port),
+            "RABBITMQ_NODENAME": "switchyard@localhost",
+            "RABBITMQ_DIST_PORT": str(self.dist_port),
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_CONFIG_FILE": str(here / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(here / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(here / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(here / "data"),
+            "RABBITMQ_LOG_BASE": str(here / "log"),
+            "RABBITMQ_LOGS": "-",
+            # Two schedulers that don't spin while they wait: a small machine has other work.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                f"{loopback_only} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
+            ),
+            "RABBITMQ_CTL_ERL_ARGS": loopback_only,
+            # The script then becomes the broker instead of a shell that waits for it.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }
+
+
+def _hash(password: str) -> str:
+    """As rabbit_password_hashing_sha256 does: four bytes of salt, then the digest."""
+    salt = secrets.token_bytes(4)
+    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
