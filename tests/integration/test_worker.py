@@ -1,6 +1,7 @@
 """A worker's own life: what it consumes, how it stops, whose jobs it takes over, and when."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.jobs.registry import Registry
+from switchyard.services.jobs.retry import MAX_DEATHS
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import (
     AttemptOutcome,
@@ -402,18 +404,52 @@ async def test_the_job_of_a_worker_that_has_stopped_is_taken_over_at_once(system
     await system.wait_for_state(message.job_id, State.SUCCEEDED)
 
 
-async def test_a_job_that_killed_two_workers_is_dead_and_is_not_run_a_third_time(
+@pytest.mark.parametrize("deaths", [1, MAX_DEATHS - 1])
+async def test_a_job_that_was_there_when_workers_died_runs_in_a_process_of_its_own(
+    system: System, deaths: int
+) -> None:
+    message = await system.publish_foreign("hot.located")
+    await held_by_dead(system, message, deaths)
+    await system.start_worker("llm")
+    record = await system.wait_for_state(message.job_id, State.SUCCEEDED)
+    assert record.crashes == deaths
+    assert record.result == {"parent": os.getpid(), "state": "running"}
+
+
+async def test_a_suspect_that_kills_its_own_process_is_dead_and_harms_nobody(
+    system: System,
+) -> None:
+    message = await system.publish_foreign("hot.deadly")
+    await held_by_dead(system, message, 1)
+    worker = await system.start_worker("llm", slots=2)
+    other = await system.publish("hot.gated")
+    record = await system.wait_for_state(message.job_id, State.DEAD)
+    assert (record.reason, record.error_type, record.crashes) == ("crashed", "ProcessCrashed", 1)
+    assert [line.outcome for line in record.timeline] == ["crashed", "dead"]
+    journal.release(other)
+    await system.wait_for_state(other, State.SUCCEEDED)
+    assert worker.worker.counters.succeeded == 1
+
+
+async def test_a_job_that_was_there_whenever_a_worker_died_is_dead_at_last(
     system: System,
 ) -> None:
     message = await system.publish_foreign("hot.noop")
-    first = await held_by(system, message, "ghost-1")
-    await held_by(system, message, "ghost-2", takeover_from=first)
+    await held_by_dead(system, message, MAX_DEATHS)
     await system.start_worker("llm")
     record = await system.wait_for_state(message.job_id, State.DEAD)
-    assert (record.reason, record.error_type, record.crashes) == ("crashed", "WorkerCrashed", 2)
+    assert (record.reason, record.error_type) == ("crashed", "WorkerCrashed")
+    assert record.crashes == MAX_DEATHS
     letter = await system.wait_for_letter(message.job_id)
     assert letter.certificate.reason is Reason.CRASHED
     assert journal.starts == []
+
+
+async def held_by_dead(system: System, message: JobMessage, deaths: int) -> None:
+    """So many workers had the job one after another; the last one's death is yet to be seen."""
+    held = None
+    for number in range(deaths):
+        held = await held_by(system, message, f"ghost-{number}", takeover_from=held)
 
 
 async def test_the_job_of_a_living_worker_is_left_to_it(system: System) -> None:

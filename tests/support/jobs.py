@@ -14,6 +14,7 @@ All are of the workers `llm` (in the lanes hot and backfill) and `embed` (the sa
 import asyncio
 import ctypes
 import mmap
+import multiprocessing
 import os
 import resource
 import signal
@@ -255,6 +256,22 @@ def end_as(step: str, seconds: float | None) -> Any:
             raise RuntimeError("x" * 1_000_000)
         case _:
             raise RuntimeError("it failed")
+
+
+@job("located", worker="llm", lanes=("hot",), timeout=30)
+async def located(payload: Note, ctx: JobContext) -> Outcome:
+    """Says in whose child process it runs, if in one, and what the ledger says of it."""
+    assert ctx.ledger is not None
+    child = multiprocessing.parent_process()
+    states = await ctx.ledger.states([ctx.job_id])
+    return Done({"parent": child and child.pid, "state": states[ctx.job_id]})
+
+
+@job("deadly", worker="llm", lanes=("hot",), timeout=30)
+async def deadly(payload: Note, ctx: JobContext) -> Outcome:
+    """Kills the process in which it runs."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return Done()
 
 
 @job("slow", worker="llm", lanes=("hot",), timeout=SLOW_LIMIT, max_attempts=1)

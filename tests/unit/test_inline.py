@@ -21,6 +21,7 @@ from switchyard.services.jobs.outcomes import (
     Snooze,
 )
 from switchyard.services.jobs.registry import InvalidPayload, Registry, job
+from switchyard.services.jobs.retry import MAX_DEATHS
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.publishing.publisher import (
     InvalidJob,
@@ -202,13 +203,13 @@ async def test_what_a_process_left_undone_the_next_one_finishes(
     assert await ledger.states(["cut"]) == {"cut": State.SUCCEEDED}
 
 
-async def test_a_job_that_took_its_process_along_twice_is_not_started_again(
+async def test_a_job_that_took_its_process_along_time_and_again_is_not_started_again(
     settings: Settings, registry: Registry, ledger: Ledger, runner: InlineRunner
 ):
     new = prepare(registry, JobRequest("hot.second", {}, job_id="killer"))
     await ledger.record(new)
     held = None
-    for claim in ("a/1", "b/1"):
+    for claim in [f"{number}/1" for number in range(MAX_DEATHS)]:
         await ledger.claim(
             ClaimRequest(new.message, "hot", "llm", "hot.second", claim, claim, 1.0, held)
         )

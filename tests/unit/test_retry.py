@@ -32,8 +32,15 @@ ERROR = Failure.of(RuntimeError("boom"))
 CRASH = Failure("ProcessCrashed", "killed", crashed=True)
 
 
-def decided(ended: object, attempts: int = 0, max_attempts: int = 3):
-    return decide(ended, attempts=attempts, max_attempts=max_attempts, policy=POLICY, now=NOW)
+def decided(ended: object, attempts: int = 0, max_attempts: int = 3, crashes: int = 0):
+    return decide(
+        ended,
+        attempts=attempts,
+        max_attempts=max_attempts,
+        policy=POLICY,
+        now=NOW,
+        crashes=crashes,
+    )
 
 
 def test_done_succeeds_with_its_result() -> None:
@@ -90,13 +97,23 @@ def test_what_no_attempt_can_mend_is_dead_at_once(ended, error_type: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("attempts", "max_attempts", "reason"),
-    [(0, 3, None), (1, 3, Reason.CRASHED), (0, 1, Reason.CRASHED)],
+    ("ended", "attempts", "max_attempts", "crashes", "reason"),
+    [
+        (CRASH, 0, 3, 0, None),
+        (CRASH, 1, 3, 0, Reason.CRASHED),
+        (CRASH, 0, 1, 0, Reason.CRASHED),
+        # It was there when its worker died, and then killed a process of its own.
+        (CRASH, 0, 3, 1, Reason.CRASHED),
+        (CRASH, 0, 3, 4, Reason.CRASHED),
+        # Deaths of workers alone, and other failures, prove nothing.
+        (Failure("ValueError", "no"), 0, 3, 4, None),
+        (Snooze(1), 0, 3, 4, None),
+    ],
 )
-def test_a_process_that_crashes_twice_is_dead(
-    attempts: int, max_attempts: int, reason: Reason | None
+def test_a_job_that_crashes_twice_is_dead_and_one_that_saw_others_crash_is_not(
+    ended: object, attempts: int, max_attempts: int, crashes: int, reason: Reason | None
 ) -> None:
-    decision = decided(CRASH, attempts, max_attempts)
+    decision = decided(ended, attempts, max_attempts, crashes)
     assert (decision.reason if isinstance(decision, Died) else None) == reason
 
 

@@ -28,7 +28,11 @@ from switchyard.services.jobs.outcomes import (
 )
 
 MAX_CRASHES = 2
-"""A job that killed its worker or process this often is dead."""
+"""A job that killed its process this often is dead. The death of a worker in which it ran beside
+others makes it a suspect, which then has a process to itself: that tells who is to blame."""
+MAX_DEATHS = 5
+"""A job that was there this often when a worker died is dead, although nothing proves its guilt:
+it may take more than its own process along, as what eats all of a machine's memory does."""
 MAX_DELAY = 7 * 24 * 3600.0
 """Seconds; whoever asks for a longer delay, a handler or a server, gets this one."""
 
@@ -130,10 +134,12 @@ def decide(
     max_attempts: int,
     policy: Policy,
     now: datetime,
+    crashes: int = 0,
 ) -> Decision:
     """What to do with a job whose attempt has ended.
 
     `ended` is the handler's answer or its failure; `attempts` were used up before this one.
+    `crashes`: how often its worker died while it ran in that worker's own process.
     An answer that is not an `Outcome` is a defect of the handler: no attempt can mend it.
     Never raises.
     """
@@ -159,7 +165,9 @@ def decide(
             failure = _invalid(f"{type(ended).__name__}, not one of {kinds}")
     if failure.permanent:
         return Died(Reason.PERMANENT, used, failure)
-    if failure.crashed and used >= min(max_attempts, MAX_CRASHES):
+    # What was there when its worker died, and then kills a process that is its alone, did both.
+    killed = used + min(crashes, 1)
+    if failure.crashed and killed >= min(max_attempts, MAX_CRASHES):
         return Died(Reason.CRASHED, used, failure)
     if used >= max_attempts:
         return Died(Reason.EXHAUSTED, used, failure)

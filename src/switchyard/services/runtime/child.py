@@ -6,6 +6,7 @@ tells its parent by its exit code when it is fit for nothing more.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import multiprocessing
 import os
@@ -20,9 +21,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Snooze
 from switchyard.services.jobs.registry import Handler
 from switchyard.services.jobs.retry import Failure
+from switchyard.services.records import LedgerUnavailable
 
+LEDGER_AWAY_PAUSE = 5.0
+"""Seconds until a job runs again whose handler could not reach the ledger."""
 OUT_OF_MEMORY = 81
 """Exit code of a process whose job met the memory limit."""
 WORN_OUT = 82
@@ -71,6 +76,25 @@ def run_job(
         return run(handler, (payload, JobContext(**ctx)), memory_limit_mb)
     except (Exception, SystemExit) as error:
         return Failure.of(error)
+
+
+def run_task(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) -> Any:
+    """The answer of a handler that else runs in a worker's event loop, or a Failure."""
+    try:
+        return run(lambda: asyncio.run(_task(handler, payload, ctx)), (), None)
+    except LedgerUnavailable as error:
+        # Not the job's fault: it must not cost an attempt.
+        return Snooze(LEDGER_AWAY_PAUSE, str(error))
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        return Failure.of(error)
+
+
+async def _task(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) -> Any:
+    # Only here: a process with a memory limit must not begin with a database library.
+    from switchyard.services.ledger import Ledger
+
+    async with await Ledger.open(ctx["settings"].ledger_url) as ledger:
+        return await handler(payload, JobContext(**ctx, ledger=ledger))
 
 
 def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | None) -> Any:

@@ -27,36 +27,6 @@ from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.reporting import Counters
 from switchyard.services.runtime.running import RunningJob
 
-PROBATION = 2.0
-"""Seconds in which a job that was taken from a dead worker may kill this one, too, before the
-next such job is started beside it."""
-
-
-class Suspects:
-    """Lets one job at a time start of those whose worker has died.
-
-    Any of them may have killed it. The one that does so again takes no other suspect with it,
-    whose second crash would count as proof.
-    """
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self._job_id: str | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def enter(self, job_id: str) -> None:
-        """Wait until the job may be taken over."""
-        await self._turn.acquire()
-        self._job_id = job_id
-        self._timer = asyncio.get_running_loop().call_later(PROBATION, self.leave, job_id)
-
-    def leave(self, job_id: str) -> None:
-        """It has ended, or has run for long enough; any other call does nothing."""
-        if self._job_id == job_id and self._timer is not None:
-            self._timer.cancel()
-            self._job_id = self._timer = None
-            self._turn.release()
-
 
 @dataclass
 class Claims:
@@ -72,8 +42,6 @@ class Claims:
     takeover_after: float
     """Seconds of silence after which a worker counts as dead."""
     lanes: tuple[Lane, ...] = LANES
-    suspects: Suspects = field(default_factory=Suspects)
-    """Shared by all claims of a process."""
     running: dict[str, RunningJob] = field(default_factory=dict)
     """Attempts under way, by job id."""
 
@@ -103,7 +71,7 @@ class Claims:
         try:
             crashes = await self._take(delivery, request)
             if crashes is not None:
-                job = RunningJob(delivery, message, request.claim_id, request.now)
+                job = RunningJob(delivery, message, request.claim_id, request.now, crashes)
                 job.verdict = crashed_too_often(message, crashes)
                 if job.verdict is None:
                     self._judge(job, moment, is_known=is_known)
@@ -131,8 +99,8 @@ class Claims:
         )
 
     async def _take(self, delivery: Delivery, request: ClaimRequest) -> int | None:
-        """How often the job has killed a worker, now that it is ours; None when the delivery is
-        settled without a run."""
+        """How many workers have died with the job in them, now that it is ours; None when the
+        delivery is settled without a run."""
         message = request.message
         try:
             claim = await self.ledger.claim(request)
@@ -149,7 +117,6 @@ class Claims:
                 # A claim of ours whose answer was lost: nothing runs under it.
                 await self.recorder.disown(message, claim.claim_id)
             elif await self._has_fallen_silent(claim.worker_id):
-                await self.suspects.enter(message.job_id)
                 request = replace(request, takeover_from=claim.claim_id, now=time.time())
             else:
                 await self._wait_for_holder(delivery, message, claim)

@@ -11,7 +11,7 @@ from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import JobMessage, now
 from switchyard.services.jobs.registry import InvalidPayload, Registry, UnknownJobType
 from switchyard.services.jobs.retry import (
-    MAX_CRASHES,
+    MAX_DEATHS,
     Decision,
     Delayed,
     Died,
@@ -45,17 +45,27 @@ Ending = Decision | CalledOff
 
 
 def classify(
-    registry: Registry, message: JobMessage, lane: str, ended: Any, policy: Policy
+    registry: Registry,
+    message: JobMessage,
+    lane: str,
+    ended: Any,
+    policy: Policy,
+    *,
+    crashes: int = 0,
 ) -> tuple[Decision, list[NewJob]]:
     """What becomes of a job whose handler has answered, or failed, with `ended`; and the jobs that
-    follow from it. Never raises."""
+    follow from it. `crashes`: workers that have died with the job in them. Never raises for a
+    message whose type the registry has."""
     metadata = message.metadata
+    # With a process of its own, it was not in the one that died.
+    was_there = crashes and registry.get(message.job_type).isolation == "task"
     decision = decide(
         ended,
         attempts=metadata.attempts,
         max_attempts=metadata.max_attempts,
         policy=policy,
         now=now(),
+        crashes=crashes if was_there else 0,
     )
     if not isinstance(decision, Succeeded):
         return decision, []
@@ -74,8 +84,9 @@ def invalid_outcome(message: JobMessage, error: Exception) -> Died:
 
 
 def crashed_too_often(message: JobMessage, crashes: int) -> Died | None:
-    """What becomes of a job that has killed that many of those who ran it; None: it may run."""
-    if crashes < MAX_CRASHES:
+    """What becomes of a job that was there when so many of those died who ran it; None: it may
+    run, as a suspect where any has."""
+    if crashes < MAX_DEATHS:
         return None
     killer = Failure("WorkerCrashed", f"its worker died {crashes} times")
     return Died(Reason.CRASHED, message.metadata.attempts, killer)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import pickle
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as PoolTimeout
 from concurrent.futures.process import BrokenProcessPool
@@ -20,17 +22,19 @@ from switchyard.services.jobs.registry import JobType
 from switchyard.services.jobs.retry import Failure
 from switchyard.services.records import LedgerUnavailable
 from switchyard.services.runtime.child import (
+    LEDGER_AWAY_PAUSE,
     OUT_OF_MEMORY,
     WORN_OUT,
     prepare,
     run,
     run_job,
+    run_task,
 )
 
-LEDGER_AWAY_PAUSE = 5.0
-"""Seconds until a job runs again whose handler could not reach the ledger."""
 TASKS_PER_PROCESS = 100
 """A process is replaced after so many jobs, so that what a C library leaks stays bounded."""
+SUSPECTS_AT_ONCE = 4
+"""Jobs of one lane whose worker has died that may run again at once, as each takes a process."""
 SHORT_TEXT = 200_000
 """Characters up to which work on a text is done in a thread, as it ends within a second or so."""
 COMPUTE_MEMORY_MB = 2048
@@ -44,14 +48,26 @@ class Executor:
     def __init__(self, processes: int) -> None:
         self._processes = processes
         self._pool: ProcessPool | None = None
+        # Of each lane, so that a hot one does not wait for others.
+        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(SUSPECTS_AT_ONCE)
+        )
 
-    async def run(self, job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
+    async def run(
+        self, job_type: JobType, payload: BaseModel, ctx: JobContext, *, suspect: bool = False
+    ) -> Any:
         """The handler's answer, or a Failure: an exception or a time limit never escapes.
 
-        Cancelling this call cancels the handler; a handler's process is killed.
+        A `suspect`, whose worker has died, runs in a process of its own: if it kills that, nobody
+        else is harmed, and nobody else is to blame. Beside it other jobs, hot ones above all,
+        start as ever. Cancelling this call cancels the handler; a handler's process is killed.
         """
         if job_type.isolation == "process":
-            return await self._run_in_process(job_type, payload, ctx)
+            limit_mb = job_type.memory_limit_mb
+            return await self._run_in_process(job_type, payload, ctx, run_job, limit_mb)
+        if suspect and _can_be_sent(job_type.handler):
+            async with self._turns[ctx.lane]:
+                return await _run_alone(job_type, payload, ctx)
         limit = asyncio.timeout(job_type.timeout)
         ctx = replace(ctx, compute=self.compute)
         try:
@@ -81,19 +97,25 @@ class Executor:
                 raise MemoryError(_too_big(work.__name__, COMPUTE_MEMORY_MB)) from error
             raise
 
-    async def _run_in_process(self, job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
-        limit = job_type.memory_limit_mb
+    async def _run_in_process(
+        self,
+        job_type: JobType,
+        payload: BaseModel,
+        ctx: JobContext,
+        work: Callable[..., Any],
+        *options: Any,
+    ) -> Any:
         try:
             return await self._in_process(
-                run_job,
-                [job_type.handler, payload, _portable(ctx), limit],
+                work,
+                [job_type.handler, payload, _portable(ctx), *options],
                 timeout=job_type.timeout,
             )
         except PoolTimeout:
             return _too_slow(job_type)
         except ProcessExpired as error:
             if error.exitcode in (OUT_OF_MEMORY, WORN_OUT):
-                return Failure("MemoryError", _too_big(job_type.name, limit))
+                return Failure("MemoryError", _too_big(job_type.name, job_type.memory_limit_mb))
             return Failure(
                 "ProcessCrashed",
                 f"the handler's process ended with exit code {error.exitcode}",
@@ -143,6 +165,25 @@ class Executor:
         if pool is not None:
             pool.stop()  # type: ignore[no-untyped-call]
             await asyncio.to_thread(pool.join)
+
+
+async def _run_alone(job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
+    """Run a handler of the event loop in a new process, which ends with it."""
+    # Not one of the pool's, which starts all of them at once.
+    executor = Executor(1)
+    try:
+        return await executor._run_in_process(job_type, payload, ctx, run_task)
+    finally:
+        await executor.close()
+
+
+def _can_be_sent(handler: Callable[..., Any]) -> bool:
+    """Whether another process can find the handler: at the top level of its module."""
+    try:
+        pickle.dumps(handler)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
 
 
 def _portable(ctx: JobContext) -> Mapping[str, Any]:

@@ -199,8 +199,8 @@ class InlineRunner:
             ledger=self._ledger,
         )
         payload = job_type.validate(job.message.payload)
-        ended: Any = await self._executor.run(job_type, payload, ctx)
-        return classify(self._registry, job.message, job.lane, ended, self._policy)
+        ended: Any = await self._executor.run(job_type, payload, ctx, suspect=crashes > 0)
+        return classify(self._registry, job.message, job.lane, ended, self._policy, crashes=crashes)
 
     async def _record_end(self, job: NewJob, claim_id: str, decision: Decision) -> None:
         request = finish_request(job.message, claim_id, decision)

@@ -85,8 +85,6 @@ class Runner:
             self.reporter.counters.returned += 1
             delivery.requeue()
             self.recorder.on_ledger_away()
-        finally:
-            self.claims.suspects.leave(message.job_id)
 
     async def _see_through(self, job: RunningJob, task: Task | None) -> None:
         """A job that has been claimed, from its run to its end."""
@@ -156,7 +154,7 @@ class Runner:
         # Only the handler may be cancelled: what follows from it must be seen through.
         job.handler = asyncio.current_task()
         try:
-            return await self.executor.run(job_type, payload, ctx)
+            return await self.executor.run(job_type, payload, ctx, suspect=job.crashes > 0)
         except asyncio.CancelledError:
             if not job.called_off:
                 raise
@@ -172,4 +170,6 @@ class Runner:
         if job.verdict is not None:
             return job.verdict, ()
         policy = self.follow_up.policy
-        return classify(self.registry, job.message, job.delivery.lane, ended, policy)
+        return classify(
+            self.registry, job.message, job.delivery.lane, ended, policy, crashes=job.crashes
+        )

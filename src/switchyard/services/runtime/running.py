@@ -25,6 +25,8 @@ class RunningJob:
     claim_id: str
     started_at: float
     """Seconds since the epoch."""
+    crashes: int = 0
+    """Workers that have died with the job in them."""
     verdict: Delayed | Died | CalledOff | None = None
     """How it ends, where that is not for the handler to say."""
     handler: asyncio.Task[None] | None = None

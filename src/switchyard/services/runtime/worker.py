@@ -23,7 +23,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Policy
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import LedgerError
-from switchyard.services.runtime.claiming import Claims, Suspects
+from switchyard.services.runtime.claiming import Claims
 from switchyard.services.runtime.control import ControlListener
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.following import FollowUp
@@ -122,7 +122,6 @@ class Worker:
         recorder = Recorder(ledger, self._on_ledger_away)
         policy = Policy.over(settings.retry_delays)
         follow_up = FollowUp(self._publisher, recorder, policy, self.worker_id)
-        suspects = Suspects()
         self._executors = [executor(share.slots) for share in self._shares]
         self._runners = [
             Runner(
@@ -138,7 +137,6 @@ class Worker:
                     worker_id=self.worker_id,
                     takeover_after=settings.takeover_after,
                     lanes=lanes,
-                    suspects=suspects,
                 ),
                 executor=executor,
                 follow_up=follow_up,

@@ -191,8 +191,10 @@ class _Watched(Executor):
         super().__init__(processes)
         self._ran = ran
 
-    async def run(self, job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
-        answer = await super().run(job_type, payload, ctx)
+    async def run(
+        self, job_type: JobType, payload: BaseModel, ctx: JobContext, *, suspect: bool = False
+    ) -> Any:
+        answer = await super().run(job_type, payload, ctx, suspect=suspect)
         self._ran.append(
             Ran(ctx.job_id, job_type.name, ctx.attempt, dict(ctx.message.payload), answer)
         )
