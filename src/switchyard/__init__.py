@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         Snooze,
     )
     from switchyard.services.jobs.registry import job
-    from switchyard.services.publishing.publisher import JobPublisher, JobRequest
+    from switchyard.services.publishing.preparing import JobRequest
+    from switchyard.services.publishing.publisher import JobPublisher
 
 __all__ = [
     "AsyncClient",
@@ -71,7 +72,8 @@ _HOMES = {
         "Snooze",
     ),
     "switchyard.services.jobs.registry": ("job",),
-    "switchyard.services.publishing.publisher": ("JobPublisher", "JobRequest"),
+    "switchyard.services.publishing.preparing": ("JobRequest",),
+    "switchyard.services.publishing.publisher": ("JobPublisher",),
 }
 """Where each name is at home; the same as above, for those who run and do not read."""
 

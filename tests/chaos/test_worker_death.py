@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.cli.system.ports import LOOPBACK
-from switchyard.services.publishing.publisher import job_id_of
+from switchyard.services.publishing.preparing import job_id_of
 from switchyard.services.records import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (

@@ -21,7 +21,7 @@ from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.dead.indexing import DeadLetterIndexer, index_waiting
 from switchyard.services.ledger import Ledger
-from switchyard.services.publishing.publisher import JobRequest
+from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import DeadLetter, LedgerUnavailable, NewJob, State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -13,14 +13,8 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.jobs.registry import InvalidPayload
 from switchyard.services.ledger.sql.tables import jobs as jobs_table
-from switchyard.services.publishing.publisher import (
-    InvalidJob,
-    JobPublisher,
-    JobRequest,
-    Published,
-    job_id_of,
-    prepare,
-)
+from switchyard.services.publishing.preparing import InvalidJob, JobRequest, job_id_of, prepare
+from switchyard.services.publishing.publisher import JobPublisher, Published
 from switchyard.services.records import (
     AttemptOutcome,
     IdempotencyConflict,

@@ -12,12 +12,8 @@ from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE
 from switchyard.broker.publish.outcome import Outgoing, Result
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.ledger import Ledger
-from switchyard.services.publishing.publisher import (
-    JobPublisher,
-    JobRequest,
-    Published,
-    prepare,
-)
+from switchyard.services.publishing.preparing import JobRequest, prepare
+from switchyard.services.publishing.publisher import JobPublisher, Published
 from switchyard.services.records import Created, State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker

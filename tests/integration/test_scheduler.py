@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from switchyard.broker.message import now
 from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.ledger import to_message
-from switchyard.services.publishing.publisher import JobRequest, prepare
+from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.records import ClaimRequest, NewJob, State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler, Turn
 from tests.support.brokers import TestBroker

@@ -27,11 +27,8 @@ from switchyard.services.jobs.outcomes import (
     PermanentError,
 )
 from switchyard.services.jobs.registry import job
-from switchyard.services.publishing.publisher import (
-    InvalidJob,
-    JobRequest,
-    Published,
-)
+from switchyard.services.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.publishing.publisher import Published
 from switchyard.services.records import LedgerUnavailable, State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.eventually import eventually

@@ -24,7 +24,8 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology.build import build
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.publishing.publisher import JobPublisher, JobRequest
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records import JobRecord, State
 from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.settings import Settings

@@ -29,7 +29,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql import database
 from switchyard.services.logs import configure
-from switchyard.services.publishing.publisher import JobRequest, prepare
+from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.redrive.operations import RedriveHandler
 from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.scheduler.scheduler import Pace, Scheduler

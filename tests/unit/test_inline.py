@@ -23,12 +23,7 @@ from switchyard.services.jobs.outcomes import (
 from switchyard.services.jobs.registry import InvalidPayload, Registry, job
 from switchyard.services.jobs.retry import MAX_DEATHS
 from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.publishing.publisher import (
-    InvalidJob,
-    JobRequest,
-    job_id_of,
-    prepare,
-)
+from switchyard.services.publishing.preparing import InvalidJob, JobRequest, job_id_of, prepare
 from switchyard.services.records import ClaimRequest, State
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings

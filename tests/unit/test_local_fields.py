@@ -24,7 +24,7 @@ from switchyard.services.jobs.registry import (
     RegistryError,
     job,
 )
-from switchyard.services.publishing.publisher import JobRequest, prepare
+from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.publishing.requests import InvalidRequest
 from switchyard.services.redrive.spec import RedriveSpec
 

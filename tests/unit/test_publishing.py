@@ -13,7 +13,7 @@ from switchyard.services.jobs.registry import (
     Registry,
     UnknownJobType,
 )
-from switchyard.services.publishing.publisher import (
+from switchyard.services.publishing.preparing import (
     InvalidJob,
     JobRequest,
     children_of,

@@ -25,7 +25,7 @@ from switchyard.services.jobs.outcomes import (
 from switchyard.services.jobs.registry import InvalidPayload, RegistryError, job
 from switchyard.services.jobs.retry import Delayed
 from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.publishing.publisher import InvalidJob, job_id_of
+from switchyard.services.publishing.preparing import InvalidJob, job_id_of
 from switchyard.services.records import State
 from switchyard.testing import run_job, run_job_sync
 

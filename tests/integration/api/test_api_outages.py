@@ -20,7 +20,8 @@ from switchyard.cli.system.node import LocalNode
 from switchyard.services.documents.desk import run_id
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.monitoring.job_events import EventFeed
-from switchyard.services.publishing.publisher import JobRequest, Published, prepare
+from switchyard.services.publishing.preparing import JobRequest, prepare
+from switchyard.services.publishing.publisher import Published
 from switchyard.services.records import JobFilter, State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.workers.stages import document_id_of

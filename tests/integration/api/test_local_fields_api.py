@@ -24,7 +24,7 @@ from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.local_fields import LocalOnly
 from switchyard.services.jobs.outcomes import Done, Outcome
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, job
-from switchyard.services.publishing.publisher import JobRequest
+from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import State
 from switchyard.services.redrive.operations import RedriveHandler
 from tests.support.api_server import problem, serving

@@ -18,11 +18,8 @@ from switchyard.services.access.api_keys import Scope
 from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.monitoring.job_events import announce
 from switchyard.services.monitoring.levels import Pressure
-from switchyard.services.publishing.publisher import (
-    InvalidJob,
-    JobRequest,
-    Published,
-)
+from switchyard.services.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.publishing.publisher import Published
 from switchyard.services.publishing.requests import (
     delay_until,
     differs,

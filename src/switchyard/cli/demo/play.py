@@ -84,7 +84,8 @@ class _Play:
         await self.view.show()
 
     async def _publish(self, files: list[Path]) -> None:
-        from switchyard.services.publishing.publisher import JobRequest, Published
+        from switchyard.services.publishing.preparing import JobRequest
+        from switchyard.services.publishing.publisher import Published
 
         lane = "hot" if len(files) <= HOT_DOCUMENTS else "backfill"
         for document, file in zip(self.story.documents, files, strict=True):

@@ -96,7 +96,7 @@ async def _publish_batch(
     account: Account,
 ) -> None:
     from switchyard.services.jobs.registry import InvalidPayload
-    from switchyard.services.publishing.publisher import InvalidJob
+    from switchyard.services.publishing.preparing import InvalidJob
 
     good: list[tuple[Line, NewJob]] = []
     for line in parse_lines(lines):

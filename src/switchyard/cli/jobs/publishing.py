@@ -17,11 +17,8 @@ from switchyard.cli.base.output import echo, print_json
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry
     from switchyard.services.ledger import Ledger
-    from switchyard.services.publishing.publisher import (
-        JobPublisher,
-        JobRequest,
-        Published,
-    )
+    from switchyard.services.publishing.preparing import JobRequest
+    from switchyard.services.publishing.publisher import JobPublisher, Published
     from switchyard.services.settings import Settings
 
 SOURCE = "jobctl"
@@ -44,7 +41,7 @@ class Options:
     def request(self, payload: dict[str, Any], line: int | None = None) -> JobRequest:
         """The request for one payload. Each line of an input has a key of its own."""
         from switchyard.broker.message import now
-        from switchyard.services.publishing.publisher import JobRequest
+        from switchyard.services.publishing.preparing import JobRequest
 
         key = self.key if self.key is None or line is None else f"{self.key}/{line}"
         return JobRequest(

@@ -24,7 +24,7 @@ from switchyard.services.jobs.registry import (
     Registry,
     UnknownJobType,
 )
-from switchyard.services.publishing.publisher import InvalidJob, JobRequest, prepare
+from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.records import NewJob
 from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING
 

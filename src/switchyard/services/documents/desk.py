@@ -21,7 +21,8 @@ from switchyard.services.files.storage import NotStored, result_key, stage_key
 from switchyard.services.files.uploads import Upload
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.publishing.publisher import JobPublisher, JobRequest
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records import FINISHED, Document, JobSummary, Page, State
 from switchyard.services.records.document_states import FAILED, FINISHED_STATES
 from switchyard.services.runtime.inline import InlineRunner

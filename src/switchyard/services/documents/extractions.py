@@ -12,7 +12,7 @@ from switchyard.services.errors import Unknown, WrongState
 from switchyard.services.files.storage import NotStored, result_key
 from switchyard.services.files.uploads import Upload
 from switchyard.services.ledger import Ledger
-from switchyard.services.publishing.publisher import JobRequest
+from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import JobRecord, State
 from switchyard.services.workers.stages import EXTRACT
 

@@ -12,11 +12,8 @@ from switchyard.services.files.quota import Quota
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.uploads import Upload, receive
 from switchyard.services.jobs.registry import InvalidPayload
-from switchyard.services.publishing.publisher import (
-    InvalidJob,
-    JobRequest,
-    Published,
-)
+from switchyard.services.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.publishing.publisher import Published
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
 from switchyard.services.text.plain import clean

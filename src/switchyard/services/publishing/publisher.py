@@ -1,4 +1,4 @@
-"""Publishing jobs: validate, record, publish, mark; the way in for the CLI, the API and users.
+"""Publishing jobs: prepare, record, publish, mark; the way in for the CLI, the API and users.
 
 The record comes first (`pending`), then the confirmed publish, then the mark (`queued`). A crash
 in between leaves a `pending` record, which the scheduler publishes again: the outbox.
@@ -14,33 +14,14 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Self
-from uuid import NAMESPACE_URL, uuid4, uuid5
-
-from pydantic import ValidationError
+from typing import Self
 
 from switchyard.broker.errors import LaneFull, PublishError
-from switchyard.broker.lanes import Lane, lane_named, split_routing_key
-from switchyard.broker.message import (
-    MAX_BODY_BYTES,
-    MAX_PRIORITY,
-    JobMessage,
-    Metadata,
-    describe,
-    now,
-)
 from switchyard.broker.publish.outcome import Accepted, Outgoing, Result
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.errors import InvalidInput
-from switchyard.services.jobs.outcomes import Job
-from switchyard.services.jobs.registry import (
-    BUILT_IN_MODULES,
-    InvalidPayload,
-    JobType,
-    Registry,
-)
+from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
+from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.records import (
     Created,
     Existing,
@@ -49,44 +30,7 @@ from switchyard.services.records import (
     Recorded,
     State,
 )
-from switchyard.services.records.requests import MAX_DELAY
 from switchyard.services.settings import Settings
-
-_NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
-
-
-class InvalidJob(InvalidInput):
-    """The job can't be published as it was asked for; the text says what to change."""
-
-    def __init__(self, text: str, *, at: str | None = None) -> None:
-        super().__init__(text)
-        self.at = at
-        """What of it is wrong: `routing_key`, `lane`, `priority`, `max_attempts` or `delay`."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """A job that somebody wants done."""
-
-    routing_key: str
-    payload: Mapping[str, Any]
-    priority: int | None = None
-    """0 to 10 within the lane; None for the lane's default."""
-    max_attempts: int | None = None
-    source: str = "user"
-    delay: float = 0
-    """Seconds to wait before the job enters its lane."""
-    expires_at: datetime | None = None
-    idempotency_key: str | None = None
-    """The same key names the same job: publishing again changes nothing."""
-    job_id: str | None = None
-    operation_id: str | None = None
-    """The backfill that it belongs to."""
-    reply_to: str | None = None
-    traceparent: str | None = None
-    vouched: Mapping[str, Any] | None = None
-    """Values of local-only fields that this system has set itself, such as an upload's key. They
-    pass where the rest of the payload comes from outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,154 +46,6 @@ class Published:
 
 
 PublishOutcome = Published | PublishError | IdempotencyConflict
-
-
-def job_id_of(parent_id: str, job_type: str, index: int) -> str:
-    """The id of a job that follows from another: the same each time, so that a repeat of the
-    parent publishes the same jobs."""
-    return str(uuid5(_NAMESPACE, f"{parent_id}/{job_type}/{index}"))
-
-
-def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) -> NewJob:
-    """Check a request against its job type and make the job.
-
-    With `remote` somebody outside has written the payload: see `JobType.validate_remote`.
-    Raises InvalidJob, UnknownJobType or InvalidPayload; nothing is sent then.
-    """
-    lane, job_type = _target(registry, request.routing_key)
-    if request.priority is not None and not 0 <= request.priority <= MAX_PRIORITY:
-        text = f"priority must be 0 to {MAX_PRIORITY}, not {request.priority}"
-        raise InvalidJob(text, at="priority")
-    if request.max_attempts is not None and not 1 <= request.max_attempts <= 1000:
-        text = f"max_attempts must be 1 to 1000, not {request.max_attempts}"
-        raise InvalidJob(text, at="max_attempts")
-    if not 0 <= request.delay <= MAX_DELAY:
-        text = f"delay must be 0 to {MAX_DELAY:,} seconds, not {request.delay}"
-        raise InvalidJob(text, at="delay")
-    if remote:
-        job_type.validate_remote(request.payload, request.vouched)
-    else:
-        job_type.validate(request.payload)
-    moment = now()
-    message = _message(
-        job_type,
-        request.payload,
-        job_id=_id_for(request, job_type.name),
-        priority=lane.default_priority if request.priority is None else request.priority,
-        created_at=moment,
-        queued_at=moment + timedelta(seconds=request.delay),
-        source=request.source,
-        max_attempts=request.max_attempts or job_type.max_attempts,
-        expires_at=request.expires_at,
-        operation_id=request.operation_id,
-        reply_to=request.reply_to,
-        traceparent=request.traceparent,
-    )
-    return NewJob(
-        message=message,
-        lane=lane.name,
-        worker=job_type.worker,
-        routing_key=request.routing_key,
-        run_at=moment.timestamp() + request.delay if request.delay else None,
-        idempotency_key=request.idempotency_key,
-    )
-
-
-def _target(registry: Registry, routing_key: str) -> tuple[Lane, JobType]:
-    """Where a routing key leads. Raises InvalidJob, UnknownJobType."""
-    try:
-        lane_name, type_name = split_routing_key(routing_key)
-    except ValueError as error:
-        raise InvalidJob(f"routing key {error}", at="routing_key") from error
-    try:
-        lane = lane_named(lane_name)
-    except ValueError as error:
-        raise InvalidJob(f"routing key {routing_key!r}: {error}", at="lane") from error
-    job_type = registry.get(type_name)
-    _require_lane(job_type, lane_name)
-    return lane, job_type
-
-
-def _require_lane(job_type: JobType, lane: str) -> None:
-    if lane not in job_type.lanes:
-        keys = " or ".join(f"{each}.{job_type.name}" for each in job_type.lanes)
-        raise InvalidJob(f"{job_type.name} is not worked in lane {lane}: use {keys}", at="lane")
-
-
-def children_of(
-    registry: Registry, parent: JobMessage, parent_lane: str, jobs: Sequence[Job]
-) -> list[NewJob]:
-    """The jobs that a handler wants done next.
-
-    Raises InvalidJob, UnknownJobType or InvalidPayload.
-    """
-    return [
-        _child(registry.get(job.job_type), parent, parent_lane, job, index)
-        for index, job in enumerate(jobs)
-    ]
-
-
-def _child(job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, index: int) -> NewJob:
-    lane = job.lane or (parent_lane if parent_lane in job_type.lanes else job_type.lanes[0])
-    _require_lane(job_type, lane)
-    job_type.validate(job.payload)
-    moment = now()
-    message = _message(
-        job_type,
-        job.payload,
-        job_id=job_id_of(parent.job_id, job_type.name, index),
-        priority=parent.priority if job.priority is None else job.priority,
-        created_at=moment,
-        queued_at=moment,
-        source=parent.metadata.source,
-        max_attempts=job_type.max_attempts,
-        expires_at=parent.metadata.expires_at,
-        parent_id=parent.job_id,
-        pipeline=None if job.own_pipeline else parent.metadata.pipeline or parent.job_id,
-        operation_id=parent.metadata.operation_id,
-        traceparent=parent.metadata.traceparent,
-    )
-    return NewJob(
-        message=message,
-        lane=lane,
-        worker=job_type.worker,
-        routing_key=f"{lane}.{job_type.name}",
-    )
-
-
-def _message(
-    job_type: JobType, payload: Mapping[str, Any], *, job_id: str, priority: int, **metadata: Any
-) -> JobMessage:
-    """A message that every worker can read, of a payload that is valid. Raises InvalidJob or
-    InvalidPayload."""
-    try:
-        message = JobMessage(
-            job_id=job_id,
-            job_type=job_type.name,
-            priority=priority,
-            payload=dict(payload),
-            metadata=Metadata(**metadata),
-        )
-    except ValidationError as error:
-        raise InvalidJob(f"{job_type.name}: {describe(error)}") from error
-    try:
-        size = len(message.encode())
-    except ValueError as error:
-        raise InvalidPayload(f"payload of {job_type.name}: {error}") from error
-    if size > MAX_BODY_BYTES:
-        raise InvalidPayload(
-            f"the job has {size} bytes, the limit is {MAX_BODY_BYTES}: put the large input into "
-            "storage and pass its key"
-        )
-    return message
-
-
-def _id_for(request: JobRequest, job_type: str) -> str:
-    if request.job_id is not None:
-        return request.job_id
-    if request.idempotency_key is not None:
-        return str(uuid5(_NAMESPACE, f"key/{job_type}/{request.idempotency_key}"))
-    return str(uuid4())
 
 
 class JobPublisher:

@@ -19,7 +19,7 @@ from switchyard.services.jobs.registry import (
     NotFromOutside,
     UnknownJobType,
 )
-from switchyard.services.publishing.publisher import InvalidJob, JobRequest
+from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.records import JobRecord
 from switchyard.services.records.requests import MAX_DELAY
 

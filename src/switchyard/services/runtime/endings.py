@@ -21,7 +21,7 @@ from switchyard.services.jobs.retry import (
     decide,
 )
 from switchyard.services.ledger.sql.codec import to_json
-from switchyard.services.publishing.publisher import InvalidJob, children_of
+from switchyard.services.publishing.preparing import InvalidJob, children_of
 from switchyard.services.records import (
     AttemptOutcome,
     FinishRequest,

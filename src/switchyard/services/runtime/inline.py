@@ -26,12 +26,8 @@ from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Decision, Delayed, Died, Policy
 from switchyard.services.ledger import Ledger, to_message
-from switchyard.services.publishing.publisher import (
-    InvalidJob,
-    JobRequest,
-    Published,
-    prepare,
-)
+from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
+from switchyard.services.publishing.publisher import Published
 from switchyard.services.records import (
     FINISHED,
     Claimed,

@@ -17,7 +17,7 @@ from switchyard.services.jobs.outcomes import Outcome
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry, job_type_of
 from switchyard.services.jobs.retry import Decision, Delayed, Died, Failure, Succeeded
 from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.publishing.publisher import InvalidJob, JobRequest, prepare
+from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.records import NewJob, State
 from switchyard.services.runtime.attempt import attempt as attempt_of
 from switchyard.services.settings import Settings

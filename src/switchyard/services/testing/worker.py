@@ -23,7 +23,8 @@ from switchyard.broker.topology.management import ManagementClient
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.registry import JobType, Registry
 from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.publishing.publisher import JobPublisher, JobRequest
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records import FINISHED, JobRecord
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.worker import Worker, share_of
