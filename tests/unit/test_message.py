@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.message import MAX_BODY_BYTES, JobMessage, Metadata
+from switchyard.broker.moments import EARLIEST, LATEST, clock, shown
 
 SECRET = "hunter2-is-private"
 
@@ -159,3 +160,35 @@ def test_a_message_is_immutable() -> None:
     later = message.metadata.created_at + timedelta(days=1)
     with pytest.raises(ValueError, match="frozen"):
         message.metadata.created_at = later  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("field", ["created_at", "queued_at", "expires_at", "not_before"])
+@pytest.mark.parametrize(
+    ("moment", "is_taken"),
+    [
+        ("0001-01-01T00:00:00Z", True),
+        ("0001-01-01T00:00:00-23:59", True),
+        ("9998-12-31T00:00:00Z", True),
+        ("0001-01-01T00:00:00+01:00", False),
+        ("9999-12-31T23:59:59-01:00", False),
+        ("9999-12-31T23:59:59Z", False),
+        ("2026-01-05T09:00:00", False),
+    ],
+)
+def test_a_time_is_taken_if_every_zone_has_it(field: str, moment: str, is_taken: bool) -> None:
+    metadata = {"created_at": "2026-01-05T09:00:00Z", field: moment}
+    body = json.dumps({"job_id": "a", "job_type": "b", "payload": {}, "metadata": metadata})
+    if is_taken:
+        taken = getattr(JobMessage.decode(body.encode()).metadata, field)
+        assert shown(taken.timestamp()) == taken
+        assert clock(taken.timestamp())
+    else:
+        with pytest.raises(MalformedMessage, match=field):
+            JobMessage.decode(body.encode())
+
+
+@given(st.floats())
+@settings(deadline=None)
+def test_any_number_of_seconds_can_be_shown(seconds: float) -> None:
+    assert EARLIEST <= shown(seconds) <= LATEST
+    assert clock(seconds)

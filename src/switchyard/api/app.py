@@ -14,6 +14,7 @@ from switchyard.api.entry.access import check_keys
 from switchyard.api.entry.bodies import BodyLimits
 from switchyard.api.entry.edge import Edge
 from switchyard.api.http import errors, openapi
+from switchyard.api.http.answers import JSONAnswer
 from switchyard.api.routes import (
     admin,
     backfills,
@@ -77,6 +78,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
+        default_response_class=JSONAnswer,
         redirect_slashes=False,  # to an address made of whatever `Host` says
         generate_unique_id_function=openapi.operation_id,
     )

@@ -11,9 +11,18 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import uuid4
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+)
 
 from switchyard.broker.errors import MalformedMessage
+from switchyard.broker.moments import bounded, nearest
 
 MAX_PRIORITY = 10
 DEFAULT_MAX_ATTEMPTS = 3
@@ -26,6 +35,18 @@ JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 
 JobTypeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 
+STORED = "stored"
+"""Validation context of what was taken in before: a time beyond the calendar becomes the nearest.
+Refused, it would stand in the way of all that is read with it."""
+
+
+def _moment(value: datetime, info: ValidationInfo) -> datetime:
+    return nearest(value) if info.context == STORED else bounded(value)
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
+"""A time with a zone that can be shown in every other: see `broker.moments`."""
+
 
 def now() -> datetime:
     """The current time, aware, in UTC."""
@@ -37,7 +58,7 @@ class Metadata(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    created_at: AwareDatetime = Field(default_factory=now)
+    created_at: Moment = Field(default_factory=now)
     """When the job was first made; kept by every retry and redrive. Ages are counted from
     `queued_at` where there is one."""
     source: str = "unknown"
@@ -48,11 +69,11 @@ class Metadata(BaseModel):
     redrives: int = Field(default=0, ge=0, le=1_000_000)
     """How often the job was sent back from the dead letters. `(redrives, attempts)` orders
     the copies of one job: the ledger ignores a copy that is older than what it has seen."""
-    queued_at: AwareDatetime | None = None
+    queued_at: Moment | None = None
     """When this copy entered its lane; set again by retry and redrive."""
-    expires_at: AwareDatetime | None = None
+    expires_at: Moment | None = None
     """Not started after this time: the job is dead-lettered as `expired`."""
-    not_before: AwareDatetime | None = None
+    not_before: Moment | None = None
     """A delivery before this time waits on, whatever brought it: a Retry-After that is longer
     than the longest retry level."""
     sent_on: int = Field(default=0, ge=0, le=1_000_000)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import HTTPException
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from switchyard.api.http.answers import JSONAnswer
 from switchyard.api.models.problems import KINDS, TYPE_BASE, Kind
 from switchyard.services.publishing.requests import Complaint
 
@@ -66,9 +66,7 @@ def render(problem: Problem, request_id: str | None) -> Response:
         **problem.extra,
     }
     content = {key: value for key, value in body.items() if value is not None}
-    return JSONResponse(
-        content, problem.kind.status, headers=problem.headers, media_type=MEDIA_TYPE
-    )
+    return JSONAnswer(content, problem.kind.status, headers=problem.headers, media_type=MEDIA_TYPE)
 
 
 def responses(*names: str) -> dict[int | str, dict[str, Any]]:

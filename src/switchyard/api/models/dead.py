@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -109,7 +109,9 @@ class LetterChoice(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    ids: list[str] = Field(default_factory=list, max_length=10_000)
+    ids: list[Annotated[str, Field(pattern=models.JOB_ID)]] = Field(
+        default_factory=list, max_length=10_000
+    )
     group: str | None = Field(default=None, pattern=GROUP_ID)
     job_type: str | None = Field(default=None, pattern=models.NAME)
     lane: str | None = Field(default=None, pattern=models.NAME)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Self
 
 from pydantic import (
-    AwareDatetime,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -17,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from switchyard.broker import message, moments
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.records import AttemptRecord, JobRecord, JobSummary, Page, State
 from switchyard.services.records.requests import MAX_DELAY
@@ -35,7 +35,7 @@ def _iso_8601(value: object) -> object:
     return value
 
 
-Moment = Annotated[AwareDatetime, BeforeValidator(_iso_8601)]
+Moment = Annotated[message.Moment, BeforeValidator(_iso_8601)]
 """A moment in ISO 8601, with a time zone."""
 
 EXAMPLE = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
@@ -185,7 +185,7 @@ class CancelledJob(BaseModel):
 
 def moment(seconds: float | None) -> datetime | None:
     """Seconds since the epoch as a time; None stays None."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return None if seconds is None else moments.shown(seconds)
 
 
 def fields_of(record: JobSummary) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _attempt(record: AttemptRecord) -> Attempt:
         attempt=record.attempt,
         worker_id=record.worker_id,
         started_at=moment(record.started_at),
-        finished_at=datetime.fromtimestamp(record.finished_at, UTC),
+        finished_at=moments.shown(record.finished_at),
         outcome=record.outcome,
         error_type=record.error_type,
         error_message=record.error_message,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from switchyard.api.models import jobs as models
 from switchyard.api.models.backfills import (
     BackfillPlan,
@@ -12,6 +10,7 @@ from switchyard.api.models.backfills import (
     DeathCause,
     JobPreview,
 )
+from switchyard.broker import moments
 from switchyard.services.backfill.progress import Progress
 from switchyard.services.backfill.spec import BackfillSpec
 from switchyard.services.backfill.starting import Preview
@@ -46,7 +45,7 @@ def backfill_view(progress: Progress) -> BackfillView:
         note=progress.note,
         reason=operation.reason,
         created_by=operation.created_by,
-        created_at=datetime.fromtimestamp(operation.created_at, UTC),
+        created_at=moments.shown(operation.created_at),
         started_at=models.moment(operation.started_at),
         finished_at=models.moment(operation.finished_at),
         rate=operation.rate,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from fastapi.responses import JSONResponse
 
 from switchyard.api.entry.access import needs
+from switchyard.api.http.answers import JSONAnswer
 from switchyard.api.http.problems import responses
 from switchyard.api.models import jobs as models
 from switchyard.api.models.dead import (
@@ -63,7 +63,7 @@ async def dead_groups(
 )
 async def start_redrive(
     body: NewRedrive, state: State, request: Request, response: Response
-) -> RedriveView | JSONResponse:
+) -> RedriveView | JSONAnswer:
     """Start a redrive; a running `jobctl scheduler` sees it through."""
     state.require_broker()
     spec = spec_of(body)
@@ -72,7 +72,7 @@ async def start_redrive(
         tally = await plan_redrive(
             state.settings, state.registry, state.ledger, spec, wait=wait_at_most(PATIENCE)
         )
-        return JSONResponse(plan_view(tally).model_dump(mode="json"))
+        return JSONAnswer(plan_view(tally).model_dump(mode="json"))
     operation = await redrive_spec.start_redrive(
         state.ledger,
         spec,

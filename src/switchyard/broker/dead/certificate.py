@@ -28,6 +28,8 @@ PROPERTIES_LIMIT = 64 * 1024
 """Bytes kept of properties that can't be read, for the same reason."""
 UNREADABLE = "UnreadableProperties"
 """The error type of a message whose properties could not be read."""
+MOST_ATTEMPTS = 1_000_000
+"""That a certificate can say."""
 MOST_NAME = 255
 """Bytes of a routing key, as AMQP has it."""
 PROPERTIES_HEADER = "x-dead-properties"
@@ -132,6 +134,8 @@ def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> 
             # Anybody may publish here: what is of another type does not count.
             if isinstance(value, int if name == "attempts" else str):
                 values[name] = value
+        if not 0 <= values.get("attempts", 0) <= MOST_ATTEMPTS:
+            del values["attempts"]
         values["routing_key"] = _key(values["routing_key"], routing_key)
         return DeathCertificate(**{**values, "reason": _reason(values.get("reason"))})
     deaths = headers.get("x-death")

@@ -11,12 +11,12 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.broker.moments import shown
 from switchyard.services.printable import printable, printable_json
 
 if TYPE_CHECKING:
@@ -198,4 +198,4 @@ def _is_time(key: str, value: Any) -> bool:
 
 
 def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return shown(seconds).isoformat(timespec="milliseconds")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.broker.moments import clock
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -244,8 +244,7 @@ def _section(title: str) -> None:
 
 
 def _when(moment: float) -> str:
-    shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-    return f"{shown} ({age(moment)} ago)"
+    return f"{clock(moment)} ({age(moment)} ago)"
 
 
 def hints(letter: DeadLetter, message: object) -> list[str]:

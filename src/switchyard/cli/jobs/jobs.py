@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.broker.moments import clock
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.durations import (
     DURATION_HELP,
@@ -247,6 +248,5 @@ def _span(label: str, seconds: float | None) -> str:
 def _when(moment: float | None) -> str:
     if moment is None:
         return ""
-    shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
     past = moment <= time.time()
-    return f"{shown} ({age(moment)}{' ago' if past else ''})"
+    return f"{clock(moment)} ({age(moment)}{' ago' if past else ''})"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid5
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from switchyard.broker.lanes import BACKFILL, lane_named
-from switchyard.broker.message import MAX_PRIORITY, describe
+from switchyard.broker.message import MAX_PRIORITY, Moment, describe
 from switchyard.services.backfill.sources import (
     InvalidBackfill,
     Item,
@@ -58,7 +58,7 @@ class BackfillSpec(BaseModel):
     """Messages in a queue at or below which publishing goes on; half of `high` where unset."""
     high: int | None = Field(default=None, ge=1, le=MOST_WAITING)
     """Messages in a queue at which publishing waits; half of the queue's limit where unset."""
-    until: AwareDatetime | None = None
+    until: Moment | None = None
     """Nothing is published after this time."""
     remote: bool = True
     """Somebody outside has asked for it: what its payloads and options may say is held against

@@ -6,8 +6,9 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from switchyard.broker.message import Moment
 from switchyard.services.backfill.sources import Cursor, Item, Source, Unusable
 from switchyard.services.records import DocumentFilter
 
@@ -24,9 +25,9 @@ class DocumentOptions(BaseModel):
     source: str | None = Field(default=None, max_length=2000)
     """What their source begins with: `arxiv:`."""
     media_type: str | None = None
-    since: AwareDatetime | None = None
+    since: Moment | None = None
     """Taken in at this time or later."""
-    until: AwareDatetime | None = None
+    until: Moment | None = None
     """Taken in before this time. A day alone is its beginning, in UTC."""
 
     @field_validator("since", "until", mode="before")

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from switchyard.broker.dead.certificate import (
+    MOST_ATTEMPTS,
     MOST_NAME,
     PROPERTIES_LIMIT,
     DeathCertificate,
@@ -22,6 +23,7 @@ from switchyard.broker.dead.certificate import (
 )
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import MAX_BODY_BYTES
+from switchyard.broker.moments import moment_of
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
@@ -33,7 +35,6 @@ from switchyard.services.records import DeadLetter, DeadLetterFilter
 
 FORMAT = 1
 PAGE = 500
-MOST_ATTEMPTS = 1_000_000
 LONGEST = {
     "message": None,
     "traceback": None,
@@ -104,6 +105,8 @@ def parse_line(text: str | bytes) -> StoredLetter:
             raise InvalidLine(f"{name} is missing or of another type")
         _check_fits(name, value)
         values[name] = value
+    if moment_of(values["dead_at"]) is None:
+        raise InvalidLine("dead_at must be a time with its zone, as in 2026-01-05T09:00:00Z")
     try:
         certificate = DeathCertificate(Reason(str(line.get("reason"))), **values)
     except ValueError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from math import isfinite
 from typing import Any
 
@@ -21,6 +20,7 @@ from switchyard.broker.lanes import (
     split_routing_key,
 )
 from switchyard.broker.message import now
+from switchyard.broker.moments import moment_of
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import closed
@@ -37,9 +37,6 @@ TIDY_SECONDS = 600.0
 """Between looks for letters whose time on the broker is over."""
 GRACE_SECONDS = 3600.0
 """How much longer than its time a letter counts as there: the index runs a little behind."""
-
-END_OF_TIME = 253_370_764_800.0
-"""The year 9999, the last that can be written: seconds since the epoch."""
 
 _log = structlog.get_logger("dead letter index")
 
@@ -61,7 +58,7 @@ def record_of(letter: Letter, registry: Registry) -> DeadLetterRecord:
         id=letter.id,
         job_id=message.job_id if message else None,
         reason=str(certificate.reason),
-        dead_at=_seconds(certificate.dead_at),
+        dead_at=(moment_of(certificate.dead_at) or now()).timestamp(),
         body=letter.delivery.body,
         headers=_headers(letter),
         job_type=job_type or None,
@@ -190,15 +187,6 @@ def _headers(letter: Letter) -> dict[str, Any]:
         letter.certificate.headers() if letter.delivery.unreadable else letter.delivery.headers
     )
     return {key: _plain(value) for key, value in headers.items()}
-
-
-def _seconds(iso: str) -> float:
-    try:
-        moment = datetime.fromisoformat(iso).timestamp()
-    except (ValueError, OverflowError):
-        return now().timestamp()
-    # At the ends of the calendar there are times that can be written in one zone and not in UTC.
-    return moment if 0 <= moment < END_OF_TIME else now().timestamp()
 
 
 def _plain(value: object) -> object:

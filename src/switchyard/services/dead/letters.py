@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from switchyard.broker.dead.certificate import DeathCertificate
 from switchyard.broker.lanes import lane_of, split_routing_key
 from switchyard.broker.message import JobMessage
+from switchyard.broker.moments import moment_of
 from switchyard.services.dead.causes import Cause, cause_of
 from switchyard.services.records import DeadLetterFilter
 
@@ -65,11 +66,8 @@ CLOCKS = 5.0
 def was_dead(letter: DeadJob, moment: datetime) -> bool:
     """Whether it had died by then, as far as clocks can be trusted; also when its time of death
     can't be read."""
-    try:
-        died = datetime.fromisoformat(letter.certificate.dead_at)
-        return (died - moment).total_seconds() <= CLOCKS
-    except (ValueError, TypeError):
-        return True
+    died = moment_of(letter.certificate.dead_at)
+    return died is None or (died - moment).total_seconds() <= CLOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +161,10 @@ class LetterFilter:
     def _fits_age(self, dead_at: str, moment: datetime) -> bool:
         if self.older_than is None and self.younger_than is None:
             return True
-        try:
-            age = (moment - datetime.fromisoformat(dead_at)).total_seconds()
-        except (ValueError, TypeError):
+        died = moment_of(dead_at)
+        if died is None:
             return False
+        age = (moment - died).total_seconds()
         return (self.older_than is None or age >= self.older_than) and (
             self.younger_than is None or age <= self.younger_than
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 
 from switchyard.broker.dead.certificate import DeathCertificate, Reason, job_in
 from switchyard.broker.message import JobMessage, now
+from switchyard.broker.moments import shown
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.records import DeadLetter, JobRecord
@@ -56,14 +57,14 @@ def certificate_of(letter: DeadLetter) -> DeathCertificate:
         traceback=letter.traceback or "",
         attempts=letter.attempts,
         worker=header("worker"),
-        dead_at=datetime.fromtimestamp(letter.dead_at, UTC).isoformat(),
+        dead_at=shown(letter.dead_at).isoformat(),
         properties=header("properties"),
     )
 
 
 def letter_of_job(record: JobRecord) -> StoredLetter:
     """The letter that a dead job would have, made of the job's record alone."""
-    died = datetime.fromtimestamp(record.finished_at, UTC) if record.finished_at else now()
+    died = shown(record.finished_at) if record.finished_at else now()
     certificate = DeathCertificate(
         _reason(record.reason),
         record.routing_key,

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from switchyard.broker.message import JobMessage
+from switchyard.broker.message import STORED, JobMessage
 from switchyard.services.records.errors import RowRejected
 from switchyard.services.records.results import JobRecord
 
@@ -91,5 +91,6 @@ def to_message(record: JobRecord) -> JobMessage:
                 "attempts": record.attempts,
                 "redrives": record.redrives,
             },
-        }
+        },
+        context=STORED,
     )

@@ -53,7 +53,7 @@ def translate(error: Exception) -> Exception:
         return LedgerUnavailable(f"the ledger's database can't be used: {text}")
     if isinstance(error, exc.TimeoutError | OSError | TimeoutError):
         return LedgerUnavailable(f"the ledger's database can't be reached: {text}")
-    if isinstance(error, exc.StatementError | OverflowError):
+    if isinstance(error, exc.StatementError | OverflowError | UnicodeEncodeError):
         return RowRejected(text)
     return error
 

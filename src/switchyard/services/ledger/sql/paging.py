@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, tuple_
@@ -57,6 +58,10 @@ def _encode(at: float, key: str) -> str:
 def _decode(cursor: str) -> tuple[float, str]:
     try:
         at, key = json.loads(base64.urlsafe_b64decode(cursor))
-        return float(at), str(key)
-    except (binascii.Error, ValueError, TypeError) as error:
+        at, key = float(at), str(key)
+    except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidCursor(f"{cursor!r} is not a cursor of this listing") from error
+    # Anybody may have made it, of what no database takes: NaN, half characters, NUL.
+    if not (isfinite(at) and key.isascii() and key.isprintable()):
+        raise InvalidCursor(f"{cursor!r} is not a cursor of this listing")
+    return at, key

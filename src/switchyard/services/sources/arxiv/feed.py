@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 from xml.parsers import expat
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.broker.message import Moment
 from switchyard.services.sources.arxiv.errors import ArxivNonsense, ArxivRefused
 
 _log = logging.getLogger(__name__)
@@ -85,9 +86,9 @@ class Entry(BaseModel):
     authors: tuple[str, ...] = ()
     primary_category: str | None = None
     categories: tuple[str, ...] = ()
-    published: AwareDatetime
+    published: Moment
     """When the first version was submitted."""
-    updated: AwareDatetime
+    updated: Moment
     """When this version was."""
     comment: str | None = None
     journal_ref: str | None = None

@@ -1,0 +1,53 @@
+"""Moments: which ones there are, at every door, and showing what is stored, whatever it is.
+
+Python's calendar goes from year 1 to 9999, in every zone of its own: a time at either end can be
+written in one zone and not in another, and not be shown, compared or added to there. A record that
+can't be shown takes its whole listing with it. So no such time comes in (`bounded`, `moment_of`;
+`broker.message.Moment` in models), and what has come in nevertheless is shown as the nearest that
+there is (`shown`).
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
+LATEST = datetime(9998, 12, 31, tzinfo=UTC)
+"""The first and the last moment. After the last there is a year left, for what is added."""
+_FIRST, _LAST = EARLIEST.timestamp(), LATEST.timestamp()
+
+
+def bounded(value: datetime) -> datetime:
+    """A time with a zone, as it is. Raises ValueError for one that not every zone has."""
+    if not EARLIEST <= value <= LATEST:
+        raise ValueError("must be between the years 1 and 9998, in UTC")
+    return value
+
+
+def nearest(value: datetime) -> datetime:
+    """The nearest moment to a time with a zone."""
+    return max(EARLIEST, min(value, LATEST))
+
+
+def moment_of(text: str) -> datetime | None:
+    """The moment that a text in ISO 8601 says, such as a header's; None where it says none, has no
+    zone, or is beyond the calendar."""
+    try:
+        found = datetime.fromisoformat(text)
+        return None if found.tzinfo is None else bounded(found)
+    except ValueError:
+        return None
+
+
+def shown(seconds: float) -> datetime:
+    """Seconds since the epoch as a time in UTC: the nearest moment, the earliest for what is no
+    number. Never raises."""
+    if not seconds >= _FIRST:  # NaN, too
+        return EARLIEST
+    return LATEST if seconds > _LAST else datetime.fromtimestamp(seconds, UTC)
+
+
+def clock(seconds: float) -> str:
+    """The same by the clock of this host: `2026-01-05 09:00:00`. Never raises."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown(seconds).timestamp()))
