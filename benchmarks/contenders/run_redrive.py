@@ -33,7 +33,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.logs import configure
 from switchyard.services.records import BulkState, NewJob
 from switchyard.services.redrive.operations import RedriveHandler
-from switchyard.services.redrive.spec import Progress, RedriveSpec, start_redrive
+from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
 from switchyard.services.settings import Settings
 
 CAUSES = "ABCDEFGHIJKLMNOPQRST"
@@ -98,7 +98,7 @@ async def redrive(
     ended = await BulkRunner(ledger, [handler]).run_one(operation.id)
     seconds = time.perf_counter() - started
     assert ended.state is BulkState.COMPLETED, ended
-    return {"redriven": Progress.of(ended).redriven, "seconds": seconds}
+    return {"redriven": RedriveProgress.of(ended).redriven, "seconds": seconds}
 
 
 async def main() -> None:

@@ -17,7 +17,7 @@ from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.records import BulkState, State
 from switchyard.services.redrive.operations import RedriveHandler
-from switchyard.services.redrive.spec import Progress, RedriveSpec, start_redrive
+from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
 from tests.support.brokers import TestBroker
 from tests.support.chaos import BOTH_QUEUE_TYPES
 from tests.support.eventually import eventually
@@ -117,7 +117,7 @@ async def test_one_cause_of_twenty_is_redriven_though_it_is_killed(
 
         ended = await _run_when_free(system, operation.id)
         assert ended.state is BulkState.COMPLETED
-        assert Progress.of(ended).redriven == each
+        assert RedriveProgress.of(ended).redriven == each
         others = set(everything) - set(chosen)
         await _are(system, [job_id for job_id in in_order if job_id in others])
 

@@ -9,8 +9,8 @@ from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.operations import BulkRunner
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.purge import (
-    Progress,
     PurgeHandler,
+    PurgeProgress,
     count_letters,
     start_purge,
 )
@@ -43,7 +43,7 @@ async def test_purge_throws_away_what_matches_and_keeps_the_record(
         await bury_many(system, ["a", "b", "c"])
         which = LetterFilter(ids=frozenset({"b"}))
         would = await count_letters(system.settings, system.ledger, which, asyncio.sleep)
-        assert would == Progress(scanned=3, total=3, purged=1)
+        assert would == PurgeProgress(scanned=3, total=3, purged=1)
 
         async def are_back() -> bool:
             return await ids(system) == ["a", "b", "c"]
@@ -51,7 +51,7 @@ async def test_purge_throws_away_what_matches_and_keeps_the_record(
         await eventually(are_back)  # a quorum queue takes a moment to have its letters back
 
         ended = await run(system, await started(system, which, "rubbish"))
-        assert ended.counts == Progress(scanned=3, total=3, purged=1).to_json()
+        assert ended.counts == PurgeProgress(scanned=3, total=3, purged=1).to_json()
         assert await ids(system) == ["a", "c"]
         assert await indexed(system, "b") == ("purged", 1, 0)
         assert await indexed(system, "a") == ("waiting", 1, 0)

@@ -22,7 +22,7 @@ from switchyard.services.records import (
     State,
 )
 from switchyard.services.redrive.plan import plan_redrive
-from switchyard.services.redrive.spec import Progress, RedriveSpec
+from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec
 from tests.integration.test_redrive_operations import bury, ids, names, run, start
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -56,7 +56,7 @@ async def test_what_the_broker_has_no_longer_goes_back_from_the_ledger(
         await lose(system, *gone)
         by_id = LetterFilter(ids=frozenset(gone))
         plain = await run(system, await start(system, by_id))
-        assert Progress.of(plain).redriven == 0
+        assert RedriveProgress.of(plain).redriven == 0
 
         spec = RedriveSpec(LetterFilter(job_type="scripted"), from_ledger=True)
         plan = await plan_redrive(
@@ -66,7 +66,7 @@ async def test_what_the_broker_has_no_longer_goes_back_from_the_ledger(
         assert await letter_state(system, gone[0]) == "waiting"
 
         ended = await run(system, await start(system, from_ledger=True))
-        assert (ended.state, Progress.of(ended).redriven) == (BulkState.COMPLETED, 10)
+        assert (ended.state, RedriveProgress.of(ended).redriven) == (BulkState.COMPLETED, 10)
         assert await ids(system) == everything[1::2]
         await system.start_worker()
         await system.wait_until_all(gone, State.SUCCEEDED)
@@ -90,7 +90,7 @@ async def test_job_whose_letter_nobody_has_goes_back_from_its_record(
             FinishRequest("lost", "claim", State.DEAD, 3, now().timestamp(), reason="exhausted")
         )
         ended = await run(system, await start(system, from_ledger=True))
-        assert Progress.of(ended).redriven == 1
+        assert RedriveProgress.of(ended).redriven == 1
         await system.start_worker()
         record = await system.wait_for_state("lost", State.SUCCEEDED)
         assert (record.result, record.source, record.redrives) == ({"n": 8}, "arxiv", 1)
@@ -104,10 +104,10 @@ async def test_purged_letters_go_back_only_by_their_id(
         await lose(system, *everything)
         await system.ledger.mark_dead_state(everything[:2], DeadLetterState.PURGED, 1.0)
         ended = await run(system, await start(system, from_ledger=True))
-        assert Progress.of(ended).redriven == 1
+        assert RedriveProgress.of(ended).redriven == 1
         one = LetterFilter(ids=frozenset(everything[:1]))
         ended = await run(system, await start(system, one, from_ledger=True))
-        assert Progress.of(ended).redriven == 1
+        assert RedriveProgress.of(ended).redriven == 1
 
 
 async def test_index_notes_when_the_brokers_time_for_a_letter_is_over(

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from switchyard.services.backfill.files import store_input
 from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.handler import BackfillHandler
-from switchyard.services.backfill.progress import Progress, progress_of
+from switchyard.services.backfill.progress import BackfillProgress, progress_of
 from switchyard.services.backfill.sources import (
     Cursor,
     Item,
@@ -123,6 +123,6 @@ class BackfillUser:
         """Run it in the foreground to its end."""
         return await self.runner().run_one(operation.id)
 
-    async def progress(self, operation: BulkOperation) -> Progress:
+    async def progress(self, operation: BulkOperation) -> BackfillProgress:
         found = await require_bulk(self.system.ledger, operation.id)
         return await progress_of(self.system.ledger, found)

@@ -10,7 +10,7 @@ from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.redrive.operations import RedriveHandler
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.sending import Tally
-from switchyard.services.redrive.spec import Progress, RedriveSpec, start_redrive
+from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
 from tests.support.system import System
 
 EVERYTHING = LetterFilter()
@@ -19,12 +19,12 @@ AS_IT_IS = Change()
 
 async def redrive(
     system: System, which: LetterFilter = EVERYTHING, change: Change = AS_IT_IS, **options: Any
-) -> Progress:
+) -> RedriveProgress:
     """Send back what fits, as `jobctl dead redrive` does; what has become of it."""
     spec = RedriveSpec(which, change, remote=False, **options)
     operation = await start_redrive(system.ledger, spec, created_by="test")
     handler = RedriveHandler(system.settings, system.registry, system.ledger, lanes=system.lanes)
-    return Progress.of(await BulkRunner(system.ledger, [handler]).run_one(operation.id))
+    return RedriveProgress.of(await BulkRunner(system.ledger, [handler]).run_one(operation.id))
 
 
 async def plan(

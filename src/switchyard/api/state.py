@@ -110,5 +110,5 @@ async def _state(request: Request) -> ApiState:
     return state_of(request)
 
 
-State = Annotated[ApiState, Depends(_state)]
-"""`async def handler(state: State)`."""
+Shared = Annotated[ApiState, Depends(_state)]
+"""`async def handler(state: Shared)`: not to be taken for a job's `State`."""

@@ -13,7 +13,7 @@ from switchyard.api.models import jobs as models
 from switchyard.api.models.dead import DeadLetterDetails, DeadLetterPage, DeadLetterView
 from switchyard.api.models.lanes import LaneReport, LaneReports, Workers, WorkerView
 from switchyard.api.routes.pressure import queue_view
-from switchyard.api.state import State
+from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.monitoring.worker_status import status_of
 from switchyard.services.records import DeadLetter, DeadLetterFilter, DeadLetterState
@@ -24,7 +24,7 @@ LetterId = Annotated[str, Path(pattern=models.JOB_ID)]
 
 
 @router.get("/lanes", responses=responses("broker-away", "no-broker"))
-async def lanes(state: State) -> LaneReports:
+async def lanes(state: Shared) -> LaneReports:
     """Show each lane's queues, and its jobs by state."""
     snapshot = await state.require_broker().pressure.snapshot()
     counts = await state.ledger.counts()
@@ -42,7 +42,7 @@ async def lanes(state: State) -> LaneReports:
 
 
 @router.get("/workers")
-async def workers(state: State) -> Workers:
+async def workers(state: Shared) -> Workers:
     """List the workers, those that started last first."""
     now, takeover_after = time.time(), state.settings.takeover_after
     return Workers(
@@ -66,7 +66,7 @@ async def workers(state: State) -> Workers:
 
 @router.get("/dead")
 async def list_dead(
-    state: State,
+    state: Shared,
     letter_state: Annotated[DeadLetterState | None, Query(alias="state")] = None,
     reason: Annotated[str | None, Query(pattern=models.NAME)] = None,
     job_type: Annotated[str | None, Query(pattern=models.NAME)] = None,
@@ -87,7 +87,7 @@ async def list_dead(
 
 
 @router.get("/dead/{letter_id}", responses=responses("not-found"))
-async def show_dead(letter_id: LetterId, state: State) -> DeadLetterDetails:
+async def show_dead(letter_id: LetterId, state: Shared) -> DeadLetterDetails:
     """Show a dead letter with its headers and body."""
     letter = await state.ledger.get_dead(letter_id)
     if letter is None:

@@ -11,7 +11,7 @@ from switchyard.api.models.backfills import (
     JobPreview,
 )
 from switchyard.broker import moments
-from switchyard.services.backfill.progress import Progress
+from switchyard.services.backfill.progress import BackfillProgress
 from switchyard.services.backfill.spec import BackfillSpec
 from switchyard.services.backfill.starting import Preview
 
@@ -36,7 +36,7 @@ def preview_view(preview: Preview) -> BackfillPreview:
     )
 
 
-def backfill_view(progress: Progress) -> BackfillView:
+def backfill_view(progress: BackfillProgress) -> BackfillView:
     operation = progress.operation
     return BackfillView(
         id=operation.id,

@@ -25,7 +25,7 @@ from switchyard.api.models.backfills import (
     CancelledBackfill,
 )
 from switchyard.api.routes.backfill_views import backfill_view, preview_view, spec_of
-from switchyard.api.state import ApiState, State
+from switchyard.api.state import ApiState, Shared
 from switchyard.broker.message import describe
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.backfill.files import format_of, store_input
@@ -75,7 +75,7 @@ FORM = {
     },
 )
 async def start(
-    body: BackfillPlan, request: Request, response: Response, state: State
+    body: BackfillPlan, request: Request, response: Response, state: Shared
 ) -> BackfillView:
     """Start a backfill: one job for each item of a source. Its first items are made into jobs for
     trial before."""
@@ -96,7 +96,7 @@ async def start(
     dependencies=[needs(Scope.PUBLISH)],
     responses=responses("invalid", "source-away", "ledger-away"),
 )
-async def preview(body: BackfillPlan, state: State) -> BackfillPreview:
+async def preview(body: BackfillPlan, state: Shared) -> BackfillPreview:
     """What a backfill would do: the number of items, and the first jobs. Nothing is started."""
     return preview_view(await _backfills(state).preview(_spec(body)))
 
@@ -110,7 +110,7 @@ async def preview(body: BackfillPlan, state: State) -> BackfillPreview:
 )
 async def store_file(
     request: Request,
-    state: State,
+    state: Shared,
     file_format: Annotated[
         FileFormat | None, Query(alias="format", description="By the file's name if not given.")
     ] = None,
@@ -135,7 +135,7 @@ async def store_file(
 
 @router.get("", dependencies=[needs(Scope.READ)], responses=responses("invalid", "ledger-away"))
 async def list_backfills(
-    state: State,
+    state: Shared,
     wanted: Annotated[BulkState | None, Query(alias="state")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
@@ -152,7 +152,7 @@ async def list_backfills(
     dependencies=[needs(Scope.READ)],
     responses=responses("not-found", "ledger-away"),
 )
-async def show(backfill_id: BackfillId, state: State) -> BackfillView:
+async def show(backfill_id: BackfillId, state: Shared) -> BackfillView:
     """How far a backfill is, and what came of it."""
     return await _view(state, backfill_id)
 
@@ -162,7 +162,7 @@ async def show(backfill_id: BackfillId, state: State) -> BackfillView:
     dependencies=[needs(Scope.PUBLISH)],
     responses=responses("invalid", "not-found", "wrong-state", "ledger-away"),
 )
-async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: State) -> BackfillView:
+async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: Shared) -> BackfillView:
     """Change its limits, also while it runs."""
     changes: dict[str, Any] = body.model_dump(exclude_unset=True)
     if changes:
@@ -175,7 +175,7 @@ async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: State
     dependencies=[needs(Scope.PUBLISH)],
     responses=responses("not-found", "wrong-state", "ledger-away"),
 )
-async def pause(backfill_id: BackfillId, state: State) -> BackfillView:
+async def pause(backfill_id: BackfillId, state: Shared) -> BackfillView:
     """Publish nothing more of it, within a second, until it is resumed."""
     await bulk_control.pause(state.ledger, backfill_id, kind=KIND)
     return await _view(state, backfill_id)
@@ -186,7 +186,7 @@ async def pause(backfill_id: BackfillId, state: State) -> BackfillView:
     dependencies=[needs(Scope.PUBLISH)],
     responses=responses("not-found", "wrong-state", "ledger-away"),
 )
-async def resume(backfill_id: BackfillId, state: State) -> BackfillView:
+async def resume(backfill_id: BackfillId, state: Shared) -> BackfillView:
     """Let it go on where it was."""
     await bulk_control.resume(state.ledger, backfill_id, kind=KIND)
     return await _view(state, backfill_id)
@@ -198,7 +198,7 @@ async def resume(backfill_id: BackfillId, state: State) -> BackfillView:
     responses=responses("invalid", "not-found", "wrong-state", "ledger-away"),
 )
 async def cancel(
-    backfill_id: BackfillId, state: State, body: Cancellation | None = None
+    backfill_id: BackfillId, state: Shared, body: Cancellation | None = None
 ) -> CancelledBackfill:
     """End it for good; with `jobs` also those of its jobs that have not begun."""
     wanted = body or Cancellation()

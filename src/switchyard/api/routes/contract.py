@@ -14,7 +14,7 @@ from switchyard.api.http.problems import (
 from switchyard.api.models import jobs as models
 from switchyard.api.models.problems import KINDS, TYPE_BASE, Kind
 from switchyard.api.models.service import JobTypes, JobTypeView, ProblemKind, ProblemKinds
-from switchyard.api.state import State
+from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.jobs.registry import JobType
 from switchyard.services.publishing.asyncapi import asyncapi, payload_schema
@@ -23,7 +23,7 @@ router = APIRouter(tags=["contract"])
 
 
 @router.get("/schemas", dependencies=[needs(Scope.READ, Scope.PUBLISH)])
-async def list_schemas(state: State) -> JobTypes:
+async def list_schemas(state: Shared) -> JobTypes:
     """List the job types with the JSON Schemas of their payloads."""
     return JobTypes(job_types=[_type_view(job_type) for job_type in state.registry])
 
@@ -34,14 +34,14 @@ async def list_schemas(state: State) -> JobTypes:
     responses=responses("not-found"),
 )
 async def show_schema(
-    job_type: Annotated[str, Path(pattern=models.NAME)], state: State
+    job_type: Annotated[str, Path(pattern=models.NAME)], state: Shared
 ) -> dict[str, Any]:
     """The JSON Schema of one job type's payload."""
     return payload_schema(state.registry.get(job_type))
 
 
 @router.get("/asyncapi.json", dependencies=[needs(Scope.READ, Scope.PUBLISH)])
-async def show_asyncapi(state: State) -> dict[str, Any]:
+async def show_asyncapi(state: Shared) -> dict[str, Any]:
     """The AsyncAPI 3 document of the exchange, for those who publish to the broker."""
     return asyncapi(state.registry)
 

@@ -22,7 +22,7 @@ from switchyard.api.models.dead import (
     RedriveView,
 )
 from switchyard.api.routes.redrive_views import plan_view, redrive_view, spec_of
-from switchyard.api.state import ApiState, State
+from switchyard.api.state import ApiState, Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.dead.scan import wait_at_most
@@ -42,7 +42,7 @@ RedriveId = Annotated[
 
 @router.get("/groups", responses=responses("invalid", "ledger-away"))
 async def dead_groups(
-    state: State,
+    state: Shared,
     letter_state: Annotated[DeadLetterState, Query(alias="state")] = DeadLetterState.WAITING,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> DeadGroups:
@@ -62,7 +62,7 @@ async def dead_groups(
     },
 )
 async def start_redrive(
-    body: NewRedrive, state: State, request: Request, response: Response
+    body: NewRedrive, state: Shared, request: Request, response: Response
 ) -> RedriveView | JSONAnswer:
     """Start a redrive; a running `jobctl scheduler` sees it through."""
     state.require_broker()
@@ -86,7 +86,7 @@ async def start_redrive(
 
 @router.get("/redrives", responses=responses("invalid", "ledger-away"))
 async def list_redrives(
-    state: State,
+    state: Shared,
     wanted: Annotated[BulkState | None, Query(alias="state")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
@@ -99,7 +99,7 @@ async def list_redrives(
 
 
 @router.get("/redrives/{redrive_id}", responses=responses("not-found", "ledger-away"))
-async def show_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
+async def show_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
     """How far a redrive is, and what has become of its letters by now."""
     return await _view(state, redrive_id)
 
@@ -108,7 +108,7 @@ async def show_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
     "/redrives/{redrive_id}",
     responses=responses("invalid", "not-found", "wrong-state", "ledger-away"),
 )
-async def set_redrive_rate(redrive_id: RedriveId, body: RedriveRate, state: State) -> RedriveView:
+async def set_redrive_rate(redrive_id: RedriveId, body: RedriveRate, state: Shared) -> RedriveView:
     """Change its rate, also while it runs."""
     await bulk_control.set_limits(state.ledger, redrive_id, {"rate": body.rate}, kind=KIND)
     return await _view(state, redrive_id)
@@ -117,7 +117,7 @@ async def set_redrive_rate(redrive_id: RedriveId, body: RedriveRate, state: Stat
 @router.post(
     "/redrives/{redrive_id}/pause", responses=responses("not-found", "wrong-state", "ledger-away")
 )
-async def pause_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
+async def pause_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
     """Send nothing more, within a second, until it is resumed."""
     await bulk_control.pause(state.ledger, redrive_id, kind=KIND)
     return await _view(state, redrive_id)
@@ -126,7 +126,7 @@ async def pause_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
 @router.post(
     "/redrives/{redrive_id}/resume", responses=responses("not-found", "wrong-state", "ledger-away")
 )
-async def resume_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
+async def resume_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
     """Let it go on where it was; after a halt it tries again."""
     await redrive_spec.resume_redrive(state.ledger, redrive_id)
     return await _view(state, redrive_id)
@@ -135,7 +135,7 @@ async def resume_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
 @router.post(
     "/redrives/{redrive_id}/cancel", responses=responses("not-found", "wrong-state", "ledger-away")
 )
-async def cancel_redrive(redrive_id: RedriveId, state: State) -> RedriveView:
+async def cancel_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
     """End it for good. What it has sent stays where it is."""
     await bulk_control.cancel(state.ledger, redrive_id, kind=KIND)
     return await _view(state, redrive_id)

@@ -17,7 +17,7 @@ from switchyard.api.http.event_stream import (
 from switchyard.api.http.problems import responses, try_later
 from switchyard.api.models import jobs as models
 from switchyard.api.routes.jobs import JobIdInPath, known_job
-from switchyard.api.state import ApiState, BrokerSide, State
+from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.monitoring.job_events import ENDINGS, JobEvent
 from switchyard.services.records import FINISHED, LedgerUnavailable
@@ -50,7 +50,7 @@ LastEventId = Annotated[
     responses={**STREAM, **responses("no-broker", "too-many-streams")},
 )
 async def follow(
-    state: State,
+    state: Shared,
     lane: Annotated[str | None, Query(pattern=models.NAME)] = None,
     job_type: Annotated[str | None, Query(pattern=models.NAME)] = None,
     last_event_id: LastEventId = None,
@@ -75,7 +75,7 @@ async def follow(
     responses={**STREAM, **responses("not-found", "no-broker", "too-many-streams")},
 )
 async def follow_job(
-    job_id: JobIdInPath, state: State, last_event_id: LastEventId = None
+    job_id: JobIdInPath, state: Shared, last_event_id: LastEventId = None
 ) -> EventStream:
     """Follow one job to its end.
 

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from switchyard.api.models.service import ComponentView, Liveness, Readiness
-from switchyard.api.state import ApiState, State
+from switchyard.api.state import ApiState, Shared
 from switchyard.services.monitoring.health import Check, Component, examine
 
 router = APIRouter(prefix="/health", tags=["health"])
@@ -29,7 +29,7 @@ async def live() -> Liveness:
 
 
 @router.get("/ready", responses=AWAY)
-async def ready(state: State, response: Response) -> Readiness:
+async def ready(state: Shared, response: Response) -> Readiness:
     """Ask broker, ledger and storage, each with its latency; 503 when one is away.
 
     `events` tells whether what happens to jobs is heard here. It makes no 503.
@@ -46,7 +46,7 @@ async def ready(state: State, response: Response) -> Readiness:
 
 
 @router.get("", responses=AWAY)
-async def health(state: State, response: Response) -> Readiness:
+async def health(state: Shared, response: Response) -> Readiness:
     """The same as `/health/ready`."""
     return await ready(state, response)
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Path, Query, Response
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, overflowed, responses, try_later
 from switchyard.api.models import jobs as models
-from switchyard.api.state import BrokerSide, State
+from switchyard.api.state import BrokerSide, Shared
 from switchyard.broker.errors import BrokerAway, LaneFull, PublishError
 from switchyard.broker.lanes import LANES, queue_name
 from switchyard.broker.message import now
@@ -72,7 +72,7 @@ PlainText = Annotated[str | None, Query(pattern=models.PLAIN, max_length=200)]
 )
 async def publish(
     body: models.JobToPublish,
-    state: State,
+    state: Shared,
     response: Response,
     idempotency_key: Annotated[
         str | None,
@@ -112,7 +112,7 @@ async def publish(
 
 @router.get("", dependencies=[needs(Scope.READ)], responses=responses())
 async def list_jobs(
-    state: State,
+    state: Shared,
     job_state: Annotated[JobState | None, Query(alias="state")] = None,
     lane: LaneName = None,
     job_type: TypeName = None,
@@ -138,13 +138,13 @@ async def list_jobs(
 
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
-async def show(job_id: JobIdInPath, state: State) -> models.JobDetails:
+async def show(job_id: JobIdInPath, state: Shared) -> models.JobDetails:
     """Show a job with its payload, its result and the attempts that did not simply succeed."""
     return models.details_view(await known_job(state, job_id))
 
 
 @router.get("/{job_id}/status", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
-async def show_status(job_id: JobIdInPath, state: State) -> models.JobStatus:
+async def show_status(job_id: JobIdInPath, state: Shared) -> models.JobStatus:
     """Show how things stand with a job."""
     return models.status_view(await known_job(state, job_id))
 
@@ -158,7 +158,7 @@ async def show_status(job_id: JobIdInPath, state: State) -> models.JobStatus:
         **responses("not-found", "already-ended", "broker-away", "no-broker"),
     },
 )
-async def cancel(job_id: JobIdInPath, state: State, response: Response) -> models.CancelledJob:
+async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> models.CancelledJob:
     """Call a job off. One that waits never runs; one that runs is stopped by its worker."""
     answer = await state.ledger.cancel(job_id, time.time())
     if isinstance(answer, NotFound):
@@ -178,7 +178,7 @@ async def cancel(job_id: JobIdInPath, state: State, response: Response) -> model
     return models.CancelledJob(job_id=job_id, state=JobState.RUNNING, stopping=True)
 
 
-async def known_job(state: State, job_id: str) -> JobRecord:
+async def known_job(state: Shared, job_id: str) -> JobRecord:
     """The job's record. Raises Problem (404), LedgerError."""
     record = await state.ledger.get(job_id)
     if record is None:
@@ -227,14 +227,14 @@ async def _publish(broker: BrokerSide, job: NewJob) -> Published:
         raise try_later("broker-away", "nothing was kept of the job") from error
 
 
-async def _refuse_unless_known(state: State, job: NewJob) -> None:
+async def _refuse_unless_known(state: Shared, job: NewJob) -> None:
     """Refuse before anything is recorded or dead-lettered. The broker would refuse it too."""
     known = job.idempotency_key is not None and await state.ledger.states([job.message.job_id])
     if not known:
         raise _lane_full(job, dead_lettered=False)
 
 
-async def _check_same(state: State, request: JobRequest, published: Published) -> None:
+async def _check_same(state: Shared, request: JobRequest, published: Published) -> None:
     record = await state.ledger.get(published.job_id)
     field = None if record is None else differs(request, record)
     if field is not None:
@@ -245,7 +245,7 @@ async def _check_same(state: State, request: JobRequest, published: Published) -
         )
 
 
-async def _announce_cancelled(state: State, job_id: str) -> None:
+async def _announce_cancelled(state: Shared, job_id: str) -> None:
     record = await state.ledger.get(job_id)
     if state.broker is not None and record is not None:
         announce(

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import responses
 from switchyard.api.models.lanes import LaneView, PressureView, QueueView
-from switchyard.api.state import State
+from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.monitoring.lane_pressure import LaneDepth, QueueDepth
 
@@ -19,7 +19,7 @@ router = APIRouter(tags=["lanes"])
     dependencies=[needs(Scope.PUBLISH, Scope.READ)],
     responses=responses("broker-away", "no-broker"),
 )
-async def backpressure(state: State) -> PressureView:
+async def backpressure(state: Shared) -> PressureView:
     """Show how full each lane is, at most a second old.
 
     `ok`: publish. `slow`: half full, publish less. `full`: what is published is refused.

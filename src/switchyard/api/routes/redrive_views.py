@@ -6,7 +6,7 @@ from switchyard.api.models import jobs as models
 from switchyard.api.models.dead import NewRedrive, RedrivePlan, RedriveView
 from switchyard.services.records import BulkOperation
 from switchyard.services.redrive.sending import Tally
-from switchyard.services.redrive.spec import Progress, RedriveSpec
+from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec
 
 
 def spec_of(order: NewRedrive) -> RedriveSpec:
@@ -45,5 +45,5 @@ def redrive_view(operation: BulkOperation) -> RedriveView:
         finished_at=models.moment(operation.finished_at),
         rate=operation.rate,
         spec=dict(operation.spec),
-        **Progress.of(operation).to_json(),
+        **RedriveProgress.of(operation).to_json(),
     )

@@ -8,7 +8,7 @@ from switchyard.api.entry.access import needs
 from switchyard.api.http.document_errors import SEARCH_PROBLEMS
 from switchyard.api.http.problems import try_later
 from switchyard.api.models.documents import HitView, SearchAnswer, SearchBody
-from switchyard.api.state import State
+from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.index.ranking import Hit
 from switchyard.services.index.searching import Filters, search_documents
@@ -22,7 +22,7 @@ router = APIRouter(tags=["search"])
     dependencies=[needs(Scope.READ)],
     responses=SEARCH_PROBLEMS,
 )
-async def search(body: SearchBody, request: Request, state: State) -> SearchAnswer:
+async def search(body: SearchBody, request: Request, state: Shared) -> SearchAnswer:
     """Search all documents whose text has been indexed."""
     filters = Filters(
         document_ids=body.filters.document_ids,

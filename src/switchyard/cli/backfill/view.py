@@ -20,7 +20,7 @@ from switchyard.cli.bulk.view import BulkView
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from switchyard.services.backfill.progress import Progress
+    from switchyard.services.backfill.progress import BackfillProgress
     from switchyard.services.ledger import Ledger
     from switchyard.services.records import BulkOperation
 
@@ -28,7 +28,7 @@ SHOWN = ("pending", "queued", "running", "retrying", "succeeded", "dead", "cance
 BAR = 30
 
 
-class BackfillView(BulkView["Progress"]):
+class BackfillView(BulkView["BackfillProgress"]):
     """Backfills, for the commands that all operations have."""
 
     command = "jobctl backfill"
@@ -42,15 +42,15 @@ class BackfillView(BulkView["Progress"]):
 
         return KIND
 
-    async def read(self, ledger: Ledger, operation: BulkOperation) -> Progress:
+    async def read(self, ledger: Ledger, operation: BulkOperation) -> BackfillProgress:
         from switchyard.services.backfill.progress import progress_of
 
         return await progress_of(ledger, operation)
 
-    def public(self, seen: Progress) -> dict[str, Any]:
+    def public(self, seen: BackfillProgress) -> dict[str, Any]:
         return public(seen)
 
-    def row(self, seen: Progress) -> Sequence[str]:
+    def row(self, seen: BackfillProgress) -> Sequence[str]:
         total = "" if seen.total is None else f"/{seen.total - seen.repeated:,}"
         return (
             seen.operation.id,
@@ -62,23 +62,23 @@ class BackfillView(BulkView["Progress"]):
             cell(seen.operation.title),
         )
 
-    def report(self, seen: Progress) -> None:
+    def report(self, seen: BackfillProgress) -> None:
         print_progress(seen)
 
-    def one_line(self, seen: Progress) -> str:
+    def one_line(self, seen: BackfillProgress) -> str:
         return one_line(seen)
 
-    def picture(self, seen: Progress) -> RenderableType:
+    def picture(self, seen: BackfillProgress) -> RenderableType:
         return picture(seen)
 
-    def is_over(self, seen: Progress) -> bool:
+    def is_over(self, seen: BackfillProgress) -> bool:
         return seen.is_over
 
-    def succeeded(self, seen: Progress) -> bool:
+    def succeeded(self, seen: BackfillProgress) -> bool:
         return seen.succeeded
 
 
-def public(progress: Progress) -> dict[str, Any]:
+def public(progress: BackfillProgress) -> dict[str, Any]:
     """A backfill as `--json` prints it."""
     operation = progress.operation
     shown: dict[str, Any] = plain(
@@ -107,12 +107,12 @@ def public(progress: Progress) -> dict[str, Any]:
     return shown
 
 
-def redrive_command(progress: Progress) -> str:
+def redrive_command(progress: BackfillProgress) -> str:
     """What sends its dead jobs back."""
     return f"jobctl dead redrive --operation {progress.operation.id}"
 
 
-def one_line(progress: Progress) -> str:
+def one_line(progress: BackfillProgress) -> str:
     """For a log file: one line a second."""
     parts = [f"{styled(progress.operation.state)} published {progress.published:,}"]
     if progress.total is not None:
@@ -122,7 +122,7 @@ def one_line(progress: Progress) -> str:
     return " · ".join(parts)
 
 
-def picture(progress: Progress) -> RenderableType:
+def picture(progress: BackfillProgress) -> RenderableType:
     """For a live view: a bar, the jobs by state, speed and time to go."""
     from rich.console import Group
     from rich.text import Text
@@ -152,7 +152,7 @@ def picture(progress: Progress) -> RenderableType:
     return Group(*(Text.from_markup(line) for line in lines))
 
 
-def print_progress(progress: Progress) -> None:
+def print_progress(progress: BackfillProgress) -> None:
     """Everything there is to say, on stdout; for one that is over, its report."""
     operation = progress.operation
     seconds = progress.seconds
@@ -197,7 +197,7 @@ def _plain_jobs(jobs: Any) -> str:
     return ", ".join(found)
 
 
-def _jobs(progress: Progress) -> list[tuple[str, int]]:
+def _jobs(progress: BackfillProgress) -> list[tuple[str, int]]:
     return [(name, number) for name in SHOWN if (number := progress.jobs.get(_state(name), 0))]
 
 
@@ -207,7 +207,7 @@ def _state(name: str) -> Any:
     return State(name)
 
 
-def _speed(progress: Progress) -> str:
+def _speed(progress: BackfillProgress) -> str:
     parts = []
     if progress.rate is not None:
         parts.append(f"{progress.rate:,.1f} done a second")

@@ -38,7 +38,7 @@ from switchyard.cli.dead.options import AllOption, IdsArgument, chosen, filtered
 
 if TYPE_CHECKING:
     from switchyard.services.dead.letters import LetterFilter
-    from switchyard.services.dead.purge import Progress
+    from switchyard.services.dead.purge import PurgeProgress
     from switchyard.services.ledger import Ledger
     from switchyard.services.ledger.leases import Wait
     from switchyard.services.records import BulkOperation
@@ -86,13 +86,13 @@ def purge(
 
 async def _purge(
     which: LetterFilter, include: list[str] | None, *, why: str | None, dry_run: bool, yes: bool
-) -> tuple[Progress, BulkOperation | None]:
+) -> tuple[PurgeProgress, BulkOperation | None]:
     from switchyard.cli.base.who import user
     from switchyard.cli.bulk.run_here import run_here
     from switchyard.services.bulk import control as bulk_control
     from switchyard.services.dead.purge import (
-        Progress,
         PurgeHandler,
+        PurgeProgress,
         count_letters,
         start_purge,
     )
@@ -116,7 +116,7 @@ async def _purge(
             counted="scanned",
             stop=lambda: bulk_control.cancel(ledger, operation.id),
         )
-        return Progress.of(operation), operation
+        return PurgeProgress.of(operation), operation
 
 
 def purges(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
@@ -157,9 +157,9 @@ class PurgeView(BulkListing["BulkOperation"]):
 
 def public(operation: BulkOperation) -> dict[str, Any]:
     """A purge as `--json` prints it."""
-    from switchyard.services.dead.purge import Progress
+    from switchyard.services.dead.purge import PurgeProgress
 
-    shown: dict[str, Any] = plain({**record_of(operation), **Progress.of(operation).to_json()})
+    shown: dict[str, Any] = plain({**record_of(operation), **PurgeProgress.of(operation).to_json()})
     return shown
 
 

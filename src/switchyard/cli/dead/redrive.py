@@ -205,9 +205,9 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
     """Say how it ended. Raises CommandFailed unless all went as it was asked."""
     from switchyard.cli.dead.view import public
     from switchyard.services.records import BulkState
-    from switchyard.services.redrive.spec import Progress
+    from switchyard.services.redrive.spec import RedriveProgress
 
-    progress = Progress.of(operation)
+    progress = RedriveProgress.of(operation)
     seen = progress.redriven + progress.dropped + progress.invalid
     missing = max(0, len(spec.which.ids) - seen) if spec.which.ids else 0
     if as_json:

@@ -68,13 +68,13 @@ class RedriveView(BulkView["BulkOperation"]):
 
 def public(operation: BulkOperation) -> dict[str, Any]:
     """A redrive as `--json` prints it."""
-    from switchyard.services.redrive.spec import Progress
+    from switchyard.services.redrive.spec import RedriveProgress
 
     shown: dict[str, Any] = plain(
         {
             **record_of(operation),
             "rate": operation.rate,
-            **Progress.of(operation).to_json(),
+            **RedriveProgress.of(operation).to_json(),
         }
     )
     return shown
@@ -82,9 +82,9 @@ def public(operation: BulkOperation) -> dict[str, Any]:
 
 def print_redrive(operation: BulkOperation) -> None:
     """All that is known of it."""
-    from switchyard.services.redrive.spec import Progress
+    from switchyard.services.redrive.spec import RedriveProgress
 
-    progress = Progress.of(operation)
+    progress = RedriveProgress.of(operation)
     total = f" of {progress.total:,}" if progress.total is not None else ""
     print_rows(
         [

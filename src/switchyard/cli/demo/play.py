@@ -151,11 +151,11 @@ class _Play:
     async def _look_at_redrive(self, redrive_id: str) -> None:
         from switchyard.services.bulk.control import require_bulk
         from switchyard.services.records import ACTIVE
-        from switchyard.services.redrive.spec import Progress
+        from switchyard.services.redrive.spec import RedriveProgress
 
         operation = await require_bulk(self.ledger, redrive_id)
         if operation.state not in ACTIVE:
-            self.story.redriven = Progress.of(operation)
+            self.story.redriven = RedriveProgress.of(operation)
             self.story.strict = await self.ledger.get(self.strict_id)
 
     def _progress(self) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from switchyard.services.index.ranking import Hit
     from switchyard.services.records import JobRecord, JobSummary
-    from switchyard.services.redrive.spec import Progress
+    from switchyard.services.redrive.spec import RedriveProgress
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Story:
     strict: JobRecord | None = None
     death: str = ""
     """How the strict job died."""
-    redriven: Progress | None = None
+    redriven: RedriveProgress | None = None
     states: dict[str, int] = field(default_factory=dict)
     query: str = ""
     hits: list[Hit] = field(default_factory=list)

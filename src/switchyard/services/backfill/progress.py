@@ -27,7 +27,7 @@ LEAST = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BackfillProgress:
     """A backfill at one moment."""
 
     operation: BulkOperation
@@ -103,7 +103,7 @@ class Progress:
         return (self.operation.finished_at or time.time()) - started
 
 
-async def progress_of(ledger: Ledger, operation: BulkOperation) -> Progress:
+async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgress:
     """Raises LedgerUnavailable."""
     counts = Counts.of(operation.counts)
     own, followers = await ledger.count_bulk_jobs(operation.id)
@@ -115,7 +115,7 @@ async def progress_of(ledger: Ledger, operation: BulkOperation) -> Progress:
     if counts.exhausted:
         left = counts.published - finished
     runs = operation.state in (BulkState.RUNNING, BulkState.DRAINING)
-    return Progress(
+    return BackfillProgress(
         operation=operation,
         total=counts.total,
         read=counts.read,

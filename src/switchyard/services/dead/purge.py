@@ -31,7 +31,7 @@ NOTE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PurgeProgress:
     """How far a purge has come; its counts in the record."""
 
     scanned: int = 0
@@ -44,13 +44,13 @@ class Progress:
         return {"scanned": self.scanned, "total": self.total, "purged": self.purged}
 
     @classmethod
-    def of(cls, operation: BulkOperation) -> Progress:
+    def of(cls, operation: BulkOperation) -> PurgeProgress:
         return cls(**operation.counts)
 
 
 async def count_letters(
     settings: BrokerSettings, ledger: Ledger, which: LetterFilter, wait: Wait
-) -> Progress:
+) -> PurgeProgress:
     """What a purge would do. Raises UnknownGroup, BrokerAway, LedgerUnavailable."""
     await require_group(ledger, which)
     moment, scanned, purged = now(), 0, 0
@@ -58,7 +58,7 @@ async def count_letters(
         async for letter in scan.letters():
             scanned += 1
             purged += which.matches(letter, moment)
-        return Progress(scanned, scan.total, purged)
+        return PurgeProgress(scanned, scan.total, purged)
 
 
 async def start_purge(
@@ -93,7 +93,7 @@ class PurgeHandler:
         which = LetterFilter.from_json(session.operation.spec["filter"])
         moment = datetime.fromtimestamp(session.operation.created_at, UTC)
         # What an earlier process has purged was scanned, and is gone.
-        scanned = purged = before = Progress.of(session.operation).purged
+        scanned = purged = before = PurgeProgress.of(session.operation).purged
         batch: list[Letter] = []
         noted = time.monotonic()
 
@@ -106,14 +106,14 @@ class PurgeHandler:
                     batch.append(letter)
                 if len(batch) >= BATCH or time.monotonic() - noted > NOTE_SECONDS:
                     purged += len(batch)
-                    await self._throw_away(session, batch, Progress(scanned, total, purged))
+                    await self._throw_away(session, batch, PurgeProgress(scanned, total, purged))
                     batch, noted = [], time.monotonic()
             purged += len(batch)
-            await self._throw_away(session, batch, Progress(scanned, total, purged))
+            await self._throw_away(session, batch, PurgeProgress(scanned, total, purged))
         await session.finish()
 
     async def _throw_away(
-        self, session: BulkSession, letters: Sequence[Letter], progress: Progress
+        self, session: BulkSession, letters: Sequence[Letter], progress: PurgeProgress
     ) -> None:
         """Mark them, note how far it is then, and acknowledge them: whatever is cut off, what has
         gone was marked and counted."""

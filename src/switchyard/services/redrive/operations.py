@@ -25,7 +25,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkState
 from switchyard.services.redrive.passes import Pass
-from switchyard.services.redrive.run import LOOK, Halted, Run
+from switchyard.services.redrive.run import LOOK, Halted, RedriveRun
 from switchyard.services.redrive.sending import Room, Sender
 from switchyard.services.redrive.spec import KIND, RedriveSpec
 
@@ -59,7 +59,7 @@ class RedriveHandler:
     async def run(self, session: BulkSession) -> None:
         """Go on until every letter that fits was sent, dropped, or can't be sent."""
         spec = RedriveSpec.from_json(session.operation.spec)
-        run = Run(session, spec, self._ledger, self._traffic)
+        run = RedriveRun(session, spec, self._ledger, self._traffic)
         await run.begin()
         sender = Sender(
             self._registry,
@@ -87,13 +87,13 @@ class RedriveHandler:
         await session.finish(note=run.last_word)
 
     def _source(
-        self, spec: RedriveSpec, run: Run
+        self, spec: RedriveSpec, run: RedriveRun
     ) -> AbstractAsyncContextManager[AsyncGenerator[DeadJob, None]]:
         return self._stored(spec, run) if spec.from_ledger else self._waiting(spec, run)
 
     @asynccontextmanager
     async def _waiting(
-        self, spec: RedriveSpec, run: Run
+        self, spec: RedriveSpec, run: RedriveRun
     ) -> AsyncIterator[AsyncGenerator[DeadJob, None]]:
         async def fitting() -> AsyncGenerator[DeadJob, None]:
             async for letter in scan.letters():
@@ -108,7 +108,7 @@ class RedriveHandler:
 
     @asynccontextmanager
     async def _stored(
-        self, spec: RedriveSpec, run: Run
+        self, spec: RedriveSpec, run: RedriveRun
     ) -> AsyncIterator[AsyncGenerator[DeadJob, None]]:
         began = time.time()
         present = await waiting_ids(self._settings, self._ledger, wait_in(run.session))

@@ -12,7 +12,7 @@ from switchyard.broker.lanes import HOT, lane_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.letters import DeadJob
 from switchyard.services.records import BulkState
-from switchyard.services.redrive.run import LOOK, Run
+from switchyard.services.redrive.run import LOOK, RedriveRun
 from switchyard.services.redrive.sending import BATCH, Copy, Room, Sender
 
 LONGEST_SLOT = 5.0
@@ -24,7 +24,7 @@ class Pass:
     """Once through the letters, or until the time is over for which they may be held."""
 
     def __init__(
-        self, run: Run, sender: Sender, publisher: Publisher, room: Room, hold: float
+        self, run: RedriveRun, sender: Sender, publisher: Publisher, room: Room, hold: float
     ) -> None:
         self._run = run
         self._session = run.session

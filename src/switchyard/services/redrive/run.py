@@ -14,7 +14,7 @@ from switchyard.services.dead.letters import DeadJob, was_dead
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkState, RedriveOutcome
 from switchyard.services.redrive.sending import Copy, Tally
-from switchyard.services.redrive.spec import Progress, RedriveSpec
+from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec
 
 LOOK = 0.3
 """Seconds between looks at what became of letters, or whether a lane has room."""
@@ -29,7 +29,7 @@ class Halted(Exception):
     """It stops itself; the text says why."""
 
 
-class Run:
+class RedriveRun:
     """One process's work on one redrive: what it has done, and what it may do now."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Run:
         """How far the canary is, while nothing but it may be sent."""
         self._ledger = ledger
         self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
-        self._before = Progress.of(session.operation)
+        self._before = RedriveProgress.of(session.operation)
         self._planned = 0
         self._planned_before: set[str] = set()
         """Letters that an earlier process was about to send, or has sent."""

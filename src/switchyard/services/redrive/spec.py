@@ -102,7 +102,7 @@ class RedriveSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RedriveProgress:
     """How far a redrive has come; its cursor and counts in the record."""
 
     total: int | None = None
@@ -124,7 +124,7 @@ class Progress:
         return asdict(self) | {"notes": list(self.notes)}
 
     @classmethod
-    def of(cls, operation: BulkOperation) -> Progress:
+    def of(cls, operation: BulkOperation) -> RedriveProgress:
         known = {name: operation.counts[name] for name in cls.__slots__ if name in operation.counts}
         return cls(**{**known, "notes": tuple(known.get("notes", ()))})
 
