@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.backfill.template import MissingField, render
+from switchyard.broker.message import MAX_BODY_BYTES
+from switchyard.services.backfill.template import MissingField, Overgrown, render
 
 ITEM = {"id": 7, "a b": "x", "$id": "y", "author": {"name": "Ada"}, "none": None}
 
@@ -36,3 +37,32 @@ def test_an_item_with_many_fields_names_the_first() -> None:
     item = {f"field{number}": number for number in range(3_000)}
     with pytest.raises(MissingField, match=r"field19, …$"):
         render("{n}", item)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{text}" * 100_000,
+        ["{text}"] * 100_000,
+        {"a": ["{all}"] * 100_000},
+        "{all}" * 100_000,
+    ],
+    ids=["text", "whole texts", "whole objects", "objects as text"],
+)
+def test_a_small_template_does_not_make_a_huge_payload_of_a_large_item(template: Any) -> None:
+    item = {"text": "x" * 500_000, "all": {"text": "x" * 500_000}}
+    with pytest.raises(Overgrown, match=r"larger than the 1,048,576 bytes"):
+        render(template, item)
+
+
+def test_a_payload_as_large_as_a_job_may_be_is_filled_in() -> None:
+    text = "x" * (MAX_BODY_BYTES // 2)
+    assert render(["{text}", "{text}"], {"text": text}) == [text, text]
+
+
+def test_a_template_that_is_nested_too_deeply_is_refused() -> None:
+    template: Any = "{n}"
+    for _ in range(5_000):
+        template = [template]
+    with pytest.raises(Overgrown, match="nested too deeply"):
+        render(template, {"n": 1})

@@ -142,6 +142,19 @@ async def test_a_refused_upload_is_not_read_on(system: System) -> None:
         sender.writer.close()
 
 
+async def test_a_request_that_follows_in_a_pipeline_is_read_to_its_end(api: RunningApi) -> None:
+    body = b'{"routing_key": "hot.noop", "payload": {}}'
+    sender = await Sender.to(api)
+    sender.writer.write(
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:5]
+    )
+    assert (await sender.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    sender.writer.write(body[5:])
+    assert b"HTTP/1.1 202 " in await sender.answer()
+
+
 async def test_connections_beyond_the_limit_are_closed_unheard(
     api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:

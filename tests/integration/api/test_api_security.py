@@ -153,6 +153,25 @@ async def test_without_keys_another_name_for_this_machine_is_refused(api: Runnin
     problem(answer, 403, "forbidden")
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://[", "http://127.evil"])
+async def test_without_keys_no_web_page_of_another_machine_sends_a_form(
+    api: RunningApi, origin: str
+) -> None:
+    files = {"file": ("a.txt", b"Some words.", "text/plain")}
+    answer = await api.client.post("/documents", files=files, headers={"Origin": origin})
+    problem(answer, 403, "forbidden")
+
+
+async def test_a_web_page_of_this_machine_is_served_without_keys(api: RunningApi) -> None:
+    answer = await api.client.get("/jobs", headers={"Origin": "http://localhost:3000"})
+    assert answer.status_code == 200
+
+
+async def test_with_a_key_any_web_page_is_served(api: RunningApi, keys: dict[str, str]) -> None:
+    headers = {**bearer(keys["read"]), "Origin": "https://ours.example"}
+    assert (await api.client.get("/jobs", headers=headers)).status_code == 200
+
+
 async def test_too_many_requests_are_told_when_to_come_again(
     system: System, keys: dict[str, str]
 ) -> None:

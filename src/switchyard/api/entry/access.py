@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
@@ -118,7 +119,18 @@ def _unauthorized(detail: str) -> Problem:
 
 def _require_this_machine(request: Request) -> None:
     """Without keys, only programs on this machine come in: whatever address the server was
-    bound to, and no web page that has its own name resolve to loopback."""
+    bound to, no web page that has its own name resolve to loopback, and none that has the
+    browser send a form here: with its `Origin`, which is `null` where it hides it."""
     client = request.client.host if request.client is not None else ""
     if not is_loopback(client) or not is_loopback(request.url.hostname or ""):
         raise Problem("forbidden", "without API keys only this machine is served, by its own name")
+    origin = request.headers.get("origin")
+    if origin is not None and not is_loopback(_host_of(origin)):
+        raise Problem("forbidden", "without API keys no web page of another machine is served")
+
+
+def _host_of(origin: str) -> str:
+    try:
+        return urlsplit(origin).hostname or ""
+    except ValueError:
+        return ""

@@ -111,7 +111,8 @@ class BoundedHttp(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        unread = not self._in_header
+        # With others in the pipeline, what is being read belongs to the last of these.
+        unread = not self._in_header and not self.pipeline
         super().on_response_complete()
         if unread and not self.transport.is_closing():
             self._unset_keepalive_if_required()

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from python_multipart import MultipartParser
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError, MultipartParseError
 from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
@@ -58,19 +58,22 @@ class UploadForm:
         self._files = 0
         self._file_ended = False
         self._ended = False
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._on_part_begin,
-                "on_header_field": self._on_header_field,
-                "on_header_value": self._on_header_value,
-                "on_header_end": self._on_header_end,
-                "on_headers_finished": self._on_headers_finished,
-                "on_part_data": self._on_part_data,
-                "on_part_end": self._on_part_end,
-                "on_end": self._on_end,
-            },
-        )
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._on_part_begin,
+                    "on_header_field": self._on_header_field,
+                    "on_header_value": self._on_header_value,
+                    "on_header_end": self._on_header_end,
+                    "on_headers_finished": self._on_headers_finished,
+                    "on_part_data": self._on_part_data,
+                    "on_part_end": self._on_part_end,
+                    "on_end": self._on_end,
+                },
+            )
+        except FormParserError as error:  # over the boundary
+            raise InvalidUpload(f"not a valid form: {error}") from error
 
     async def file(self) -> AsyncIterator[bytes]:
         """The file, in the parts in which it comes. Raises InvalidUpload when there is none, or

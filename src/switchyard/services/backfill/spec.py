@@ -17,7 +17,7 @@ from switchyard.services.backfill.sources import (
     Source,
     Unusable,
 )
-from switchyard.services.backfill.template import MissingField, render
+from switchyard.services.backfill.template import Unfillable, render
 from switchyard.services.jobs.registry import (
     InvalidPayload,
     JobType,
@@ -103,7 +103,7 @@ class Plan:
     def job(self, item: Item) -> NewJob:
         """The job of an item; its id is the same each time.
 
-        Raises InvalidJob, InvalidPayload, MissingField: the item can't be made into a job.
+        Raises InvalidJob, InvalidPayload, Unfillable: the item can't be made into a job.
         """
         template, values = self.spec.payload, item.values
         request = JobRequest(
@@ -148,5 +148,5 @@ def job_or_reason(plan: Plan, item: Item | Unusable) -> NewJob | str:
         return f"{item.where}: {item.why}"[:NOTE_LENGTH]
     try:
         return plan.job(item)
-    except (InvalidJob, InvalidPayload, MissingField) as error:
+    except (InvalidJob, InvalidPayload, Unfillable) as error:
         return f"{item.key}: {error}"[:NOTE_LENGTH]
