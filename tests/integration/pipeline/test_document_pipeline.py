@@ -25,7 +25,8 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
 from switchyard.services.records import NewJob
 from switchyard.services.workers import embed as embed_worker
-from switchyard.services.workers.stages import EMBED, MissingOutput
+from switchyard.services.workers.outputs import MissingOutput
+from switchyard.services.workers.stages import EMBED
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned
 from tests.support import llm_server as server

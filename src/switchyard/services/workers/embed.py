@@ -12,10 +12,10 @@ from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.jobs.registry import job
 from switchyard.services.text.chunks import CHUNK_WORDS, OVERLAP_WORDS, split
+from switchyard.services.workers.outputs import DocumentFiles
 from switchyard.services.workers.stages import (
     EMBED,
     EXTRACT,
-    DocumentFiles,
     DocumentJob,
     at_stage,
     ends_when_superseded,

@@ -16,18 +16,16 @@ from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome
 from switchyard.services.jobs.registry import job
 from switchyard.services.records.document_states import COMPLETED
+from switchyard.services.workers.outputs import DocumentFiles, damage_of, entry_of
 from switchyard.services.workers.stages import (
     EMBED,
     EXTRACT,
     INGEST,
     LINK,
     SUMMARIZE,
-    DocumentFiles,
     DocumentJob,
     at_stage,
-    damage_of,
     ends_when_superseded,
-    entry_of,
 )
 
 SIMILAR = "similar"

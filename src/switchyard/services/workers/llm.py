@@ -18,10 +18,10 @@ from switchyard.services.llm.prompts import (
 from switchyard.services.settings import Settings
 from switchyard.services.text.extractive import summarize
 from switchyard.services.text.sections import fit, sections_of
+from switchyard.services.workers.outputs import DocumentFiles
 from switchyard.services.workers.stages import (
     EXTRACT,
     SUMMARIZE,
-    DocumentFiles,
     DocumentJob,
     at_stage,
     ends_when_superseded,

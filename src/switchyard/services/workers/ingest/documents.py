@@ -38,17 +38,15 @@ from switchyard.services.workers.ingest.intake import (
     is_taken,
     known_already,
 )
+from switchyard.services.workers.outputs import DocumentFiles, damage_of, entry_of
 from switchyard.services.workers.stages import (
     EXTRACT,
     INGEST,
     ContentReplaced,
-    DocumentFiles,
     DocumentId,
     DocumentJob,
-    damage_of,
     document_id_of,
     ends_when_superseded,
-    entry_of,
     note,
     superseded,
 )

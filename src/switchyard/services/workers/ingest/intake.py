@@ -15,13 +15,8 @@ from switchyard.services.files.uploads import Identity
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next
 from switchyard.services.records.document_states import FINISHED_STATES
-from switchyard.services.workers.stages import (
-    EXTRACT,
-    INGEST,
-    DocumentFiles,
-    at_stage,
-    note,
-)
+from switchyard.services.workers.outputs import DocumentFiles
+from switchyard.services.workers.stages import EXTRACT, INGEST, at_stage, note
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger

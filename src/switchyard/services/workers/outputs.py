@@ -1,0 +1,231 @@
+"""What the stages of the document pipeline keep: a repeat finds it, and does not work again.
+
+A stage writes `intermediate/{document_id}/{stage}/output.json` when it is done, with a hash of
+what it worked on. A repeat (a redelivery, a redrive, the same content again) finds it. A change of
+the input, of the settings that matter, or of the stage's version makes another hash, and so the
+stage and those after it run anew.
+
+A document may get other content while its pipeline runs: a new version of a paper. So each output
+says of which content it was made, and what was made of the old one is not written any more: the
+run that brought the new content makes it anew, all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from switchyard.services.files.storage import (
+    NotStored,
+    Storage,
+    content_hash,
+    result_key,
+    stage_key,
+)
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import PermanentError
+from switchyard.services.workers.stages import INGEST, ContentReplaced, Stage
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What a stage made."""
+
+    result: dict[str, Any]
+    input_hash: str
+    output_hash: str
+    """Of `result`; the next stage's input."""
+    reused: bool = False
+    """It was kept from an earlier run."""
+    content: str | None = None
+    """Hash of the first stage's output that it goes back to; None where it was not noted."""
+
+
+class MissingOutput(PermanentError):
+    """An earlier stage's output is gone, or was never made."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentFiles:
+    """What the stages keep of one document."""
+
+    storage: Storage
+    document_id: str
+
+    @classmethod
+    def of(cls, ctx: JobContext, document_id: str) -> DocumentFiles:
+        return cls(Storage(ctx.settings.files_url), document_id)
+
+    def output_of(self, stage: Stage) -> StageOutput:
+        """What an earlier stage kept. Raises MissingOutput, ContentReplaced."""
+        try:
+            raw = self.storage.get(self._key(stage))
+        except NotStored as error:
+            raise self._missing(stage) from error
+        output = self._required(stage, raw)
+        if stage is not INGEST:
+            self._require(output.content)
+        return output
+
+    async def output_of_async(self, stage: Stage) -> StageOutput:
+        """`output_of`, for event loops."""
+        try:
+            raw = await self.storage.get_async(self._key(stage))
+        except NotStored as error:
+            raise self._missing(stage) from error
+        output = self._required(stage, raw)
+        if stage is not INGEST:
+            await self.require_async(output.content)
+        return output
+
+    async def require_async(self, content: str | None) -> None:
+        """Raises ContentReplaced when the document has other content now. None is any content."""
+        try:
+            now = _read(await self.storage.get_async(self._key(INGEST)))
+        except NotStored:
+            return
+        _compare(content, now)
+
+    def _require(self, content: str | None) -> None:
+        try:
+            now = _read(self.storage.get(self._key(INGEST)))
+        except NotStored:
+            return
+        _compare(content, now)
+
+    def reuse_or_run(
+        self,
+        stage: Stage,
+        input_hash: str,
+        work: Callable[[], Mapping[str, Any]],
+        *,
+        content: str | None,
+        force: bool = False,
+    ) -> StageOutput:
+        """What is kept for this input, or what `work` makes of it, kept from now on; the input
+        goes back to that content. Raises ContentReplaced."""
+        try:
+            kept = None if force else _read(self.storage.get(self._key(stage)))
+        except NotStored:
+            kept = None
+        if _fits(kept, stage, input_hash):
+            made, reused = {**kept, "content": content}, True
+        else:
+            made, reused = _envelope(stage, input_hash, content, work()), False
+        if made != kept:
+            self._require(content)
+            self.storage.put(self._key(stage), _encode(made))
+        return _output(made, reused=reused)
+
+    async def reuse_or_run_async(
+        self,
+        stage: Stage,
+        input_hash: str,
+        work: Callable[[], Awaitable[Mapping[str, Any]]],
+        *,
+        content: str | None,
+        force: bool = False,
+        is_whole: Callable[[Mapping[str, Any]], Awaitable[bool]] | None = None,
+    ) -> StageOutput:
+        """`reuse_or_run`, for event loops. `is_whole` tells of a kept result whether what it
+        stands for is still there, where that is more than the file."""
+        try:
+            kept = None if force else _read(await self.storage.get_async(self._key(stage)))
+        except NotStored:
+            kept = None
+        if _fits(kept, stage, input_hash) and (is_whole is None or await is_whole(kept["result"])):
+            made, reused = {**kept, "content": content}, True
+        else:
+            made, reused = _envelope(stage, input_hash, content, await work()), False
+        if made != kept:
+            await self.require_async(content)
+            await self.storage.put_async(self._key(stage), _encode(made))
+        return _output(made, reused=reused)
+
+    async def put_result_async(self, result: Mapping[str, Any]) -> str:
+        """Write the document's `result.json`; gives its key."""
+        key = result_key(self.document_id)
+        await self.storage.put_async(key, _encode(result))
+        return key
+
+    def _key(self, stage: Stage) -> str:
+        return stage_key(self.document_id, stage.name)
+
+    def _required(self, stage: Stage, raw: bytes) -> StageOutput:
+        kept = _read(raw)
+        if kept is None:
+            raise self._missing(stage)
+        return _output(kept, reused=True)
+
+    def _missing(self, stage: Stage) -> MissingOutput:
+        return MissingOutput(
+            f"there is no output of {stage.name} for document {self.document_id}: "
+            "ingest the document again"
+        )
+
+
+def entry_of(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What the document's source says of it (authors, dates, …), for its `result.json`; `about`
+    is the result of the first stage. Empty where the source says nothing."""
+    return {"entry": about["entry"]} if "entry" in about else {}
+
+
+def damage_of(text: Mapping[str, Any]) -> dict[str, Any]:
+    """What a document's `result.json` says of the file's damage; `text` is the result of
+    `extract_text`."""
+    # Outputs that an earlier version kept have no list.
+    return {"repaired": text["repaired"], "broken_pages": text.get("broken_pages", [])}
+
+
+def _envelope(
+    stage: Stage, input_hash: str, content: str | None, result: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "stage": stage.name,
+        "version": stage.version,
+        "input_hash": input_hash,
+        "content": content,
+        "output_hash": content_hash(result),
+        "finished_at": time.time(),
+        "result": dict(result),
+    }
+
+
+def _read(raw: bytes) -> dict[str, Any] | None:
+    """A kept output; None when the file is not one."""
+    try:
+        kept = json.loads(raw)
+        if isinstance(kept["result"], dict) and isinstance(kept["output_hash"], str):
+            return dict(kept)
+    except (ValueError, KeyError, TypeError) as error:
+        # Puts are atomic, so this was somebody's hand. Working again mends it.
+        _log.warning("unreadable stage output: %s", error)
+    return None
+
+
+def _fits(kept: dict[str, Any] | None, stage: Stage, input_hash: str) -> TypeGuard[dict[str, Any]]:
+    return (
+        kept is not None
+        and kept.get("version") == stage.version
+        and kept.get("input_hash") == input_hash
+    )
+
+
+def _output(kept: Mapping[str, Any], *, reused: bool) -> StageOutput:
+    content = kept["output_hash"] if kept.get("stage") == INGEST.name else kept.get("content")
+    return StageOutput(kept["result"], kept["input_hash"], kept["output_hash"], reused, content)
+
+
+def _compare(content: str | None, first: Mapping[str, Any] | None) -> None:
+    if content is not None and first is not None and first["output_hash"] != content:
+        raise ContentReplaced
+
+
+def _encode(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
