@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from switchyard.broker.consume.consumer import LaneConsumer
 from switchyard.broker.consume.delivery import Delivery
@@ -452,6 +453,25 @@ async def test_consuming_resumes_after_the_connection_was_cut(
         assert lost.is_lost
         assert lost.ack() is False  # nobody can settle it any more
         assert len(handler.of("held")) > 1  # but it came again
+
+
+async def test_after_a_long_outage_the_next_job_starts_within_a_second_and_few_lines_were_said(
+    lanes310: Lanes, handler: Handler
+) -> None:
+    async with TcpProxy("127.0.0.1", lanes310.broker.node.amqp_port) as proxy:
+        consumer = await lanes310.consume(handler, url=proxy.url(lanes310.broker.amqp_url))
+        await lanes310.consuming(consumer)
+        with capture_logs() as said:
+            proxy.refuse()
+            proxy.cut()
+            await asyncio.sleep(4)  # so long, that a pause that is doubled would have grown
+            await lanes310.publish("hot", ["hot"])
+            await proxy.accept()
+            back_at = time.monotonic()
+            await handler.started("hot")
+            took = time.monotonic() - back_at
+    assert took < 1
+    assert len([each for each in said if each["event"] == "broker away"]) == 1
 
 
 async def test_consuming_resumes_after_an_operator_closed_the_connection(

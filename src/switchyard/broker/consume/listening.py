@@ -37,7 +37,7 @@ async def keep_listening(
     **context: Any,
 ) -> None:
     """Call `listen` whenever it has ended or failed, after a pause: from FIRST_BACKOFF seconds,
-    doubled up to LAST_BACKOFF, and from the first again once it hears.
+    doubled up to LAST_BACKOFF, and from the first again once it hears or has connected anew.
 
     Ends when `stopping` is set and `listen` has returned. A failure, one of CHANNEL_ERRORS or of
     `also`, is logged as `complaint` with `context`.
@@ -45,6 +45,7 @@ async def keep_listening(
     stopping = stopping or asyncio.Event()
     failures: tuple[type[Exception], ...] = (*CHANNEL_ERRORS, *also)
     pause = FIRST_BACKOFF
+    last: object = None
 
     def hears() -> None:
         nonlocal pause
@@ -55,6 +56,8 @@ async def keep_listening(
             connection = await unless(stopping, link.connection())
             if connection is None:
                 return
+            if connection is not last:
+                last, pause = connection, FIRST_BACKOFF
             await listen(connection, hears)
         except failures as error:
             log.warning(complaint, error=str(error), next_try_in=pause, **context)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 
 from aio_pika.abc import AbstractConnection
 from aiormq.connection import Connection
@@ -12,7 +14,12 @@ from switchyard.broker.errors import BrokerAway
 from switchyard.broker.wire.connection import address_of, closed, connect, underlying
 
 FIRST_BACKOFF, LAST_BACKOFF = 0.1, 5.0
-"""Seconds between attempts to connect again: doubled from the first to the last."""
+"""Seconds between attempts at what was refused: doubled from the first to the last."""
+LAST_CONNECT = 0.5
+"""Seconds at most between attempts to connect: a port that refuses costs next to nothing, and the
+first job after an outage waits no longer than this."""
+TELL_AGAIN = 5.0
+"""Seconds between log lines about one outage."""
 
 
 class Link:
@@ -23,6 +30,8 @@ class Link:
         self._name = name
         self._log = log
         self._lock = asyncio.Lock()
+        self._tell_from = 0.0
+        """When an outage is worth a line, on the monotonic clock: one for all who wait."""
         self._connection: Connection | None = None
         self._owner: AbstractConnection | None = None
 
@@ -37,9 +46,12 @@ class Link:
             try:
                 return await self.connection_now()
             except BrokerAway as error:
-                self._log.warning("broker away", error=str(error), next_try_in=delay)
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, LAST_BACKOFF)
+                if time.monotonic() >= self._tell_from:
+                    self._tell_from = time.monotonic() + TELL_AGAIN
+                    self._log.warning("broker away", error=str(error), looks_every=LAST_CONNECT)
+                # Not all clients of a broker that has come back at the same moment.
+                await asyncio.sleep(delay * random.uniform(0.5, 1))
+                delay = min(delay * 2, LAST_CONNECT)
 
     async def connection_now(self) -> Connection:
         """The open connection, after at most one attempt to connect. Raises BrokerAway."""
@@ -48,6 +60,7 @@ class Link:
                 await self._drop()
                 self._owner = await connect(self._url, self._name)
                 self._connection = underlying(self._owner)
+                self._tell_from = 0.0
                 self._log.info("broker connected", broker=address_of(self._url), name=self._name)
             return self._connection
 
