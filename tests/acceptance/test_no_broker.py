@@ -8,8 +8,6 @@ from tests.support.peers import Peer, closes, closes_once_open, listening, sends
 COMMANDS = {
     "publish": ("publish", "hot.work", "--payload", "{}"),
     "lanes": ("lanes",),
-    "worker": ("worker", "tester"),
-    "scheduler": ("scheduler",),
 }
 
 

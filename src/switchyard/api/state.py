@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import structlog
 from fastapi import Depends, Request
 
 from switchyard.api.http.problems import Problem
-from switchyard.broker.background import Background
+from switchyard.broker.background import Background, end_tasks
 from switchyard.services.access.api_keys import KeyRing, configured_keys
 from switchyard.services.access.rate_limit import RateLimiter
 from switchyard.services.files.storage import Storage
@@ -19,8 +20,10 @@ from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.job_events import EventFeed
 from switchyard.services.monitoring.lane_pressure import LanePressure
+from switchyard.services.monitoring.waiting import once_there
 from switchyard.services.publishing.prompt import PromptPublisher
 from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.records.errors import LedgerError, LedgerRefuses, LedgerUnavailable
 from switchyard.services.settings import Settings
 
 
@@ -56,14 +59,15 @@ class ApiState:
 
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
-    """Open ledger and broker. Raises LedgerError when the ledger's tables are not right, and
-    RegistryError; a broker that is away is looked for again later."""
+    """Open ledger and broker. Raises LedgerError when the ledger's tables are not right or nobody
+    is let in, and RegistryError. A broker or ledger that is away is looked for again later."""
     registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
     configured = configured_keys(
         settings.api_keys.get_secret_value() if settings.api_keys is not None else ""
     )
     async with (
-        await Ledger.open(settings.ledger_url, check=True) as ledger,
+        await Ledger.open(settings.ledger_url) as ledger,
+        _looking_for(ledger),
         _open_broker(settings, registry, ledger) as broker,
     ):
         yield ApiState(
@@ -75,6 +79,30 @@ async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
             key_limiter=RateLimiter(settings.api_rate_limit, settings.api_rate_burst),
             broker=broker,
         )
+
+
+@asynccontextmanager
+async def _looking_for(ledger: Ledger) -> AsyncIterator[None]:
+    """Check the ledger. One that is away is looked for beside the requests, which are answered 503
+    meanwhile. Raises LedgerError for one that somebody has to mend."""
+    looking: list[asyncio.Task[None]] = []
+    try:
+        await ledger.check()
+    except LedgerRefuses:
+        raise
+    except LedgerUnavailable:
+        looking.append(asyncio.create_task(_look_for(ledger)))
+    try:
+        yield
+    finally:
+        await end_tasks(*looking)
+
+
+async def _look_for(ledger: Ledger) -> None:
+    try:
+        await once_there("ledger", ledger.check)
+    except LedgerError as error:
+        structlog.get_logger("api").error("the ledger can't be used", error=str(error))
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ BrokerError
     ├── Unroutable            no queue for this routing key
     ├── Blocked               the broker has a memory or disk alarm and takes nothing in
     └── BrokerAway            no connection, or it was cut before the confirm
+        └── BrokerRefuses     it is there, and lets nobody in by this user, password and vhost
 """
 
 from __future__ import annotations
@@ -91,3 +92,7 @@ class BrokerAway(PublishError):
     @property
     def left_nothing(self) -> bool:
         return not self.maybe_accepted
+
+
+class BrokerRefuses(BrokerAway):
+    """The broker is there and refuses user, password or vhost: to wait for it does not help."""

@@ -13,9 +13,14 @@ from aio_pika.abc import AbstractConnection
 from aiormq.abc import AbstractChannel
 from aiormq.abc import AbstractConnection as AiormqConnection
 from aiormq.connection import Connection
+from aiormq.exceptions import (
+    AuthenticationError,
+    InvalidFrameError,
+    ProbableAuthenticationError,
+)
 from yarl import URL
 
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerAway, BrokerRefuses
 from switchyard.broker.wire.away import library_calls, meaning_away
 from switchyard.broker.wire.frame_tap import TappedTransport
 
@@ -34,8 +39,8 @@ def address_of(url: str) -> str:
 async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> AbstractConnection:
     """Open one connection, shown on the broker as `name`.
 
-    Raises BrokerAway when the broker can't be reached, refuses the credentials or the vhost, or
-    does not answer within `timeout` seconds.
+    Raises BrokerAway when the broker can't be reached or does not answer within `timeout` seconds,
+    BrokerRefuses when it refuses the credentials or the vhost.
     """
     query = "&" if urlsplit(url).query else "?"
     url = url if "heartbeat=" in url else f"{url}{query}heartbeat={HEARTBEAT}"
@@ -44,10 +49,26 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
     try:
         with meaning_away(f"can't connect to the broker at {address_of(url)}"), library_calls():
             await asyncio.wait_for(connection.connect(), timeout)
-    except BrokerAway:
+    except BrokerAway as error:
         await closed(connection)
+        if (refused := _refused(error.__cause__)) is not None:
+            raise BrokerRefuses(
+                f"can't connect to the broker at {address_of(url)}: it refuses {refused} in "
+                "JOBS_AMQP_URL",
+                maybe_accepted=False,
+            ) from error
         raise
     return connection
+
+
+def _refused(error: BaseException | None) -> str | None:
+    """What the broker lets nobody in by, if that is what has happened."""
+    if isinstance(error, AuthenticationError | ProbableAuthenticationError):
+        return "user or password"
+    # A close in answer to the opening, whose text aiormq does not give.
+    if isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error):
+        return "the vhost"
+    return None
 
 
 def underlying(connection: AbstractConnection) -> Connection:

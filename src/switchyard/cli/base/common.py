@@ -71,11 +71,18 @@ def require_broker(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def open_ledger(settings: Settings) -> AsyncIterator[Ledger]:
-    """The ledger, its tables checked. Raises LedgerError, which says `jobctl db upgrade`."""
-    from switchyard.services.ledger import Ledger
+async def open_ledger(settings: Settings, *, wait: bool = False) -> AsyncIterator[Ledger]:
+    """The ledger, its tables checked; with `wait`, once it is there.
 
-    ledger = await Ledger.open(settings.ledger_url, check=True)
+    Raises LedgerError, which says `jobctl db upgrade`.
+    """
+    from switchyard.services.ledger import Ledger
+    from switchyard.services.monitoring.waiting import once_there
+
+    async def opened() -> Ledger:
+        return await Ledger.open(settings.ledger_url, check=True)
+
+    ledger = await (once_there("ledger", opened) if wait else opened())
     try:
         yield ledger
     finally:

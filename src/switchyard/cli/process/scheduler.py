@@ -43,12 +43,15 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import stop_on_signals
     from switchyard.services.bulk.operations import BulkRunner
+    from switchyard.services.monitoring.waiting import once_there
     from switchyard.services.scheduler.bulk_handlers import bulk_handlers
     from switchyard.services.scheduler.scheduler import Scheduler
 
-    await require_queues(settings.require_amqp_url(), [DEAD_LOG_QUEUE])
+    queues = [DEAD_LOG_QUEUE]
+    url = settings.require_amqp_url()
+    await once_there("broker", lambda: require_queues(url, queues))
     settle_memory()
-    async with open_ledger(settings) as ledger:
+    async with open_ledger(settings, wait=True) as ledger:
         scheduling = Scheduler(settings, registry, ledger)
         bulk = BulkRunner(ledger, bulk_handlers(settings, registry, ledger, modules))
 

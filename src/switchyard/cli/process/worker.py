@@ -107,13 +107,14 @@ async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> 
     from switchyard.cli.base.long_running import settle_memory
     from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import stop_on_signals
+    from switchyard.services.monitoring.waiting import once_there
     from switchyard.services.runtime.worker import Worker
 
-    await require_queues(
-        settings.require_amqp_url(), [queue for share in shares for queue in share.queues]
-    )
+    queues = [queue for share in shares for queue in share.queues]
+    url = settings.require_amqp_url()
+    await once_there("broker", lambda: require_queues(url, queues))
     settle_memory()
-    async with open_ledger(settings) as ledger:
+    async with open_ledger(settings, wait=True) as ledger:
         working = Worker(settings, registry, ledger, shares)
         stop_on_signals(working.stop)
         await working.run()

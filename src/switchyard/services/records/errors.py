@@ -2,7 +2,8 @@
 
 LedgerError
 ├── LedgerUnavailable      the database is away, locked for too long, or its disk is full: retry
-│   └── TransactionRaced   other processes wrote the same rows at the same time, time and again
+│   ├── TransactionRaced   other processes wrote the same rows at the same time, time and again
+│   └── LedgerRefuses      the server lets nobody in by this user, password and database
 ├── LedgerMisconfigured    no ledger can be had at that address, or with that library
 ├── LedgerClosed           this process has closed it
 ├── SchemaOutdated         the tables are missing or older than this program
@@ -31,6 +32,10 @@ class LedgerError(SwitchyardError):
 class LedgerUnavailable(LedgerError, NotNow):
     """The database can't be used now. Whether the write took place is not known; every write
     of the ledger may be repeated with the same ids."""
+
+
+class LedgerRefuses(LedgerUnavailable):
+    """The server is there and refuses user, password or database: to wait does not help."""
 
 
 class LedgerMisconfigured(LedgerError, Misconfigured):

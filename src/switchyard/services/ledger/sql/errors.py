@@ -8,6 +8,7 @@ from sqlalchemy import exc
 
 from switchyard.services.records.errors import (
     LedgerError,
+    LedgerRefuses,
     LedgerUnavailable,
     RowRejected,
     SchemaOutdated,
@@ -20,6 +21,9 @@ _PG_OUTDATED = ("42P01", "42703")
 
 
 _PG_REJECTED = ("22", "23", "54")
+
+
+_PG_NOT_LET_IN = ("28000", "28P01", "3D000")
 
 
 _PG_REPEAT = ("40001", "40P01")
@@ -41,6 +45,8 @@ def translate(error: Exception) -> Exception:
             return _outdated(text)
         if state[:2] in _PG_REJECTED:
             return RowRejected(text)
+        if state in _PG_NOT_LET_IN:
+            return LedgerRefuses(f"the ledger's database refuses: {text}: see JOBS_DATABASE_URL")
         return LedgerUnavailable(f"the ledger's database refuses: {text}")
     if isinstance(error, exc.OperationalError) and any(s in text for s in _SQLITE_OUTDATED):
         return _outdated(text)

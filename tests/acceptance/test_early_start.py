@@ -1,0 +1,112 @@
+"""What is started before its broker or ledger waits for them, and says so; what nobody but an
+operator can mend ends it."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+import pytest
+
+from switchyard.services.ledger import upgrade
+from switchyard.services.settings import Settings
+from tests.acceptance.conftest import CommandLine
+from tests.support.api_server import api_process
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.postgres import PostgresServer
+from tests.support.tcp_proxy import TcpProxy
+
+COMMANDS = [("worker", "tester"), ("scheduler",)]
+
+
+def proxy_to(url: str) -> TcpProxy:
+    parts = urlsplit(url)
+    return TcpProxy(str(parts.hostname), int(parts.port or 0))
+
+
+async def waits_and_goes_on(
+    jobctl: CommandLine, command: tuple[str, ...], proxy: TcpProxy, what: str, **environment: str
+) -> None:
+    patient = replace(jobctl, environment=jobctl.environment | environment)
+
+    def said(text: str) -> int:
+        return jobctl.log_of(command[0]).count(text)
+
+    proxy.refuse()
+    with patient.started(*command) as process:
+        await eventually(lambda: said(f"waiting for the {what}"), 60)
+        await asyncio.sleep(1)  # it looks again meanwhile, and does not say so
+        assert process.poll() is None
+        assert said(f"waiting for the {what}") == 1
+        await proxy.accept()
+        working = "worker started" if command[0] == "worker" else "active"
+        await eventually(lambda: said(working), 60)
+        assert said(f"the {what} is there") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["worker", "scheduler"])
+async def test_what_starts_before_its_broker_waits_for_it(
+    jobctl: CommandLine, command: tuple[str, ...]
+) -> None:
+    url = jobctl.environment["JOBS_AMQP_URL"]
+    async with proxy_to(url) as proxy:
+        await waits_and_goes_on(jobctl, command, proxy, "broker", JOBS_AMQP_URL=proxy.url(url))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["worker", "scheduler"])
+async def test_what_starts_before_its_ledger_waits_for_it(
+    jobctl: CommandLine, command: tuple[str, ...], postgres_server: PostgresServer
+) -> None:
+    url = postgres_server.create_database()
+    await upgrade(url)
+    async with proxy_to(url) as proxy:
+        environment = {"JOBS_DATABASE_URL": proxy.url(url)}
+        await waits_and_goes_on(jobctl, command, proxy, "ledger", **environment)
+
+
+async def test_an_api_that_starts_before_its_ledger_answers_503_until_it_is_there(
+    broker310: TestBroker, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    url = postgres_server.create_database()
+    await upgrade(url)
+    async with proxy_to(url) as proxy:
+        settings = Settings(
+            amqp_url=broker310.amqp_url,
+            management_url=broker310.management_url,
+            data_dir=tmp_path,
+            database_url=proxy.url(url),
+        )
+        proxy.refuse()
+        async with (
+            api_process(settings, tmp_path / "log") as api,
+            httpx.AsyncClient(base_url=api.url, trust_env=False) as client,
+        ):
+            for answer in (await client.get("/jobs"), await client.get("/health")):
+                assert answer.status_code == 503
+                assert int(answer.headers["retry-after"]) >= 1
+            await proxy.accept()
+
+            async def lists() -> bool:
+                return (await client.get("/jobs")).status_code == 200
+
+            await eventually(lists)
+            said = (tmp_path / "log").read_text()
+            assert said.count("waiting for the ledger") == 1
+            await eventually(lambda: "the ledger is there" in (tmp_path / "log").read_text())
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["worker", "scheduler"])
+def test_what_only_an_operator_can_mend_ends_the_command_with_a_line(
+    jobctl: CommandLine, postgres_server: PostgresServer, command: tuple[str, ...]
+) -> None:
+    broker = urlsplit(jobctl.environment["JOBS_AMQP_URL"])
+    host = broker.netloc.rpartition("@")[2]
+    for netloc, path in ((f"nobody:wrong@{host}", broker.path), (broker.netloc, "/nowhere")):
+        url = urlunsplit(broker._replace(netloc=netloc, path=path))
+        assert "JOBS_AMQP_URL" in jobctl.fails(*command, JOBS_AMQP_URL=url)
+    ledger = postgres_server.create_database()
+    assert "jobctl db upgrade" in jobctl.fails(*command, JOBS_DATABASE_URL=ledger)
+    missing = f"{ledger}_missing"
+    assert "JOBS_DATABASE_URL" in jobctl.fails(*command, JOBS_DATABASE_URL=missing)
