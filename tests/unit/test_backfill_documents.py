@@ -15,3 +15,10 @@ def test_a_day_is_its_beginning_in_utc() -> None:
 def test_other_times_need_their_zone(wrong: str) -> None:
     with pytest.raises(ValidationError):
         DocumentOptions.model_validate({"until": wrong})
+
+
+@pytest.mark.parametrize("field", ["state", "source", "media_type"])
+@pytest.mark.parametrize("value", ["\0", "\ud800"], ids=ascii)
+def test_options_that_no_database_takes_are_refused(field: str, value: str) -> None:
+    with pytest.raises(ValidationError):
+        DocumentOptions.model_validate({field: value})

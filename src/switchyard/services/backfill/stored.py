@@ -20,11 +20,11 @@ class DocumentOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    state: str | None = None
+    state: str | None = Field(default=None, pattern=r"^[a-z_]{1,40}$")
     """queued, extracting, …, completed or failed."""
-    source: str | None = Field(default=None, max_length=2000)
+    source: str | None = Field(default=None, max_length=2000, pattern=r"^[^\x00]*$")
     """What their source begins with: `arxiv:`."""
-    media_type: str | None = None
+    media_type: str | None = Field(default=None, max_length=200, pattern=r"^[^\x00]*$")
     since: Moment | None = None
     """Taken in at this time or later."""
     until: Moment | None = None
