@@ -65,6 +65,10 @@ test-changed: venv test-deps ## Run the tests that this branch's changes touch (
 	if [ -z "$$tests" ]; then echo "No test is touched by the changes"; \
 	else $(PYTEST) -m "not ($(LONG))" $(ARGS) $$tests; fi
 
+.PHONY: fault-run
+fault-run: venv test-deps ## Break a running system at random (ARGS="--minutes 10 --seed 7"; ARGS=--help)
+	@$(BIN)/python -m tests.support.fault_run $(ARGS)
+
 .PHONY: check
 check: venv ## Lint, format, types and import contracts, without changing anything
 	@$(BIN)/ruff check

@@ -210,11 +210,12 @@ async def assert_all_accounted_for(
     missing = alive - set(Effects(system.settings.data_dir).ids("done"))
     assert not missing, f"succeeded without having run: {sorted(missing)[:10]}"
 
-    await _wait_until_lanes_are_empty(system)
+    await wait_until_lanes_are_empty(system)
     assert Counter(letter.id for letter in await system.letters()) == Counter(dead)
 
 
-async def _wait_until_lanes_are_empty(system: System, timeout: float = 20.0) -> None:
+async def wait_until_lanes_are_empty(system: System, timeout: float = 20.0) -> None:
+    """Return when nothing is left on the broker but dead letters."""
     left: dict[str, int] = {}
 
     async def empty() -> bool:
