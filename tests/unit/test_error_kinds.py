@@ -50,6 +50,7 @@ SIGNALS = {
     "services.dead.replay._RolledBack": "ends a transaction that must leave nothing",
     "services.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
     "services.redrive.run.Halted": "ends a pass of a redrive that pauses itself",
+    "services.runtime.running.TakenOver": "ends the run of a job that another worker has now",
     "services.workers.stages.ContentReplaced": "ends a stage whose document is another run's now",
 }
 """Never seen by a caller of their module, or meant to be seen as the defect that they are."""
