@@ -17,7 +17,7 @@ from switchyard.services.jobs.outcomes import (
     Snooze,
 )
 from switchyard.services.jobs.retry import (
-    MAX_DELAY,
+    LONGEST_RETRY_DELAY,
     Delayed,
     Died,
     Failure,
@@ -127,8 +127,8 @@ def test_a_job_that_crashes_twice_is_dead_and_one_that_saw_others_crash_is_not(
         (300, 300, None),
         (301, 300, 301),
         (3600, 300, 3600),
-        (1e18, 300, MAX_DELAY),
-        (float("inf"), 300, MAX_DELAY),
+        (1e18, 300, LONGEST_RETRY_DELAY),
+        (float("inf"), 300, LONGEST_RETRY_DELAY),
         (float("nan"), 5, None),
         (-1, 5, None),
     ],

@@ -33,7 +33,7 @@ others makes it a suspect, which then has a process to itself: that tells who is
 MAX_DEATHS = 5
 """A job that was there this often when a worker died is dead, although nothing proves its guilt:
 it may take more than its own process along, as what eats all of a machine's memory does."""
-MAX_DELAY = 7 * 24 * 3600.0
+LONGEST_RETRY_DELAY = 7 * 24 * 3600.0
 """Seconds; whoever asks for a longer delay, a handler or a server, gets this one."""
 
 
@@ -195,7 +195,7 @@ def _seconds(wanted: object) -> float:
     """A delay that somebody asked for, as one that a clock can hold; nonsense is no wish."""
     if not isinstance(wanted, int | float) or wanted != wanted:  # NaN
         return 0.0
-    return float(min(max(wanted, 0), MAX_DELAY))
+    return float(min(max(wanted, 0), LONGEST_RETRY_DELAY))
 
 
 def retry_after(error: BaseException) -> float | None:
@@ -210,7 +210,7 @@ def retry_after(error: BaseException) -> float | None:
 
 def parse_retry_after(value: str) -> float | None:
     """The seconds of a Retry-After header; None when it makes no sense. Never negative, nor more
-    than MAX_DELAY."""
+    than LONGEST_RETRY_DELAY."""
     text = value.strip()
     if text.isascii() and text.isdigit():
         return _seconds(int(text[:12]))
