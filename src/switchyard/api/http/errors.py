@@ -17,7 +17,7 @@ from switchyard.api.http.document_errors import unfinished
 from switchyard.api.http.problems import (
     Problem,
     invalid,
-    overflowed,
+    lane_full,
     render,
     try_later,
 )
@@ -93,10 +93,8 @@ def problem_of(error: Exception) -> Problem:
         case LedgerError():
             text = "try again later, with an Idempotency-Key: then nothing is done twice"
             return try_later("ledger-away", text)
-        case LaneFull(dead_lettered=True):
-            return overflowed()
         case LaneFull():
-            return try_later("lane-full", "nothing was done; try again later")
+            return lane_full(dead_lettered=error.dead_lettered)
         case BrokerAway(maybe_accepted=True):
             text = "the job may be done nevertheless; try again later, nothing is done twice"
             return try_later("broker-away", text)

@@ -49,10 +49,13 @@ def try_later(name: str, detail: str | None = None, **extra: Any) -> Problem:
     return Problem(name, detail, retry_after=RETRY_AFTER, **extra)
 
 
-def overflowed(**extra: Any) -> Problem:
-    """The lane was full, and the job is a dead letter now."""
+def lane_full(*, dead_lettered: bool, job_id: str | None = None) -> Problem:
+    """The lane was full: nothing was done, or the job is a dead letter now. The answer names the
+    letter."""
+    if not dead_lettered:
+        return try_later("lane-full", "nothing was done; try again later")
     text = "the job waits in the dead letters, from where it can be redriven"
-    return try_later("lane-full", text, **extra)
+    return try_later("lane-full", text, **({} if job_id is None else {"job_id": job_id}))
 
 
 def render(problem: Problem, request_id: str | None) -> Response:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Query, Response
 
 from switchyard.api.entry.access import needs
-from switchyard.api.http.problems import Problem, overflowed, responses, try_later
+from switchyard.api.http.problems import Problem, lane_full, responses, try_later
 from switchyard.api.models import jobs as models
 from switchyard.api.state import BrokerSide, Shared
 from switchyard.broker.errors import BrokerAway, LaneFull, PublishError
@@ -217,7 +217,7 @@ async def _publish(broker: BrokerSide, job: NewJob) -> Published:
     try:
         return await broker.jobs.publish_one(job)
     except LaneFull as error:
-        raise _lane_full(job, error.dead_lettered) from error
+        raise lane_full(dead_lettered=error.dead_lettered, job_id=job.message.job_id) from error
     except BrokerAway as error:
         if not error.maybe_accepted:
             raise try_later("broker-away", "nothing was kept of the job") from error
@@ -231,7 +231,7 @@ async def _refuse_unless_known(state: Shared, job: NewJob) -> None:
     """Refuse before anything is recorded or dead-lettered. The broker would refuse it too."""
     known = job.idempotency_key is not None and await state.ledger.states([job.message.job_id])
     if not known:
-        raise _lane_full(job, dead_lettered=False)
+        raise lane_full(dead_lettered=False)
 
 
 async def _check_same(state: Shared, request: JobRequest, published: Published) -> None:
@@ -256,12 +256,6 @@ async def _announce_cancelled(state: Shared, job_id: str) -> None:
             lane=record.lane,
             attempt=record.attempts + 1,
         )
-
-
-def _lane_full(job: NewJob, dead_lettered: bool) -> Problem:
-    if dead_lettered:
-        return overflowed(job_id=job.message.job_id)
-    return try_later("lane-full", "nothing was kept of the job")
 
 
 def _unknown(job_id: str) -> Problem:
