@@ -6,12 +6,15 @@ from switchyard.broker.message import JobMessage, Metadata
 from switchyard.services.ledger.sql.rows import JobRow
 from switchyard.services.ledger.sql.rules import (
     decide_claim,
+    is_foreign,
     is_held,
     is_held_by,
     may_overflow,
     may_queue,
     may_redrive,
+    rewrites,
 )
+from switchyard.services.ledger.sql.works import EditedWork, KnownWorks, Work
 from switchyard.services.records import (
     TRANSITIONS,
     Claimed,
@@ -106,3 +109,50 @@ def test_who_may_take_a_record_back(
     known = JobRow("job-1", state, 0, 0, 0, claim_id=holder)
     assert is_held_by(known, receipt) is may
     assert is_held(known) is (state is State.PENDING and holder is not None)
+
+
+RECORDED = Work("summarize", '{"a":1,"b":[null]}')
+OTHER = Work("summarize", '{"a":2,"b":[null]}')
+EDITED = Work("summarize", '{"a":3}')
+KNOWN = KnownWorks(RECORDED)
+ONCE_EDITED = KnownWorks(RECORDED, [EditedWork(1, RECORDED, EDITED, undone=False)])
+RECORDED_EDIT = KnownWorks(EDITED, [EditedWork(1, RECORDED, EDITED, undone=False)])
+UNDONE = KnownWorks(RECORDED, [EditedWork(1, RECORDED, EDITED, undone=True)])
+
+
+@pytest.mark.parametrize(
+    ("work", "known", "foreign"),
+    [
+        (OTHER, None, False),  # nobody has that id
+        (RECORDED, KNOWN, False),  # a retry, a plain redrive
+        (Work("summarize", '{"b": [NaN], "a": 1}'), KNOWN, False),  # the same, written otherwise
+        (Work("summarize", '{"a":1,"b":[null],"c":null}'), KNOWN, True),
+        (Work("translate", RECORDED.payload), KNOWN, True),
+        (OTHER, KNOWN, True),
+        (EDITED, KNOWN, True),
+        (EDITED, ONCE_EDITED, False),  # its copy is faster than its record
+        (RECORDED, RECORDED_EDIT, False),  # a late copy of what it was
+        (EDITED, UNDONE, False),  # a late copy, skipped by its generation
+        (OTHER, RECORDED_EDIT, True),
+    ],
+)
+def test_a_message_is_foreign_if_its_work_was_never_that_of_its_id(
+    work: Work, known: KnownWorks | None, foreign: bool
+) -> None:
+    assert is_foreign(work, known) is foreign
+
+
+@pytest.mark.parametrize(
+    ("work", "redrives", "known", "answer"),
+    [
+        (RECORDED, 0, KNOWN, False),
+        (RECORDED, 9, KNOWN, False),  # a redrive that changes nothing, or claims to be one
+        (EDITED, 1, ONCE_EDITED, True),
+        (EDITED, 1, RECORDED_EDIT, True),  # with another lane or priority, perhaps
+        (EDITED, 2, RECORDED_EDIT, False),  # and redriven once more
+    ],
+)
+def test_only_what_a_redrive_has_made_of_a_job_is_written_into_its_record(
+    work: Work, redrives: int, known: KnownWorks, answer: bool
+) -> None:
+    assert rewrites(work, redrives, known) is answer

@@ -2,6 +2,7 @@
 
 BrokerError
 ├── MalformedMessage          a body that is not a job: not JSON, wrong shape, over-large
+│   └── ForeignCopy           one with the id of another job
 ├── TopologyMismatch          a live queue or exchange differs in what can't be changed in place
 ├── ManagementError           the management HTTP API refused, or can't be reached
 └── PublishError              a publish that did not end in `Accepted`
@@ -22,6 +23,16 @@ class BrokerError(Exception):
 
 class MalformedMessage(BrokerError):
     """The body is not a job message."""
+
+
+class ForeignCopy(MalformedMessage):
+    """The message carries the id of a job that it is not: somebody else has sent it."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(
+            f"another job has the id {job_id}: its type or its payload is another. "
+            "Publish this one anew, under an id of its own"
+        )
 
 
 class TopologyMismatch(BrokerError):

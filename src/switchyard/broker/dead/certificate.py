@@ -15,7 +15,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from switchyard.broker.errors import MalformedMessage
+from switchyard.broker.errors import ForeignCopy, MalformedMessage
 from switchyard.broker.lanes import lane_of
 from switchyard.broker.message import JobMessage, now
 
@@ -28,6 +28,8 @@ PROPERTIES_LIMIT = 64 * 1024
 """Bytes kept of properties that can't be read, for the same reason."""
 UNREADABLE = "UnreadableProperties"
 """The error type of a message whose properties could not be read."""
+FOREIGN = ForeignCopy.__name__
+"""The error type of a message with the id of a job that it is not."""
 MOST_ATTEMPTS = 1_000_000
 """That a certificate can say."""
 MOST_NAME = 255
@@ -106,9 +108,13 @@ def job_in(certificate: DeathCertificate, body: bytes) -> JobMessage | None:
     """The job of a dead letter; None when it is none.
 
     A message whose properties could not be read is none, whatever its body says: this system has
-    not written it, and it must not stand for the job whose id it carries.
+    not written it, and it must not stand for the job whose id it carries. Nor is a foreign copy.
     """
-    return None if certificate.properties else _decoded(body)
+    return None if _is_no_job(certificate) else _decoded(body)
+
+
+def _is_no_job(certificate: DeathCertificate) -> bool:
+    return bool(certificate.properties) or certificate.error_type == FOREIGN
 
 
 def examine(
@@ -118,7 +124,7 @@ def examine(
     it is one: see `job_in`. `routing_key` is the one that it was delivered with."""
     message = _decoded(body)
     certificate = read(headers, routing_key, message.job_type if message is not None else None)
-    return certificate, None if certificate.properties else message
+    return certificate, None if _is_no_job(certificate) else message
 
 
 def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> DeathCertificate:

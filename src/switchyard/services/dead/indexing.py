@@ -26,6 +26,7 @@ from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import closed
 from switchyard.broker.wire.link import Link
 from switchyard.services.dead.causes import cause_of
+from switchyard.services.dead.foreign import told_apart
 from switchyard.services.dead.letters import cause_of_letter
 from switchyard.services.jobs.registry import Registry, UnknownJobType
 from switchyard.services.ledger import Ledger
@@ -111,7 +112,7 @@ async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Regi
 
 
 async def _index(batch: list[Letter], ledger: Ledger, registry: Registry) -> int:
-    await _write(batch, ledger, registry)
+    await _write(await told_apart(ledger, batch), ledger, registry)
     for letter in batch:
         letter.delivery.ack()
     indexed = len(batch)

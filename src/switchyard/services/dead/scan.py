@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
-from switchyard.broker.dead.scan import Scan, scanning
+from switchyard.broker.dead.scan import Letter, Scan, scanning
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.dead.foreign import told_apart
 from switchyard.services.errors import WrongState
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import Wait
 from switchyard.services.records import BulkState
 
+TOGETHER = 200
+"""Letters compared with the ledger in one go."""
 LEASE = "scan of jobs.dead"
 
 
@@ -44,12 +47,38 @@ def wait_in(session: BulkSession) -> Wait:
     return wait
 
 
+class LetterScan:
+    """A scan that knows which letters are the jobs whose ids they carry."""
+
+    def __init__(self, scan: Scan, ledger: Ledger) -> None:
+        self._scan = scan
+        self._ledger = ledger
+        self.total = scan.total
+        """Letters that waited when it began."""
+
+    async def letters(self) -> AsyncGenerator[Letter, None]:
+        """As `Scan.letters`. Raises LedgerUnavailable, too."""
+        batch: list[Letter] = []
+        async for letter in self._scan.letters():
+            batch.append(letter)
+            if len(batch) >= TOGETHER:
+                for each in await told_apart(self._ledger, batch):
+                    yield each
+                batch = []
+        for each in await told_apart(self._ledger, batch):
+            yield each
+
+    async def depth(self, queue: str) -> int:
+        """As `Scan.depth`."""
+        return await self._scan.depth(queue)
+
+
 @asynccontextmanager
 async def scanning_in_turn(
     settings: BrokerSettings,
     ledger: Ledger,
     wait: Wait = asyncio.sleep,
-) -> AsyncIterator[Scan]:
+) -> AsyncIterator[LetterScan]:
     """A scan, begun when nobody else goes through the queue, for which `wait` is awaited with the
     seconds to the next look. Safe without a turn; but what it says would not be the whole.
 
@@ -59,7 +88,7 @@ async def scanning_in_turn(
         ledger.holding_lease(LEASE, wait),
         scanning(settings.require_amqp_url(), profile=settings.profile) as scan,
     ):
-        yield scan
+        yield LetterScan(scan, ledger)
 
 
 async def waiting_ids(

@@ -9,6 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, case, func, select, text
 
+from switchyard.broker.message import JobMessage
+from switchyard.services.ledger.sql import rules
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.codec import clean, to_json
 from switchyard.services.ledger.sql.dialect import (
@@ -19,6 +21,8 @@ from switchyard.services.ledger.sql.dialect import (
 from switchyard.services.ledger.sql.operations import Bury
 from switchyard.services.ledger.sql.paging import fetch_page
 from switchyard.services.ledger.sql.tables import dead_letters, jobs
+from switchyard.services.ledger.sql.works import Work, load_edits, load_works
+from switchyard.services.records.errors import RowRejected
 from switchyard.services.records.requests import DeadLetterFilter, DeadLetterRecord
 from switchyard.services.records.results import DeadLetter, Page
 from switchyard.services.records.states import DeadLetterState
@@ -58,6 +62,28 @@ class DeadLetters(LedgerBase):
             )
 
         await self._database.write(work)
+
+    async def foreign_among(self, messages: Sequence[JobMessage]) -> set[int]:
+        """The places of those that are other jobs than the ones whose ids they carry: see
+        `rules.is_foreign`."""
+        works = [(message.job_id, _work_of(message)) for message in messages]
+        dialect = self._database.dialect
+
+        def work(connection: Connection) -> set[int]:
+            known = load_works(connection, dialect, sorted({job_id for job_id, _ in works}))
+            doubted = {
+                job_id
+                for job_id, each in works
+                if each is not None and rules.is_foreign(each, known.get(job_id))
+            }
+            load_edits(connection, dialect, known, doubted)
+            return {
+                place
+                for place, (job_id, each) in enumerate(works)
+                if each is None or rules.is_foreign(each, known.get(job_id))
+            }
+
+        return await self._database.read(work) if works else set()
 
     async def list_dead(
         self, wanted: DeadLetterFilter | None = None, *, limit: int = 50, cursor: str | None = None
@@ -106,6 +132,13 @@ class DeadLetters(LedgerBase):
         return await self._database.write(
             lambda connection: len(connection.execute(statement, parameters).all())
         )
+
+
+def _work_of(message: JobMessage) -> Work | None:
+    try:
+        return Work.of(message)
+    except RowRejected:
+        return None  # no record has such a payload
 
 
 def _columns(letter: DeadLetterRecord) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.codec import to_json
 from switchyard.services.ledger.sql.dialect import keys_condition, keys_parameter
 from switchyard.services.ledger.sql.tables import attempts, jobs
+from switchyard.services.ledger.sql.works import Work
 from switchyard.services.records.errors import IdempotencyConflict
 from switchyard.services.records.requests import ClaimRequest, FinishRequest, NewJob
 from switchyard.services.records.results import (
@@ -96,8 +97,11 @@ class JobWrites(LedgerBase):
         return await self._committer.submit(ops.Overflow(job_id, now))
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:
-        """Ask to run the job of a delivery; makes its row when there is none."""
-        return await self._committer.submit(ops.Claim(request))
+        """Ask to run the job of a delivery; makes its row when there is none.
+
+        Raises RowRejected for a payload that is not JSON.
+        """
+        return await self._committer.submit(ops.Claim(request, Work.of(request.message)))
 
     async def finish(self, request: FinishRequest) -> bool:
         """End an attempt. False when somebody has taken the job over: nothing is changed then.

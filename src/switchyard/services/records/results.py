@@ -63,7 +63,13 @@ class HeldBy:
     claim_id: str
 
 
-ClaimResult = Claimed | Finished | Superseded | HeldBy
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Its id is that of a job with another type or payload: it is not that job, whose record stays
+    as it is."""
+
+
+ClaimResult = Claimed | Finished | Superseded | HeldBy | Foreign
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,19 @@ import structlog
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.errors import ForeignCopy
 from switchyard.broker.lanes import HOT, LANES, Lane, lane_named
 from switchyard.broker.message import JobMessage, now
 from switchyard.services.jobs.retry import Delayed, Died, Failure
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import UNKNOWN_TYPE, Claimed, ClaimRequest, HeldBy, RowRejected
+from switchyard.services.records import (
+    UNKNOWN_TYPE,
+    Claimed,
+    ClaimRequest,
+    Foreign,
+    HeldBy,
+    RowRejected,
+)
 from switchyard.services.runtime.endings import crashed_too_often
 from switchyard.services.runtime.following import FollowUp
 from switchyard.services.runtime.recording import Recorder
@@ -105,9 +113,7 @@ class Claims:
         try:
             claim = await self.ledger.claim(request)
         except RowRejected as error:
-            await self.follow_up.bury(delivery, error)
-            delivery.ack()
-            self.counters.dead += 1
+            await self._bury(delivery, error)
             return None
         if isinstance(claim, HeldBy):
             if claim.worker_id == self.worker_id and claim.claim_id in self._open:
@@ -125,12 +131,20 @@ class Claims:
         if isinstance(claim, HeldBy):  # another worker took it over more quickly
             await self._wait_for_holder(delivery, message, claim)
             return None
+        if isinstance(claim, Foreign):
+            await self._bury(delivery, ForeignCopy(message.job_id))
+            return None
         if not isinstance(claim, Claimed):
             self.counters.skipped += 1
             self._log.info("skipped", why=str(claim))
             delivery.ack()
             return None
         return claim.crashes
+
+    async def _bury(self, delivery: Delivery, error: Exception) -> None:
+        await self.follow_up.bury(delivery, error)
+        delivery.ack()
+        self.counters.dead += 1
 
     async def _adopt(self, delivery: Delivery, message: JobMessage) -> None:
         """The broker sent again what runs here (the connection was lost): keep running, and

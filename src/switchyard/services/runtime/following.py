@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import structlog
 
@@ -18,7 +19,7 @@ from switchyard.broker.dead.certificate import (
     letter_id,
     unreadable_properties,
 )
-from switchyard.broker.errors import LaneFull, PublishError, Refused
+from switchyard.broker.errors import ForeignCopy, LaneFull, PublishError, Refused
 from switchyard.broker.lanes import DEAD_EXCHANGE, retry_name
 from switchyard.broker.message import JobMessage, now
 from switchyard.broker.publish.outcome import Accepted, Outgoing, Result, envelope_of
@@ -26,7 +27,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.jobs.retry import Delayed, Died, Failure, Policy, Succeeded
-from switchyard.services.records import NewJob, RowRejected
+from switchyard.services.records import Existing, NewJob, RowRejected
 from switchyard.services.runtime.endings import Ending, invalid_outcome
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.running import RunningJob
@@ -73,6 +74,9 @@ class FollowUp:
     async def bury(self, delivery: Delivery, error: Exception) -> None:
         """Put what is no valid job into the dead letters: its body as it came, and properties that
         can't be read in a header."""
+        # A foreign copy must not stand for the job whose id it carries.
+        is_foreign = isinstance(error, ForeignCopy)
+        message_id = "" if is_foreign else delivery.message_id
         if delivery.unreadable:
             certificate = unreadable_properties(delivery, worker=self.worker_id)
         else:
@@ -86,7 +90,7 @@ class FollowUp:
             )
         envelope = Envelope(
             body=delivery.body,
-            message_id=delivery.message_id or letter_id(None, delivery.body),
+            message_id=message_id or letter_id(None, delivery.body),
             priority=delivery.priority,
             timestamp=int(time.time()),
             headers=certificate.headers(),
@@ -108,10 +112,13 @@ class FollowUp:
         """Record the next stages and publish them. When a lane refuses one, this job runs again
         later: what it has made is kept, so that is cheap, and a slot never waits for a lane."""
         try:
-            await self.recorder.until_reached(lambda: self.recorder.ledger.record_many(jobs))
+            messages = await self._record(jobs)
         except RowRejected as error:
             return await self.publish(job, invalid_outcome(job.message, error), ())
-        left = [Outgoing(each.message, each.routing_key) for each in jobs]
+        left = [
+            Outgoing(message, each.routing_key)
+            for message, each in zip(messages, jobs, strict=True)
+        ]
         backoff = FIRST_BACKOFF
         while left:
             results = await self.publisher.publish_many(left)
@@ -128,6 +135,21 @@ class FollowUp:
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF)
         return done
+
+    async def _record(self, jobs: Sequence[NewJob]) -> list[JobMessage]:
+        """Record the next stages; their messages. Of a stage that an earlier attempt has recorded,
+        what it was then: a handler may not answer the same twice, and another payload under a known
+        id is no copy of that job."""
+        recorder, ledger = self.recorder, self.recorder.ledger
+        answers = await recorder.until_reached(lambda: ledger.record_many(jobs))
+        messages = [each.message for each in jobs]
+        for place, answer in enumerate(answers):
+            if isinstance(answer, Existing):
+                known = await recorder.until_reached(partial(ledger.get, answer.job_id))
+                if known is not None and known.job_type == messages[place].job_type:
+                    same = {"payload": known.payload}
+                    messages[place] = messages[place].model_copy(update=same)
+        return messages
 
     async def _note_published(
         self, sent: Sequence[Outgoing], results: Sequence[Result]

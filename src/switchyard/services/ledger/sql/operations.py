@@ -13,6 +13,7 @@ from uuid import uuid4
 from switchyard.services.ledger.sql import rules
 from switchyard.services.ledger.sql.codec import clean, fingerprint, message_columns
 from switchyard.services.ledger.sql.rows import JobRow, KeyHolder, Rows, new_row
+from switchyard.services.ledger.sql.works import Work
 from switchyard.services.records.errors import IdempotencyConflict
 from switchyard.services.records.requests import (
     ClaimRequest,
@@ -28,6 +29,7 @@ from switchyard.services.records.results import (
     ClaimResult,
     Created,
     Existing,
+    Foreign,
     NotFound,
     Recorded,
     Running,
@@ -180,6 +182,8 @@ class Claim:
 
     order: ClassVar[int] = 3
     request: ClaimRequest
+    work: Work
+    """Of its message."""
 
     @property
     def job_id(self) -> str:
@@ -188,6 +192,9 @@ class Claim:
     def apply(self, rows: Rows) -> ClaimResult:
         request = self.request
         row = rows.jobs.get(self.job_id)
+        known = rows.known_works(self.job_id)
+        if rules.is_foreign(self.work, known):
+            return Foreign()
         answer = rules.decide_claim(row, request)
         if not isinstance(answer, Claimed):
             return answer
@@ -197,8 +204,7 @@ class Claim:
             if row.claim_id == request.claim_id:
                 return answer
             rows.end_attempt(row, AttemptOutcome.CRASHED, request.now)
-        elif request.message.metadata.redrives > row.redrives:
-            # Redriven, and whoever did that did not get to say so: it may be changed.
+        if known is not None and rules.rewrites(self.work, request.message.generation[0], known):
             rows.rewritten[row.id] = _new_columns(request)
         row.state = State.RUNNING
         row.redrives, row.attempts = request.message.generation

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from switchyard.services.ledger.sql.works import EditedWork, KnownWorks, Work
 from switchyard.services.records.states import FINISHED, AttemptOutcome, State
 
 
@@ -89,6 +90,25 @@ class Rows:
     deleted: list[str] = field(default_factory=list)
     rewritten: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """What jobs are now, by id, where a redrive has changed that: all columns of a new row."""
+
+    works: dict[str, KnownWorks] = field(default_factory=dict)
+    """Of jobs that are claimed, by id."""
+
+    def known_works(self, job_id: str) -> KnownWorks | None:
+        """What is known of a job's work, this transaction's own changes included; None where there
+        is no such job."""
+        row = self.jobs.get(job_id)
+        if row is None:
+            return None
+        known = self.works.get(job_id)
+        columns = self.rewritten.get(job_id) or row.new
+        if columns is None:
+            return known
+        now = Work(columns["job_type"], columns["payload"])
+        if known is None:
+            return KnownWorks(now)
+        before = EditedWork(row.redrives, known.recorded, now, undone=False)
+        return KnownWorks(now, [*known.edits, before])
 
     def end_attempt(
         self,

@@ -8,6 +8,7 @@ deliver, the ledger lets one run at a time, and never one that is older than wha
 from __future__ import annotations
 
 from switchyard.services.ledger.sql.rows import JobRow
+from switchyard.services.ledger.sql.works import KnownWorks, Work
 from switchyard.services.records.requests import (
     ClaimRequest,
     DeadLetterRecord,
@@ -49,6 +50,22 @@ def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
             return HeldBy(row.worker_id or "", row.claim_id or "")
         return Claimed(0 if redriven else row.crashes + 1)
     return Claimed(0 if redriven else row.crashes)
+
+
+def is_foreign(work: Work, known: KnownWorks | None) -> bool:
+    """Whether a message is another job than the one whose id it carries: whoever has sent it, its
+    work is neither what is recorded, nor what a redrive has made of that or made that of.
+
+    Such a message neither runs under the record nor changes what it says, nor is it lost without a
+    word: it becomes a dead letter under an id of its own.
+    """
+    return known is not None and not any(work.is_same(each) for each in known.all())
+
+
+def rewrites(work: Work, redrives: int, known: KnownWorks) -> bool:
+    """Whether a copy that runs is what a redrive has made of the job, so that the record is to say
+    so: whoever did that may not have got to it. A message by itself changes no record."""
+    return not work.is_same(known.recorded) or known.is_edit(work, redrives)
 
 
 def owns(row: JobRow | None, request: FinishRequest) -> bool:

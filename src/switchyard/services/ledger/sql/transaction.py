@@ -13,8 +13,9 @@ from sqlalchemy import Connection, text
 
 from switchyard.services.ledger.sql import dialect as sql
 from switchyard.services.ledger.sql.errors import TransactionRaced
-from switchyard.services.ledger.sql.operations import Operation, Record
+from switchyard.services.ledger.sql.operations import Claim, Operation, Record
 from switchyard.services.ledger.sql.rows import JobRow, KeyHolder, Rows
+from switchyard.services.ledger.sql.works import KnownWorks, Work, load_edits
 from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.states import State
 
@@ -100,6 +101,8 @@ class JobWriter:
     def __init__(self, dialect: str) -> None:
         self._dialect = dialect
         self._select = sql.select_locked(dialect, _LOADED, "id")
+        # Payloads may be long: they are read where a message is to be compared, and only there.
+        self._select_works = sql.select_locked(dialect, f"{_LOADED}, job_type, payload", "id")
         self._select_keys = sql.select_locked(dialect, _LOADED, "idempotency_key")
         self._delete = text(f"DELETE FROM jobs WHERE {sql.keys_condition(dialect, 'id')}")
         self._update = text(
@@ -154,19 +157,25 @@ class JobWriter:
     def _load(self, connection: Connection, operations: Sequence[Operation[Any]]) -> Rows:
         rows = Rows()
         ids = list({operation.job_id for operation in operations})
-        found = list(sql.fetch_locked(connection, self._select, ids))
+        claims = [each for each in operations if isinstance(each, Claim)]
+        select = self._select_works if claims else self._select
+        found = list(sql.fetch_locked(connection, select, ids))
         records = [each for each in operations if isinstance(each, Record)]
         keys = list({each.idempotency_key for each in records if each.idempotency_key is not None})
         if keys:
             found += sql.fetch_locked(connection, self._select_keys, keys)
         for job_id, state, redrives, attempts, crashes, worker_id, claim_id, *rest in found:
-            started_at, key, fingerprint = rest
+            started_at, key, fingerprint, *work = rest
             rows.jobs[job_id] = JobRow(
                 job_id, State(state), redrives, attempts, crashes, worker_id, claim_id
             )
             rows.jobs[job_id].started_at = started_at
             if key is not None:
                 rows.keys[key] = KeyHolder(job_id, fingerprint)
+            if work:
+                rows.works[job_id] = KnownWorks(Work(*work))
+        doubted = [each.job_id for each in claims if _is_doubtful(each, rows)]
+        load_edits(connection, self._dialect, rows.works, doubted)
         return rows
 
     def _write(self, connection: Connection, rows: Rows) -> None:
@@ -189,6 +198,16 @@ class JobWriter:
 
     def _parameters(self, columns: sql.Columns, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         return sql.rows_parameters(self._dialect, columns, rows)
+
+
+def _is_doubtful(claim: Claim, rows: Rows) -> bool:
+    """Whether what redrives have made of the job matters: its message differs from the record, or
+    is newer."""
+    known = rows.works.get(claim.job_id)
+    if known is None:
+        return False
+    is_newer = claim.request.message.metadata.redrives > rows.jobs[claim.job_id].redrives
+    return is_newer or not claim.work.is_same(known.recorded)
 
 
 def _updated(row: JobRow) -> list[Any]:

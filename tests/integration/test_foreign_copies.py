@@ -1,0 +1,117 @@
+"""A foreign message never changes what a record says: copied job ids, by every way in."""
+
+import json
+from collections.abc import AsyncIterator
+
+import aio_pika
+import pytest
+
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.services.dead.indexing import index_waiting
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.dead.purge import count_letters
+from switchyard.services.dead.scan import wait_at_most
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import DeadLetterFilter, State
+from switchyard.services.redrive.plan import plan_redrive
+from switchyard.services.redrive.spec import RedriveSpec
+from tests.support.brokers import TestBroker
+from tests.support.system import System, open_system
+
+
+@pytest.fixture
+async def system(
+    broker310: TestBroker, database_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[System]:
+    """A system on each kind of database."""
+    data_dir = tmp_path_factory.mktemp("data")
+    async with open_system(broker310, database_url, data_dir=data_dir) as opened:
+        yield opened
+
+
+async def foreign_letters(ledger: Ledger) -> list[str]:
+    found = await ledger.list_dead(DeadLetterFilter(error_type="ForeignCopy"))
+    assert all(each.reason == "malformed" and each.job_id is None for each in found.items)
+    return [each.id for each in found.items]
+
+
+def copies_of(job_id: str) -> list[tuple[str, JobMessage]]:
+    """Messages with the id of a job whose payload is {"n": 1}, and where to send them."""
+    return [
+        ("hot.noop", JobMessage(job_id=job_id, job_type="noop", payload={"n": 2})),
+        (
+            "hot.noop",
+            JobMessage(
+                job_id=job_id,
+                job_type="noop",
+                payload={"n": 3},
+                metadata=Metadata(redrives=7, attempts=1),
+            ),
+        ),
+        ("hot.scripted", JobMessage(job_id=job_id, job_type="scripted", payload={"n": 1})),
+        # Never seen by a worker: without a queue, and with a payload of no job.
+        ("hot.nobody", JobMessage(job_id=job_id, job_type="nobody", payload={})),
+        ("hot.noop", JobMessage(job_id=job_id, job_type="noop", payload={"n": "x"})),
+    ]
+
+
+@pytest.mark.parametrize("state", [State.SCHEDULED, State.SUCCEEDED, State.DEAD])
+async def test_a_copied_id_is_a_dead_letter_of_its_own_and_the_record_stays(
+    system: System, state: State
+) -> None:
+    await system.start_worker("llm")
+    if state is State.DEAD:
+        script = {"steps": ["permanent"]}
+        job_id = await system.publish("hot.scripted", script)
+    else:
+        delay = 3600 if state is State.SCHEDULED else 0
+        job_id = await system.publish("hot.noop", {"n": 1}, delay=delay)
+    before = await system.wait_for_state(job_id, state)
+    copies = copies_of(job_id)
+    for key, message in copies:
+        await system.publish_raw(key, message.encode(), message_id=job_id)
+    async with system.channel() as channel:
+        dead = await channel.get_exchange("jobs.dlx", ensure=False)
+        body = JobMessage(job_id=job_id, job_type="noop", payload={"n": 9}).encode()
+        letter = aio_pika.Message(body, delivery_mode=2, headers={"x-dead-reason": "exhausted"})
+        await dead.publish(letter, "hot.noop")
+    await system.wait_until_ready("jobs.dead", len(copies) + 1 + (state is State.DEAD))
+    await index_waiting(system.settings, system.ledger, system.registry)
+
+    after = await system.record(job_id)
+    for name in ("state", "job_type", "payload", "lane", "redrives", "attempts", "result"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert len(await foreign_letters(system.ledger)) == len(copies) + 1
+    found = await system.ledger.get_dead(job_id)
+    if state is State.DEAD:
+        assert found is not None
+        assert (found.job_type, found.error_type) == ("scripted", before.error_type)
+        assert json.loads(found.body)["payload"] == script
+    else:
+        assert found is None
+
+
+async def test_no_redrive_sends_a_foreign_copy_and_no_purge_by_the_jobs_id_takes_it(
+    system: System,
+) -> None:
+    job_id = await system.publish("hot.noop", {"n": 1}, delay=3600)
+    await system.publish_raw("hot.nobody", copies_of(job_id)[0][1].encode())
+    await system.wait_until_ready("jobs.dead", 1)
+    spec = RedriveSpec(LetterFilter())
+    tally = await plan_redrive(system.settings, system.registry, system.ledger, spec)
+    assert (tally.matched, tally.done, tally.invalid) == (1, 0, 1)
+    assert "another job has the id" in tally.notes[0]
+    which = LetterFilter(ids=frozenset({job_id}))
+    counted = await count_letters(system.settings, system.ledger, which, wait_at_most(5))
+    assert (counted.scanned, counted.purged) == (1, 0)
+
+
+async def test_a_plain_copy_runs_once_and_a_retry_goes_on(system: System) -> None:
+    await system.start_worker("llm")
+    message = JobMessage(job_id="plain", job_type="scripted", payload={"steps": ["raise", "done"]})
+    for _ in range(2):
+        await system.publish_raw("hot.scripted", message.encode())
+    record = await system.wait_for_state("plain", State.SUCCEEDED)
+    assert record.payload == message.payload
+    await index_waiting(system.settings, system.ledger, system.registry)
+    assert await foreign_letters(system.ledger) == []
