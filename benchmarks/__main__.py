@@ -14,9 +14,10 @@ from rich.table import Table
 
 from benchmarks import bulk, http_api, measurements, redrives
 from benchmarks.measurements import Row
+from benchmarks.search import evaluation
 from benchmarks.stage import stage
 
-ALL = {**measurements.ALL, **bulk.ALL, **redrives.ALL, **http_api.ALL}
+ALL = {**measurements.ALL, **bulk.ALL, **redrives.ALL, **http_api.ALL, **evaluation.ALL}
 
 
 def main() -> None:

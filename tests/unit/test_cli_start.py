@@ -13,8 +13,9 @@ from switchyard.cli.main import app
 from switchyard.services.records import State
 
 HEAVY = (
-    "aio_pika", "aiormq", "alembic", "asyncio", "httpx", "lancedb", "multiprocessing", "pebble",
-    "pika", "pydantic_settings", "pymupdf", "sqlalchemy", "structlog",
+    "aio_pika", "aiormq", "alembic", "asyncio", "httpx", "lancedb", "multiprocessing", "numpy",
+    "pebble", "pika", "pydantic_settings", "pymupdf", "safetensors", "sqlalchemy", "structlog",
+    "tokenizers", "wordllama",
 )  # fmt: skip
 PROBE = """
 import json, sys

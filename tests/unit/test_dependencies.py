@@ -27,6 +27,7 @@ NOT_IMPORTED = {
     "schemathesis": "a command",
     "setuptools": "builds the package",
     "types-pika-ts": "types alone",
+    "wordllama": "two of its files are read",
 }
 """And why it is declared all the same."""
 BENCH_MODULES = {

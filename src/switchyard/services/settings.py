@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
@@ -67,12 +67,34 @@ class Settings(BrokerSettings):
         default=180, gt=0, description="Seconds that one request to the LLM server may take."
     )
     embed_dimensions: int = Field(
-        default=256, ge=8, le=4096, description="Length of the embedder's vectors."
+        default=256,
+        ge=8,
+        le=4096,
+        description="Length of the embedder's vectors; at most 256 for `wordllama`.",
     )
     embed_base_url: str | None = Field(
         default=None,
         description="An OpenAI-compatible server with an embedding model; without one, text is "
-        "embedded offline, by its wording.",
+        "embedded offline.",
+    )
+    embed_offline: Literal["wordllama", "hashed"] = Field(
+        default="wordllama",
+        description="The offline embedder: `wordllama` by meaning, best in English; `hashed` by "
+        "wording, in any script.",
+    )
+    embed_fits: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Least similarity of a passage to a query for vectors of that server's model: "
+        "what is below is no hit.",
+    )
+    embed_alike: float = Field(
+        default=0.22,
+        ge=-1,
+        le=1,
+        description="Least similarity at which documents are linked, for vectors of that server's "
+        "model.",
     )
     embed_model: str = Field(default="default", description="Model asked for at that server.")
     embed_api_key: SecretStr | None = Field(default=None, description="Its API key.")

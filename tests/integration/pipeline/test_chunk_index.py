@@ -138,6 +138,31 @@ async def test_another_embedders_index_is_refused(url: str, embedder: str, dimen
             pass
 
 
+@pytest.mark.parametrize(
+    ("made_by", "way_back"),
+    [
+        ("hashed-1-8", "JOBS_EMBED_OFFLINE=hashed and JOBS_EMBED_DIMENSIONS=8"),
+        ("wordllama-1-8", "JOBS_EMBED_OFFLINE=wordllama and JOBS_EMBED_DIMENSIONS=8"),
+        ("some-model-8", "JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL and JOBS_EMBED_DIMENSIONS back"),
+    ],
+)
+async def test_a_refusal_says_how_to_use_the_index_as_it_is(url: str, made_by: str, way_back: str):
+    async with opened(url, made_by):
+        pass
+    with pytest.raises(IndexMismatch, match=way_back):
+        async with opened(url, "other"):
+            pass
+
+
+async def test_the_nearest_are_looked_for_among_some_chunks_only(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 5)
+        some = [chunk_id("a", 4), chunk_id("a", 2)]
+        found = await index.nearest(vector(0), 10, of=some)
+        assert [match.chunk.index for match in found] == [2, 4]
+        assert await index.nearest(vector(0), 10, of=[]) == []
+
+
 async def test_as_many_vectors_as_chunks_are_wanted(url: str):
     async with opened(url) as index:
         with pytest.raises(ValueError, match="2 chunks and 1 vectors"):

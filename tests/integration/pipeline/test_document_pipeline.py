@@ -18,8 +18,8 @@ from switchyard.services.files.errors import EncryptedDocument, UnsupportedMedia
 from switchyard.services.files.storage import content_hash, result_key, stage_key
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import embedder_for
-from switchyard.services.index.hashed import HashedEmbedder
 from switchyard.services.index.ranking import Hit, search
+from switchyard.services.index.wordllama import WordllamaEmbedder
 from switchyard.services.jobs.outcomes import Done, PermanentError
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
@@ -364,13 +364,13 @@ async def test_a_long_text_is_embedded_batch_by_batch(
 ):
     """So that the memory it takes does not grow with the text."""
     sizes: list[int] = []
-    embed = HashedEmbedder.embed
+    embed = WordllamaEmbedder.embed
 
-    async def noted(self: HashedEmbedder, texts: Any) -> list[list[float]]:
+    async def noted(self: WordllamaEmbedder, texts: Any) -> list[list[float]]:
         sizes.append(len(texts))
         return await embed(self, texts)
 
-    monkeypatch.setattr(HashedEmbedder, "embed", noted)
+    monkeypatch.setattr(WordllamaEmbedder, "embed", noted)
     monkeypatch.setattr(embed_worker, "BATCH", 4)
     text = " ".join(f"Sentence {n} is about the tide number {n}." for n in range(300)).encode()
     document_id = await ingested(pipeline, written(tmp_path, "long.txt", text))

@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.services.index.remote import BATCH, RemoteEmbedder
+from switchyard.services.index.scale import Scale
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.llm.client import NETWORK_TRIES, LlmClient, open_api
 from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
@@ -25,6 +26,9 @@ QUESTION = [{"role": "user", "content": "What is a tide?"}]
 @pytest.fixture(autouse=True)
 def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
+
+
+SCALE = Scale(fits=0.0, alike=0.2, weight=0.5)
 
 
 @pytest.fixture
@@ -191,7 +195,7 @@ async def test_without_a_server_nobody_is_asked():
 
 @pytest.fixture
 def embedder(llm: LlmServer) -> RemoteEmbedder:
-    return RemoteEmbedder(llm.url, "embed-model", server.DIMENSIONS, timeout=5)
+    return RemoteEmbedder(llm.url, "embed-model", server.DIMENSIONS, timeout=5, scale=SCALE)
 
 
 async def test_a_server_embeds_in_batches(llm: LlmServer, embedder: RemoteEmbedder):
@@ -251,6 +255,6 @@ async def test_a_circle_of_redirects_is_refused_for_good():
 
     async with await asyncio.start_server(redirect, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
-        embedder = RemoteEmbedder(f"http://127.0.0.1:{port}/v1", "m", 8, timeout=10)
+        embedder = RemoteEmbedder(f"http://127.0.0.1:{port}/v1", "m", 8, timeout=10, scale=SCALE)
         with pytest.raises(LlmRefused, match="circle"):
             await embedder.embed(["a"])

@@ -97,8 +97,10 @@ async def test_embedding_without_blocking_gives_the_same():
 
 
 def test_the_settings_choose_the_embedder():
-    offline = embedder_for(Settings(embed_dimensions=64))
+    offline = embedder_for(Settings(embed_offline="hashed", embed_dimensions=64))
     assert (offline.name, offline.dimensions) == ("hashed-1-64", 64)
+    default = embedder_for(Settings())
+    assert (default.name, default.dimensions) == ("wordllama-1-256", 256)
     remote = embedder_for(
         Settings(embed_base_url="http://localhost:1/v1", embed_model="m", embed_dimensions=64)
     )

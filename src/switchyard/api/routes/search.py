@@ -10,6 +10,7 @@ from switchyard.api.http.problems import try_later
 from switchyard.api.models.documents import HitView, SearchAnswer, SearchBody
 from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
+from switchyard.services.index.chunk_index import IndexMismatch
 from switchyard.services.index.ranking import Hit
 from switchyard.services.index.searching import Filters, search_documents
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
@@ -38,6 +39,9 @@ async def search(body: SearchBody, request: Request, state: Shared) -> SearchAns
             filters=filters,
             per_document=body.per_document,
         )
+    except IndexMismatch as error:
+        request.state.trouble = f"{type(error).__name__}: {error}"
+        raise try_later("search-away", str(error)) from error
     except (RetryableError, PermanentError) as error:
         # Its text may name hosts: it stays in the log.
         request.state.trouble = f"{type(error).__name__}: {error}"

@@ -196,6 +196,7 @@ async def _collect(ledger: Ledger, story: Story) -> None:
 async def _search(system: System, story: Story) -> None:
     from switchyard.services.index.chunk_index import ChunkIndex
     from switchyard.services.index.embedder import embedder_for
+    from switchyard.services.index.modes import Mode
     from switchyard.services.index.ranking import search
     from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 
@@ -212,6 +213,8 @@ async def _search(system: System, story: Story) -> None:
         async with ChunkIndex.open(
             system.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
         ) as index:
-            story.hits = await search(index, embedder, story.query, HITS, per_document=1)
+            story.hits = await search(
+                index, embedder, story.query, HITS, mode=Mode.HYBRID, per_document=1
+            )
     except (PermanentError, RetryableError) as error:
         story.search_problem = str(error)

@@ -148,16 +148,19 @@ class ChunkIndex:
         *,
         excluding: str | None = None,
         within: Collection[str] | None = None,
+        of: Collection[str] | None = None,
     ) -> list[Match]:
         """The chunks nearest to a vector, best first; `excluding` leaves one document out,
-        `within` leaves out all but these.
+        `within` leaves out all documents but these, and `of` all chunks but those of these ids.
 
         Nothing is near to a vector of zeros.
         """
-        if not any(vector) or (within is not None and not within):
+        if not any(vector) or (within is not None and not within) or (of is not None and not of):
             return []
         query = self._table.query().nearest_to(list(vector)).distance_type("cosine").limit(limit)
         conditions = [_one_of(within)] if within is not None else []
+        if of is not None:
+            conditions.append(_one_of(of, "id"))
         if excluding is not None:
             conditions.append(f"document_id != {_quoted(excluding)}")
         if conditions:
@@ -307,18 +310,29 @@ def _check(schema: Any, embedder: str, dimensions: int) -> None:
     length = schema.field("vector").type.list_size
     if (made_by, length) != (embedder, dimensions):
         raise IndexMismatch(
-            f"the index holds vectors of {made_by!r}, length {length}; this worker embeds with "
-            f"{embedder!r}, length {dimensions}: set JOBS_EMBED_… back, or give JOBS_INDEX_URL a "
-            "new place and index the documents again"
+            f"the index holds vectors of {made_by!r}, length {length}; this process embeds with "
+            f"{embedder!r}, length {dimensions}: {_way_back(made_by, length)}, or give "
+            "JOBS_INDEX_URL a new place and index the documents again"
         )
+
+
+def _way_back(made_by: str, length: int) -> str:
+    """What to set so that this index can be used as it is."""
+    for offline in ("wordllama", "hashed"):
+        if made_by.startswith(f"{offline}-"):
+            return (
+                f"unset JOBS_EMBED_BASE_URL and set JOBS_EMBED_OFFLINE={offline} and "
+                f"JOBS_EMBED_DIMENSIONS={length} to use it"
+            )
+    return "set JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL and JOBS_EMBED_DIMENSIONS back to use it"
 
 
 def _chunk(row: Mapping[str, Any]) -> Chunk:
     return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
 
 
-def _one_of(document_ids: Collection[str]) -> str:
-    return f"document_id IN ({', '.join(map(_quoted, sorted(set(document_ids))))})"
+def _one_of(ids: Collection[str], column: str = "document_id") -> str:
+    return f"{column} IN ({', '.join(map(_quoted, sorted(set(ids))))})"
 
 
 def _quoted(text: str) -> str:

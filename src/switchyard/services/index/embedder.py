@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from switchyard.services.index.scale import Scale
 from switchyard.services.settings import Settings
+
+_MODEL_WEIGHT = 0.8
+"""That of the offline embedder by meaning: a server's model is hardly worth less."""
 
 
 class Embedder(Protocol):
@@ -21,8 +25,14 @@ class Embedder(Protocol):
         """Length of every vector."""
         ...
 
+    @property
+    def scale(self) -> Scale:
+        """What its similarities are worth."""
+        ...
+
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """One vector of length 1 for each text, in order; all zeros for a text without words.
+        """One vector of length 1 for each text, in order; all zeros for a text without words that
+        it knows.
 
         Raises RetryableError or PermanentError where a server is asked.
         """
@@ -30,11 +40,18 @@ class Embedder(Protocol):
 
 
 def embedder_for(settings: Settings) -> Embedder:
-    """The server's model when JOBS_EMBED_BASE_URL is set, else the offline embedder."""
-    if settings.embed_base_url is None:
-        from switchyard.services.index.hashed import HashedEmbedder
+    """The server's model when JOBS_EMBED_BASE_URL is set, else that of JOBS_EMBED_OFFLINE.
 
-        return HashedEmbedder(settings.embed_dimensions)
+    Raises PermanentError when that has no vectors of the length in the settings.
+    """
+    if settings.embed_base_url is None:
+        if settings.embed_offline == "hashed":
+            from switchyard.services.index.hashed import HashedEmbedder
+
+            return HashedEmbedder(settings.embed_dimensions)
+        from switchyard.services.index.wordllama import WordllamaEmbedder
+
+        return WordllamaEmbedder(settings.embed_dimensions)
     from switchyard.services.index.remote import RemoteEmbedder
 
     return RemoteEmbedder(
@@ -43,4 +60,5 @@ def embedder_for(settings: Settings) -> Embedder:
         api_key=settings.embed_api_key,
         dimensions=settings.embed_dimensions,
         timeout=settings.llm_timeout,
+        scale=Scale(fits=settings.embed_fits, alike=settings.embed_alike, weight=_MODEL_WEIGHT),
     )

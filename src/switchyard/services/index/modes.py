@@ -13,4 +13,4 @@ class Mode(StrEnum):
     KEYWORD = "keyword"
     """What has the words."""
     HYBRID = "hybrid"
-    """Both, by reciprocal rank fusion: what either ranks high, and most of all what both do."""
+    """Both: similarity and words, each by what the embedder is worth."""

@@ -21,8 +21,6 @@ from switchyard.services.text.plain import (
 
 SNIPPET_LENGTH = 280
 """Characters."""
-FUSED = 60
-"""The constant of reciprocal rank fusion: how little a rank counts beside being found at all."""
 _CANDIDATES = 50
 """Chunks that each way of a hybrid search brings at least."""
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
@@ -40,7 +38,7 @@ class Hit:
     """The part of the chunk nearest to the query's words, at most SNIPPET_LENGTH characters."""
     score: float
     """Rounded to four places. Vector: cosine similarity, 1 is the same text. Keyword: BM25, without
-    an upper limit. Hybrid: 1 is the first in both."""
+    an upper limit. Hybrid: up to 1, the same text."""
     chunk_id: str
     highlights: tuple[tuple[int, int], ...] = ()
     """Where the query's words are in the snippet: start and end, in characters."""
@@ -62,29 +60,34 @@ async def search(
     mode: Mode = Mode.VECTOR,
     within: Collection[str] | None = None,
     per_document: int | None = None,
-    at_least: float = 0.0,
+    at_least: float | None = None,
 ) -> list[Hit]:
     """The chunks that answer a query, best first.
 
     `limit` is 1 to MAX_LIMIT; `within` leaves out all documents but these; `per_document` is how
-    many hits one document may have; `at_least` leaves out what is less similar, where vectors are
-    compared. A query without words finds nothing. Raises ValueError for a limit out of range, and
-    what the embedder raises.
+    many hits one document may have. Where vectors are compared, what is less similar than
+    `at_least` (the embedder's own measure where it is None) is no hit, unless a hybrid search finds
+    it by words. A query without words finds nothing. Raises ValueError for a limit out of range,
+    and what the embedder raises.
     """
     if not 1 <= limit <= MAX_LIMIT:
         raise ValueError(f"limit must be 1 to {MAX_LIMIT}, not {limit}")
+    least = embedder.scale.fits if at_least is None else at_least
     wanted = limit if per_document is None else min(limit * 10, 10 * MAX_LIMIT)
+    terms = set(content_words(query)) or set(words(query))
     if mode is Mode.VECTOR:
-        ranked = await _by_vector(index, embedder, query, wanted, within, at_least)
+        vector = (await embedder.embed([query]))[0]
+        ranked = await _by_vector(index, vector, wanted, within, least)
     elif mode is Mode.KEYWORD:
         ranked = await _by_word(index, query, wanted, within)
     else:
+        vector = (await embedder.embed([query]))[0]
         each = max(wanted, _CANDIDATES)
-        ranked = _fused(
-            await _by_vector(index, embedder, query, each, within, at_least),
-            await _by_word(index, query, each, within),
-        )
-    terms = set(content_words(query)) or set(words(query))
+        similar = await _by_vector(index, vector, each, within, least)
+        worded = await _by_word(index, query, each, within)
+        beyond = {one.chunk.id for one in worded} - {one.chunk.id for one in similar}
+        similar += await _by_vector(index, vector, len(beyond), within, 0.0, of=beyond)
+        ranked = _weighed(similar, worded, terms, embedder.scale.weight)
     hits: list[Hit] = []
     taken: Counter[str] = Counter()
     for found in ranked:
@@ -99,17 +102,17 @@ async def search(
 
 async def _by_vector(
     index: ChunkIndex,
-    embedder: Embedder,
-    query: str,
+    vector: Sequence[float],
     limit: int,
     within: Collection[str] | None,
     at_least: float,
+    *,
+    of: Collection[str] | None = None,
 ) -> list[_Ranked]:
-    vector = (await embedder.embed([query]))[0]
     return [
         _Ranked(match.chunk, match.title, match.similarity)
-        for match in await index.nearest(vector, limit, within=within)
-        if match.similarity > at_least
+        for match in await index.nearest(vector, limit, within=within, of=of)
+        if match.similarity > 0 and match.similarity >= at_least
     ]
 
 
@@ -122,17 +125,25 @@ async def _by_word(
     ]
 
 
-def _fused(*rankings: Sequence[_Ranked]) -> list[_Ranked]:
-    """Reciprocal rank fusion: scores of different kinds are not compared, only ranks."""
-    best = len(rankings) / (FUSED + 1)
-    found: dict[str, _Ranked] = {}
-    scores: Counter[str] = Counter()
-    for ranking in rankings:
-        for rank, each in enumerate(ranking, start=1):
-            found.setdefault(each.chunk.id, each)
-            scores[each.chunk.id] += 1 / (FUSED + rank) / best  # type: ignore[assignment]
-    fused = [_Ranked(each.chunk, each.title, scores[key]) for key, each in found.items()]
-    return sorted(fused, key=lambda each: (-each.score, each.chunk.id))
+def _weighed(
+    similar: Sequence[_Ranked], worded: Sequence[_Ranked], terms: set[str], weight: float
+) -> list[_Ranked]:
+    """The weighted sum of similarity and words, each from 0 to 1.
+
+    Words count by BM25, as a part of the best one's, times the square of how many of the query's
+    words are there: who has all of them is what was asked for, who has one of four says little.
+    """
+    found = {each.chunk.id: each for each in (*worded, *similar)}
+    scores = {each.chunk.id: weight * min(each.score, 1.0) for each in similar}
+    best = max((each.score for each in worded), default=0.0)
+    for each in worded:
+        # The index knows words where no spaces are written: it found one even if we see none.
+        share = max(len(terms.intersection(words(each.chunk.text))), 1) / max(len(terms), 1)
+        scores[each.chunk.id] = (
+            scores.get(each.chunk.id, 0.0) + (1 - weight) * share**2 * each.score / best
+        )
+    ranked = [_Ranked(each.chunk, each.title, scores[key]) for key, each in found.items()]
+    return sorted(ranked, key=lambda each: (-each.score, each.chunk.id))
 
 
 def _hit(found: _Ranked, terms: set[str]) -> Hit:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from switchyard.services.index.scale import Scale
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.llm.client import call, open_api
 from switchyard.services.llm.errors import LlmNonsense
@@ -27,6 +28,7 @@ class RemoteEmbedder:
     model: str
     dimensions: int
     timeout: float
+    scale: Scale
     api_key: SecretStr | None = field(default=None, repr=False)
 
     @property

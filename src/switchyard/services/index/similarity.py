@@ -15,10 +15,6 @@ from switchyard.services.index.chunk_index import ChunkIndex
 
 TOP_K = 5
 """Links that a document gets at most."""
-THRESHOLD = 0.22
-"""Least similarity of a link. Fits the offline embedder, with which short texts on unrelated
-subjects come to 0.1 on average and seldom to 0.2, and texts on one subject to 0.25 and more.
-Models have other scales: the payload of `link_content` can name another threshold."""
 _PROBES = 8
 """Chunks, evenly spread, whose neighbours are looked at."""
 _NEIGHBOURS = 50
@@ -37,7 +33,7 @@ class Link:
 
 
 async def similar_documents(
-    index: ChunkIndex, document_id: str, *, top_k: int = TOP_K, threshold: float = THRESHOLD
+    index: ChunkIndex, document_id: str, *, threshold: float, top_k: int = TOP_K
 ) -> list[Link]:
     """The documents most similar to one, best first, at most `top_k`, each at least `threshold`."""
     mean = (await index.means_of([document_id])).get(document_id)

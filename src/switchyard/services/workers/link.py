@@ -11,7 +11,7 @@ from pydantic import Field
 from switchyard.services.files.storage import content_hash
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import embedder_for
-from switchyard.services.index.similarity import THRESHOLD, TOP_K, similar_documents
+from switchyard.services.index.similarity import TOP_K, similar_documents
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome
 from switchyard.services.jobs.registry import job
@@ -37,7 +37,8 @@ class LinkContent(DocumentJob):
     run needs `force` to look again."""
 
     top_k: int = Field(default=TOP_K, ge=1, le=100)
-    threshold: float = Field(default=THRESHOLD, ge=-1, le=1)
+    threshold: float | None = Field(default=None, ge=-1, le=1)
+    """Least similarity of a link; the embedder's own where it is None."""
 
 
 @job("link_content", worker="link", lanes=("hot", "maintenance"), timeout=300)
@@ -46,21 +47,22 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
     """Link a document to those most like it, and write the result of the whole pipeline."""
     document_id = payload.document_id
     files = DocumentFiles.of(ctx, document_id)
+    embedder = embedder_for(ctx.settings)
+    threshold = embedder.scale.alike if payload.threshold is None else payload.threshold
     async with at_stage(ctx, document_id, LINK):
         embedded = await files.output_of_async(EMBED)
 
         async def work() -> dict[str, Any]:
-            embedder = embedder_for(ctx.settings)
             async with ChunkIndex.open(
                 ctx.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
             ) as index:
                 links = await similar_documents(
-                    index, document_id, top_k=payload.top_k, threshold=payload.threshold
+                    index, document_id, top_k=payload.top_k, threshold=threshold
                 )
             return {"links": [asdict(link) for link in links]}
 
         input_hash = content_hash(
-            [embedded.input_hash, embedded.output_hash, payload.top_k, payload.threshold]
+            [embedded.input_hash, embedded.output_hash, payload.top_k, threshold]
         )
         output = await files.reuse_or_run_async(
             LINK, input_hash, work, content=embedded.content, force=payload.force

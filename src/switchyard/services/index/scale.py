@@ -1,0 +1,17 @@
+"""What an embedder's similarities (cosines) are worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Every embedder has a scale of its own; `make bench ARGS=search` measures it."""
+
+    fits: float
+    """Least similarity of a passage to a query that it may answer, from 0 to 1."""
+    alike: float
+    """Least similarity of two documents that are linked, from -1 to 1."""
+    weight: float
+    """How much of a hybrid search's score is similarity, from 0 to 1; the rest is for words."""

@@ -1,0 +1,84 @@
+"""The offline embedder by meaning: the same vectors for ever, and none of what it does not know."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.wordllama import WordllamaEmbedder
+from switchyard.services.jobs.outcomes import PermanentError
+from switchyard.services.settings import Settings
+
+TEXT = "The tide rises twice a day."
+FIRST = [0.037603, -0.006186, 0.046789, 0.055322]
+LAST = [-0.05114, 0.067953]
+
+
+def cosine(one: str, other: str) -> float:
+    left, right = WordllamaEmbedder().embed_now([one, other])
+    return sum(a * b for a, b in zip(left, right, strict=True))
+
+
+def test_vectors_are_those_of_yesterday():
+    """Others make every index that exists worthless: give the embedder a new name."""
+    assert WordllamaEmbedder(256).name == "wordllama-1-256"
+    vector = WordllamaEmbedder(256).embed_now([TEXT])[0]
+    assert vector[:4] == pytest.approx(FIRST, abs=1e-5)
+    assert vector[-2:] == pytest.approx(LAST, abs=1e-5)
+
+
+def test_texts_of_one_meaning_are_near_without_a_word_in_common():
+    question = "why does the sea rise and fall"
+    near = cosine(question, "Tides of the ocean")
+    assert near > cosine(question, "The prince of Denmark hesitates.") + 0.1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "!?…", "xyzzy", "8d1f0c77e2", "潮汐每天两次上升", "קבוצות קטנות"]
+)
+def test_what_the_vocabulary_does_not_know_is_near_to_nothing(text: str):
+    assert not any(WordllamaEmbedder().embed_now([text])[0])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        "git",
+        "Sudet palasivat metsiin",
+        "Волки вернулись в леса",
+        "Die Flut steigt.",
+        "fix it",
+    ],
+)
+@pytest.mark.parametrize("dimensions", [64, 256])
+def test_vectors_of_known_languages_have_length_one(text: str, dimensions: int):
+    vector = WordllamaEmbedder(dimensions).embed_now([text])[0]
+    assert len(vector) == dimensions
+    assert math.isclose(sum(x * x for x in vector), 1, rel_tol=1e-9)
+
+
+async def test_embedding_without_blocking_gives_the_same():
+    embedder = WordllamaEmbedder(64)
+    assert await embedder.embed([TEXT]) == embedder.embed_now([TEXT])
+
+
+def test_more_dimensions_than_there_are_are_refused_with_the_settings_to_change():
+    with pytest.raises(PermanentError, match=r"JOBS_EMBED_DIMENSIONS is 512.*OFFLINE=hashed"):
+        embedder_for(Settings(embed_dimensions=512))
+
+
+def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch):
+    module = "switchyard.services.index.wordllama"
+    monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    monkeypatch.setattr(f"{module}._model", _fresh_model())
+    with pytest.raises(PermanentError, match="JOBS_EMBED_OFFLINE=hashed"):
+        WordllamaEmbedder().embed_now([TEXT])
+
+
+def _fresh_model():
+    from switchyard.services.index import wordllama
+
+    return wordllama._model.__wrapped__
