@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from typing import Any
+from unittest.mock import patch
 
 from switchyard.services import logs
 from switchyard.services.backfill.handler import BackfillHandler
@@ -28,13 +29,15 @@ from tests.support.system import lanes_with
 
 LEASE = 0.3
 LONGEST = 0.4
-"""Seconds that a process lives at most from the moment at which it has the backfill."""
-EARLY = 0.2
-"""Part of the processes that are killed before that, or thereabouts."""
+"""Seconds that a process lives at most from what it told last."""
+EARLY, BEGUN = 0.2, 0.6
+"""Parts of the processes that are killed before they have the backfill, or thereabouts; and before
+that, or as soon as they have it. All others are killed after their first checkpoint: on a busy
+machine connecting takes longer than any of them would live."""
 
 
 class TellingHandler(BackfillHandler):
-    """Tells through a pipe when it begins."""
+    """Tells through a pipe when it begins, and when it has noted how far it has come."""
 
     def __init__(self, pipe: int, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -42,7 +45,15 @@ class TellingHandler(BackfillHandler):
 
     async def run(self, session: BulkSession) -> None:
         os.write(self._pipe, b"!")
-        await super().run(session)
+        record = session.record
+
+        async def record_and_tell(**noted: Any) -> None:
+            await record(**noted)
+            if noted.get("cursor") is not None:
+                os.write(self._pipe, b"!")
+
+        with patch.object(session, "record", record_and_tell):
+            await super().run(session)
 
 
 async def run_on(backfill: str, pipe: int) -> BulkState:
@@ -71,13 +82,15 @@ def main(backfill: str, kills: int, seed: int) -> None:
             logs.configure("error")  # to stderr: stdout is for the count
             os._exit(0 if asyncio.run(run_on(backfill, pipe)) is BulkState.COMPLETED else 1)
         os.close(pipe)
-        if dice.random() < EARLY:
+        part = dice.random()
+        if part < EARLY:
             time.sleep(dice.random() * LEASE)
         else:
-            os.read(told, 1)
+            for _ in range(1 if part < BEGUN else 2):
+                os.read(told, 1)
             time.sleep(dice.random() * LONGEST)
-        os.close(told)
         os.kill(child, signal.SIGKILL)
+        os.close(told)  # not before: it may be telling
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             break
