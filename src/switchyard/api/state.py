@@ -66,7 +66,7 @@ async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
         settings.api_keys.get_secret_value() if settings.api_keys is not None else ""
     )
     async with (
-        await Ledger.open(settings.ledger_url) as ledger,
+        await Ledger.open(settings.ledger_url, prompt=True) as ledger,
         _looking_for(ledger),
         _open_broker(settings, registry, ledger) as broker,
     ):

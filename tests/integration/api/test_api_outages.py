@@ -3,11 +3,12 @@
 import asyncio
 import hashlib
 import json
+import sqlite3
 import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -408,6 +409,49 @@ async def test_a_ledger_that_is_away_is_told(
             return (await api.client.post("/jobs", json=NOOP)).status_code == 202
 
         await eventually(back)
+
+
+async def test_a_ledger_that_is_frozen_is_told_within_two_seconds(
+    broker310: TestBroker, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    url = postgres_server.create_database()
+    async with (
+        open_system(broker310, url, data_dir=tmp_path) as system,
+        serving(system.settings) as api,
+    ):
+        assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
+        await asyncio.to_thread(postgres_server.pause)
+        try:
+            answers = [await timed_publish(api) for _ in range(3)]
+        finally:
+            await asyncio.to_thread(postgres_server.resume)
+        for answer, _ in answers:
+            problem(answer, 503, "ledger-away")
+        assert_prompt([took for _, took in answers])
+
+        async def back() -> bool:
+            return (await api.client.post("/jobs", json=NOOP)).status_code == 202
+
+        await eventually(back)
+
+
+async def test_a_ledger_that_is_locked_is_told_within_two_seconds(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with (
+        open_system(broker310, sqlite_url, data_dir=tmp_path) as system,
+        serving(system.settings) as api,
+    ):
+        assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
+        with closing(sqlite3.connect(sqlite_url.partition("///")[2])) as other:
+            other.isolation_level = None
+            other.execute("BEGIN IMMEDIATE")
+            answers = [await timed_publish(api) for _ in range(3)]
+            other.execute("ROLLBACK")
+        for answer, _ in answers:
+            problem(answer, 503, "ledger-away")
+        assert_prompt([took for _, took in answers])
+        assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
 
 
 DIES_AFTER_RECORD = """

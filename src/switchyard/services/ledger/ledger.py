@@ -41,13 +41,14 @@ class Ledger(
     """
 
     @classmethod
-    async def open(cls, url: str, *, check: bool = False) -> Ledger:
+    async def open(cls, url: str, *, check: bool = False, prompt: bool = False) -> Ledger:
         """A ledger at that SQLAlchemy address (SQLite or PostgreSQL); connections are made when
-        they are needed. With `check`, raises what `check` raises.
+        they are needed. With `check`, raises what `check` raises. A `prompt` one, for somebody who
+        waits for an answer, says within two seconds that the database is locked or away.
 
         Raises LedgerError for an address that is not to be used.
         """
-        ledger = cls(connect(url))
+        ledger = cls(connect(url, prompt=prompt))
         if check:
             try:
                 await ledger.check()

@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from switchyard.services.ledger.sql.errors import TransactionRaced, raise_translated
-from switchyard.services.records.errors import LedgerMisconfigured
+from switchyard.services.records.errors import LedgerMisconfigured, LedgerUnavailable
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -28,6 +28,10 @@ BUSY_TIMEOUT = 30.0
 
 CONNECT_TIMEOUT = 10.0
 """Seconds that PostgreSQL gets to answer a new connection."""
+
+PROMPT = 0.9
+"""Seconds, in the place of both, for a ledger that is to answer soon; twice that at most, as a
+write may come behind one that has just begun to wait."""
 
 OLDEST_SQLITE = (3, 35)
 """The first with RETURNING and materialised common table expressions."""
@@ -55,17 +59,18 @@ class Database(Protocol):
     async def close(self) -> None: ...
 
 
-def connect(url: str) -> Database:
-    """The database of that SQLAlchemy address. Raises LedgerError for one of another kind."""
+def connect(url: str, *, prompt: bool = False) -> Database:
+    """The database of that SQLAlchemy address; a `prompt` one gives up waiting after PROMPT
+    seconds. Raises LedgerError for one of another kind."""
     try:
         parsed = make_url(url)
     except exc.ArgumentError as error:
         raise LedgerMisconfigured("the ledger's address can't be read: " + FORMS) from error
     backend = parsed.get_backend_name()
     if backend == "sqlite":
-        return SqliteDatabase(parsed)
+        return SqliteDatabase(parsed, prompt=prompt)
     if backend in ("postgresql", "postgres"):
-        return PostgresDatabase(parsed)
+        return PostgresDatabase(parsed, prompt=prompt)
     raise LedgerMisconfigured(f"the ledger can't use {backend!r}: {FORMS}")
 
 
@@ -82,7 +87,7 @@ class SqliteDatabase:
 
     dialect = "sqlite"
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, prompt: bool = False) -> None:
         if not url.database or url.database == ":memory:":
             raise LedgerMisconfigured(f"the ledger needs a file to outlive the process: {FORMS}")
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
@@ -91,8 +96,9 @@ class SqliteDatabase:
             )
         self._file = Path(url.database)
         url = url.set(drivername="sqlite")
-        self._write_engine = _sqlite_engine(url, "BEGIN IMMEDIATE", 1, WRITER_CACHE)
-        self._read_engine = _sqlite_engine(url, "BEGIN", READERS, READER_CACHE)
+        busy = PROMPT if prompt else BUSY_TIMEOUT
+        self._write_engine = _sqlite_engine(url, "BEGIN IMMEDIATE", 1, WRITER_CACHE, busy)
+        self._read_engine = _sqlite_engine(url, "BEGIN", READERS, READER_CACHE, busy)
         self._writer = ThreadPoolExecutor(1, "ledger-writer")
         self._readers = ThreadPoolExecutor(READERS, "ledger-reader")
 
@@ -137,14 +143,16 @@ class PostgresDatabase:
 
     dialect = "postgresql"
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, prompt: bool = False) -> None:
+        self._prompt = prompt
+        self._given_up: set[asyncio.Task[Any]] = set()
         self._engine = create_async_engine(
             url.set(drivername="postgresql+asyncpg"),
             pool_size=5,
             max_overflow=10,
             pool_use_lifo=True,
             connect_args={
-                "timeout": CONNECT_TIMEOUT,
+                "timeout": PROMPT if prompt else CONNECT_TIMEOUT,
                 "command_timeout": BUSY_TIMEOUT,
                 # The statements are short and many: compiling them costs more than it saves.
                 "server_settings": {"application_name": "switchyard", "jit": "off"},
@@ -163,6 +171,43 @@ class PostgresDatabase:
         return await self._run(work, commit=True)
 
     async def _run(self, work: Work[T], *, commit: bool) -> T:
+        if not self._prompt:
+            return await self._patiently(work, commit=commit)
+        task = asyncio.create_task(self._patiently(work, commit=commit))
+        try:
+            await asyncio.wait((task,), timeout=PROMPT)
+            # A long query is no outage: what tells is whether the server answers a short one.
+            if not task.done() and not await self._answers() and not task.done():
+                raise LedgerUnavailable("the ledger's database does not answer")
+            return await task
+        finally:
+            if not task.done():
+                # Whoever waits is not to wait for the end of a broken connection, too.
+                task.cancel()
+                self._given_up.add(task)
+                task.add_done_callback(self._forget)
+
+    async def _answers(self) -> bool:
+        """Whether the server answers at all, or the work has ended meanwhile."""
+
+        def nothing(connection: Connection) -> None:
+            connection.exec_driver_sql("SELECT 1")
+
+        probe = asyncio.create_task(self._patiently(nothing, commit=False))
+        self._given_up.add(probe)
+        probe.add_done_callback(self._forget)
+        await asyncio.wait((probe,), timeout=PROMPT)
+        if not probe.done():
+            probe.cancel()
+            return False
+        return probe.exception() is None
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._given_up.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody waits for it any more
+
+    async def _patiently(self, work: Work[T], *, commit: bool) -> T:
         try:
             try:
                 return await self._once(work, commit=commit)
@@ -191,10 +236,10 @@ class PostgresDatabase:
         await self._engine.dispose()
 
 
-def _write_ahead(connection: sqlite3.Connection) -> None:
+def _write_ahead(connection: sqlite3.Connection, busy_timeout: float) -> None:
     """Keep a write-ahead log, which is a property of the file. Two processes that both find a new
     file are told at once that it is locked: SQLite's own patience does not count for this."""
-    deadline = time.monotonic() + BUSY_TIMEOUT
+    deadline = time.monotonic() + busy_timeout
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -206,17 +251,19 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             return
 
 
-def _sqlite_engine(url: URL, begin: str, pool_size: int, cache_kib: int) -> Engine:
+def _sqlite_engine(
+    url: URL, begin: str, pool_size: int, cache_kib: int, busy_timeout: float
+) -> Engine:
     engine = create_engine(
         url,
         pool_size=pool_size,
         max_overflow=0,
-        connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
+        connect_args={"timeout": busy_timeout, "check_same_thread": False},
     )
 
     def prepare(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
-        _write_ahead(connection)
+        _write_ahead(connection, busy_timeout)
         for pragma in (
             "synchronous = NORMAL",
             f"cache_size = -{cache_kib}",
