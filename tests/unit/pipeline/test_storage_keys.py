@@ -15,6 +15,8 @@ from switchyard.services.files.storage import (
     Storage,
     check_key,
     content_hash,
+    extraction_key,
+    result_key,
     upload_key,
 )
 from switchyard.services.files.uploads import read_path
@@ -98,3 +100,8 @@ async def test_a_port_that_there_is_none_of_is_no_reason_to_try_again(port: int)
     with pytest.raises(FetchRefused, match="no port"):
         async with fetching(f"http://example.org:{port}/a.pdf", max_bytes=1, within=5):
             pass
+
+
+@pytest.mark.parametrize("document_id", ["a", "jobs", "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"])
+def test_no_extraction_lies_where_a_document_has_its_result(document_id: str) -> None:
+    assert extraction_key(document_id) != result_key(document_id)

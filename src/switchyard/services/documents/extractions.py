@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.errors import Unknown, WrongState
-from switchyard.services.files.storage import NotStored, result_key
+from switchyard.services.files.storage import InvalidKey, NotStored
 from switchyard.services.files.uploads import Upload
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
@@ -76,9 +76,9 @@ class ExtractionDesk:
         if record.state is not State.SUCCEEDED:
             raise ExtractionNotFinished(record)
         try:
-            result: dict[str, Any] = json.loads(
-                await self.inbox.storage.get_async(result_key(job_id))
-            )
-        except NotStored as error:
+            # Where its job says: older ones lie elsewhere.
+            key = (record.result or {}).get("result", "")
+            result: dict[str, Any] = json.loads(await self.inbox.storage.get_async(key))
+        except (NotStored, InvalidKey) as error:
             raise UnknownExtraction(f"the text of extraction {job_id} was removed") from error
         return result

@@ -281,6 +281,12 @@ def result_key(document_id: str) -> str:
     return f"results/{document_id}/result.json"
 
 
+def extraction_key(job_id: str) -> str:
+    """Where a job without a document keeps its result: whoever publishes it chooses its id, which
+    may be that of a document."""
+    return f"results/jobs/{job_id}/result.json"
+
+
 def content_hash(value: Any) -> str:
     """SHA-256, hexadecimal, of bytes or of a JSON value in its canonical form."""
     if isinstance(value, bytes):

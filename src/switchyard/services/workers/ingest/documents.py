@@ -13,7 +13,7 @@ from switchyard.services.files.storage import (
     NotStored,
     Storage,
     content_hash,
-    result_key,
+    extraction_key,
 )
 from switchyard.services.files.uploads import (
     INCOMING_KEY,
@@ -217,7 +217,7 @@ def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
         raise PermanentError(f"the upload {payload.key!r} is gone: send it again") from error
     identity = identify(data, payload.filename)
     text = extract(data, identity.media_type, title=payload.title, filename=payload.filename)
-    key = result_key(ctx.job_id)
+    key = extraction_key(ctx.job_id)
     storage.put(key, json.dumps({"job_id": ctx.job_id, **text}, ensure_ascii=False).encode())
     kept = ("title", "page_count", "word_count", "needs_ocr")
     return Done({name: text[name] for name in kept} | {"result": key})
