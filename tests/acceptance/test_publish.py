@@ -1,13 +1,10 @@
 """`jobctl publish`."""
 
-import asyncio
 import json
 import subprocess
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from tests.acceptance.conftest import JOBCTL, ROOT, CommandLine
-from tests.support.tcp_proxy import TcpProxy
 
 
 def test_prints_the_job_id_alone_and_the_job_is_queued(jobctl: CommandLine) -> None:
@@ -74,31 +71,6 @@ def test_no_broker_at_all_says_what_to_set(jobctl: CommandLine) -> None:
     assert "set JOBS_AMQP_URL" in jobctl.fails("publish", "hot.work", "--payload", "{}")
 
 
-def test_before_the_queues_are_there_it_says_what_to_type(bare: CommandLine) -> None:
-    bare.ok("db", "upgrade")
-    early = ("publish", "hot.work", "--payload", '{"n": 1}', "--key", "k")
-    refused = bare.fails(*early)
-    assert "run `jobctl topology apply`; nothing was kept of the job: publish it again" in refused
-    assert "topology apply" in bare.fails("publish", "hot.work", "--payload", "-", stdin="{}\n{}")
-    assert bare.json("jobs", "list") == []
-    bare.ok("topology", "apply")
-    assert bare.json(*early)["state"] == "queued"
-    assert bare.json("dead", "list") == []
-
-
-async def test_a_job_that_is_not_confirmed_is_told_to_be_pending(jobctl: CommandLine) -> None:
-    url = urlsplit(jobctl.environment["JOBS_AMQP_URL"])
-    async with TcpProxy(url.hostname or "", url.port or 0) as proxy:
-        proxy.cut_when(lambda seen: b"unsure" in seen, forward=False)
-        arguments = ("publish", "hot.work", "--payload", '{"text": "unsure"}')
-        by_proxy = proxy.url(url.geturl())
-        done = await asyncio.to_thread(jobctl.run, *arguments, JOBS_AMQP_URL=by_proxy)
-    job_id = done.stdout.strip()
-    assert done.returncode == 0, done.stderr
-    assert f"{job_id} is recorded, but the broker has not confirmed it" in done.stderr
-    assert jobctl.state(job_id) == "pending"
-
-
 def test_a_full_lane_is_told_with_what_became_of_the_job(jobctl: CommandLine) -> None:
     lines = "{}\n" * 1_001
     done = jobctl.run("publish", "hot.work", "--payload", "-", stdin=lines)
@@ -128,7 +100,7 @@ def test_a_thousand_lines_are_a_thousand_jobs(jobctl: CommandLine) -> None:
     lanes = {lane["lane"]: lane for lane in jobctl.json("lanes")}
     assert lanes["backfill"]["jobs"] == {"queued": 1_000}
     again = jobctl.run("publish", "backfill.work", "--payload", "-", "--key", "run", stdin=lines)
-    assert again.returncode == 0, again.stderr
+    assert again.returncode == 0
     assert "0 published; 1000 were known already" in " ".join(again.stderr.split())
 
 

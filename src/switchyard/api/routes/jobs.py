@@ -11,7 +11,7 @@ from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, lane_full, responses, try_later
 from switchyard.api.models import jobs as models
 from switchyard.api.state import BrokerSide, Shared
-from switchyard.broker.errors import LaneFull, PublishError, Unroutable
+from switchyard.broker.errors import BrokerAway, LaneFull, PublishError
 from switchyard.broker.lanes import LANES, queue_name
 from switchyard.broker.message import now
 from switchyard.services.access.api_keys import Scope
@@ -218,8 +218,11 @@ async def _publish(broker: BrokerSide, job: NewJob) -> Published:
         return await broker.jobs.publish_one(job)
     except LaneFull as error:
         raise lane_full(dead_lettered=error.dead_lettered, job_id=job.message.job_id) from error
-    except Unroutable as error:
-        raise try_later("broker-away", f"{error}; nothing was kept of the job") from error
+    except BrokerAway as error:
+        if not error.maybe_accepted:
+            raise try_later("broker-away", "nothing was kept of the job") from error
+        # It is recorded, and perhaps on the broker: the scheduler sees to it that it runs.
+        return Published(job.message.job_id, job.routing_key, JobState.PENDING)
     except PublishError as error:
         raise try_later("broker-away", "nothing was kept of the job") from error
 

@@ -41,7 +41,6 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
-from switchyard.broker.wire.depths import ask_queue
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Link
 
@@ -120,13 +119,6 @@ class Publisher:
             waiting.append((job, started))
         for sent in waiting:
             yield await self._result(*sent)
-
-    async def has_queue(self, queue: str) -> bool:
-        """Whether there is such a queue now. Raises Blocked, BrokerAway."""
-        await self._open()
-        connection = await self._link.connection_now()
-        with meaning_away("can't ask for a queue"):
-            return await ask_queue(connection, queue) is not None
 
     async def send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
         """Publish anything to any exchange and wait for the confirm.

@@ -18,7 +18,7 @@ from switchyard.cli.base.durations import DURATION_HELP, optional_duration
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
-from switchyard.cli.jobs.publishing import Options, job_publisher, publish_one
+from switchyard.cli.jobs.publishing import Options, job_publisher, report_one
 
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry
@@ -98,4 +98,5 @@ async def _publish_one(
     settings: Settings, registry: Registry, options: Options, payload: dict[str, Any]
 ) -> None:
     async with job_publisher(settings, registry) as (publisher, ledger):
-        await publish_one(options, publisher, ledger, payload)
+        published = await publisher.publish(options.request(payload))
+        await report_one(options, ledger, published)

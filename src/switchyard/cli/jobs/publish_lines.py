@@ -18,7 +18,7 @@ from switchyard.cli.base.payloads import (
     whole_document,
 )
 from switchyard.cli.base.waiting import wait_for_end
-from switchyard.cli.jobs.publishing import Options, job_publisher, publish_one, refusal
+from switchyard.cli.jobs.publishing import Options, job_publisher, report_one
 
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry
@@ -39,8 +39,6 @@ class Account:
     """Line of each job that was published now or before."""
     published: int = 0
     duplicates: int = 0
-    pending: int = 0
-    """Of both: recorded, and not confirmed by the broker."""
     failed: int = 0
     stopped_by: str | None = None
     """Why the rest was not tried."""
@@ -61,7 +59,9 @@ async def publish_input(settings: Settings, registry: Registry, options: Options
             rest = await asyncio.to_thread(source.read_all)
             document = whole_document(first, rest)
             if document is not None:
-                await publish_one(options, publisher, ledger, document)
+                await report_one(
+                    options, ledger, await publisher.publish(options.request(document))
+                )
                 return
             first = numbered_lines(first, rest)
         account = Account()
@@ -122,14 +122,12 @@ def _account_for(
 ) -> None:
     from switchyard.broker.errors import PublishError
     from switchyard.services.publishing.publisher import Published
-    from switchyard.services.records import State
 
     for number, outcome in zip(numbers, outcomes, strict=True):
         if isinstance(outcome, Published):
             account.ids[outcome.job_id] = number
             account.duplicates += outcome.duplicate
             account.published += not outcome.duplicate
-            account.pending += outcome.state is State.PENDING
             if options.as_json:
                 print_json_line(
                     {
@@ -143,10 +141,8 @@ def _account_for(
             elif not options.wait:
                 echo(outcome.job_id)
             continue
-        is_refused = isinstance(outcome, PublishError)
-        why = refusal(outcome) if isinstance(outcome, PublishError) else str(outcome)
-        _failed_line(options, account, number, why)
-        if is_refused:
+        _failed_line(options, account, number, str(outcome))
+        if isinstance(outcome, PublishError):
             # What the broker refuses now it refuses for the following lines as well.
             account.stopped_by = str(outcome)
 
@@ -163,11 +159,6 @@ def _report(account: Account, seconds: float) -> None:
     rate = f", {account.published / seconds:.0f} a second" if seconds > 0.5 else ""
     known = f"; {account.duplicates} were known already" if account.duplicates else ""
     say(f"{account.published} published{rate}{known}")
-    if account.pending:
-        say(
-            f"{account.pending} of them are recorded, but not confirmed by the broker (`pending`): "
-            "`jobctl scheduler` sees to it that they run when it is back"
-        )
 
 
 def _failure(account: Account) -> str:

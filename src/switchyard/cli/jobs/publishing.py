@@ -12,10 +12,9 @@ from switchyard.cli.base.common import (
     open_ledger,
 )
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.base.output import echo, print_json, say
+from switchyard.cli.base.output import echo, print_json
 
 if TYPE_CHECKING:
-    from switchyard.broker.errors import PublishError
     from switchyard.services.jobs.registry import Registry
     from switchyard.services.ledger import Ledger
     from switchyard.services.publishing.preparing import JobRequest
@@ -69,44 +68,7 @@ async def job_publisher(
         yield JobPublisher(registry, ledger, publisher), ledger
 
 
-def refusal(error: PublishError) -> str:
-    """What is said of a job that the broker did not take: what was kept of it, and what to do."""
-    from switchyard.broker.errors import Blocked, LaneFull, Unroutable
-
-    if isinstance(error, LaneFull | Blocked):
-        return str(error)  # they say it themselves
-    when = "then" if isinstance(error, Unroutable) else "when the broker is back"
-    return f"{error}; nothing was kept of the job: publish it again {when}"
-
-
-def pending(job_id: str) -> str:
-    """What is said of a job that is recorded while the broker does not answer for it."""
-    return (
-        f"{job_id} is recorded, but the broker has not confirmed it: don't publish it again, "
-        "`jobctl scheduler` sees to it that it runs when the broker is back "
-        f"(`jobctl jobs watch {job_id}`)"
-    )
-
-
-async def publish_one(
-    options: Options, publisher: JobPublisher, ledger: Ledger, payload: dict[str, Any]
-) -> None:
-    """Publish a single job and print what became of it. Raises CommandFailed when the broker did
-    not take it, or when it was waited for and died."""
-    from switchyard.broker.errors import LaneFull, PublishError
-
-    job = publisher.prepare(options.request(payload))
-    try:
-        published = await publisher.publish_one(job)
-    except PublishError as error:
-        text = refusal(error)
-        if isinstance(error, LaneFull) and error.dead_lettered:
-            text += f"; when there is room: `jobctl dead redrive {job.message.job_id}`"
-        raise CommandFailed(text) from error
-    await _report_one(options, ledger, published)
-
-
-async def _report_one(options: Options, ledger: Ledger, published: Published) -> None:
+async def report_one(options: Options, ledger: Ledger, published: Published) -> None:
     """Print what became of a single job. Raises CommandFailed when it was waited for and died."""
     from switchyard.cli.base.waiting import wait_for_end
     from switchyard.services.records import State
@@ -122,11 +84,7 @@ async def _report_one(options: Options, ledger: Ledger, published: Published) ->
             print_json(shown)
         else:
             echo(published.job_id)
-        if published.state is State.PENDING:
-            say(pending(published.job_id))
         return
-    if published.state is State.PENDING:
-        say(pending(published.job_id))
     await wait_for_end(ledger, [published.job_id], timeout=options.timeout)
     record = await ledger.get(published.job_id)
     if record is None:

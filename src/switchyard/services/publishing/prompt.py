@@ -36,16 +36,6 @@ class PromptPublisher(Publisher):
             return [error for _ in jobs]
         return await super().publish_many(jobs)
 
-    async def has_queue(self, queue: str) -> bool:
-        await self._connected()
-        try:
-            async with asyncio.timeout(CONFIRM_PATIENCE):
-                return await super().has_queue(queue)
-        except TimeoutError as error:
-            raise BrokerAway(
-                f"no answer from the broker within {CONFIRM_PATIENCE:g} s", maybe_accepted=False
-            ) from error
-
     async def send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
         await self._connected()
         await super().send(exchange, routing_key, envelope)

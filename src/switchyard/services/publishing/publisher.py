@@ -6,7 +6,6 @@ in between leaves a `pending` record, which the scheduler publishes again: the o
 A job that was recorded before is the earlier request's, or the scheduler's: it is not sent a second
 time from here. A job that the broker refuses is taken back, unless another request was told of it
 meanwhile; then it is kept, and will run. So an error says that nothing was kept, or what of it was.
-One whose confirm does not come may be on the broker, and stays recorded: it is answered `pending`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from switchyard.broker.errors import BrokerAway, LaneFull, PublishError, Unroutable
-from switchyard.broker.lanes import JOBS_EXCHANGE, queue_name
+from switchyard.broker.errors import LaneFull, PublishError
 from switchyard.broker.publish.outcome import Accepted, Outgoing, Result
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
@@ -63,8 +61,6 @@ class JobPublisher:
         self._ledger = ledger
         self._publisher = publisher
         self._remote = remote
-        self._seen_queues: set[str] = set()
-        """Queues that are there, of which there are few: asked for once."""
 
     @classmethod
     @asynccontextmanager
@@ -94,9 +90,8 @@ class JobPublisher:
     async def publish(self, request: JobRequest) -> Published:
         """Publish one job.
 
-        Raises what `prepare` raises (nothing was sent); IdempotencyConflict; LaneFull, Unroutable,
-        Blocked, BrokerAway (PublishError), of which but a dead-lettered LaneFull nothing is left;
-        LedgerUnavailable.
+        Raises what `prepare` raises (nothing was sent); IdempotencyConflict; LaneFull, Blocked,
+        BrokerAway (PublishError); LedgerUnavailable.
         """
         return await self.publish_one(self.prepare(request))
 
@@ -120,37 +115,14 @@ class JobPublisher:
         recorded = await self._ledger.record_many(jobs)
         outcomes = _known(jobs, recorded)
         due = [index for index in range(len(jobs)) if index not in outcomes]
-        sent = await self._send(jobs, due)
-        outcomes |= {index: _outcome(jobs[index], result) for index, result in sent.items()}
+        results = await self._publisher.publish_many(
+            Outgoing(jobs[index].message, jobs[index].routing_key) for index in due
+        )
+        sent = dict(zip(due, results, strict=True))
+        outcomes |= {index: _outcome(result) for index, result in sent.items()}
         await self._mark(jobs, sent)
         outcomes |= await self._take_back(jobs, recorded, sent)
         return [outcomes[index] for index in range(len(jobs))]
-
-    async def _send(self, jobs: Sequence[NewJob], due: Sequence[int]) -> dict[int, Result]:
-        """Publish those of the jobs that are due; what became of each, by its place."""
-        queues = {index: queue_name(jobs[index].lane, jobs[index].worker) for index in due}
-        try:
-            missing = await self._missing(set(queues.values()))
-        except PublishError as error:
-            return dict.fromkeys(due, error)
-        sent: dict[int, Result] = {
-            index: Unroutable(JOBS_EXCHANGE, jobs[index].routing_key)
-            for index, queue in queues.items()
-            if queue in missing
-        }
-        rest = [index for index in due if index not in sent]
-        results = await self._publisher.publish_many(
-            Outgoing(jobs[index].message, jobs[index].routing_key) for index in rest
-        )
-        return sent | dict(zip(rest, results, strict=True))
-
-    async def _missing(self, queues: set[str]) -> set[str]:
-        """Those that are not there: `jobs.topic` would pass their jobs on to the dead letters, and
-        confirm them as if all were well. Raises Blocked, BrokerAway."""
-        unseen = sorted(queues - self._seen_queues)
-        missing = {queue for queue in unseen if not await self._publisher.has_queue(queue)}
-        self._seen_queues |= queues - missing
-        return missing
 
     async def _mark(self, jobs: Sequence[NewJob], sent: Mapping[int, Result]) -> None:
         """Record what the broker has taken, or has moved to the dead letters."""
@@ -203,10 +175,7 @@ def _known(
     return outcomes
 
 
-def _outcome(job: NewJob, result: Result) -> PublishOutcome:
+def _outcome(result: Result) -> PublishOutcome:
     if isinstance(result, Accepted):
         return Published(result.job_id, result.routing_key, State.QUEUED)
-    if isinstance(result, BrokerAway) and result.maybe_accepted:
-        # It is recorded, and perhaps on the broker: the scheduler sees to it that it runs.
-        return Published(job.message.job_id, job.routing_key, State.PENDING)
     return result
