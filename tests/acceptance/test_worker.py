@@ -63,12 +63,6 @@ def test_worker_of_an_unknown_kind_or_lane_is_refused(jobctl: CommandLine) -> No
     assert "KIND" in jobctl.fails("worker", code=2)
 
 
-def test_worker_without_a_broker_says_so(jobctl: CommandLine) -> None:
-    jobctl.environment["JOBS_AMQP_URL"] = "amqp://localhost:1/"
-    assert "can't connect to the broker at localhost:1" in jobctl.fails("worker", "tester")
-    assert "can't connect to the broker at localhost:1" in jobctl.fails("scheduler")
-
-
 def test_all_kinds_in_one_process(jobctl: CommandLine) -> None:
     with jobctl.started("worker", "all"):
         job_id = jobctl.publish(n=1)

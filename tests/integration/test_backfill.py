@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.backfill import arxiv, gate, handler
+from switchyard.services.backfill import arxiv, course, gate
 from switchyard.services.backfill import progress as progress_module
 from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.sources import InvalidBackfill
@@ -369,7 +369,7 @@ async def test_it_keeps_its_queue_between_the_watermarks(user: BackfillUser) -> 
 async def test_its_course_is_told_also_while_it_waits(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "SAMPLE_EVERY", 0.1)
+    monkeypatch.setattr(course, "SAMPLE_EVERY", 0.1)
     operation = await user.start("numbers", {"to": 9}, high=1)
     async with user.running():
 
@@ -402,7 +402,7 @@ async def take(system: System, count: int) -> None:
 async def test_a_lane_that_is_full_all_the_same_loses_nothing(
     broker: TestBroker, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "REFUSED_PAUSE", 0.05)
+    monkeypatch.setattr(course, "REFUSED_PAUSE", 0.05)
     lanes = lanes_with(max_length={"backfill": 50})
     async with opened(broker, sqlite_url, tmp_path, lanes=lanes) as (system, user):
         operation = await user.start("numbers", {"to": 700}, high=100_000)
