@@ -1,0 +1,104 @@
+"""The benchmark's LLM server: what its batching does, and what its clients see."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import httpx
+import pytest
+
+from benchmarks.llm_batch import Batch, Full, Machine
+from benchmarks.llm_server import serving
+from tests.support.eventually import eventually
+
+QUICK = Machine(at_once=2, queued=1, tokens=20, scale=50)
+
+
+def asked(text: str, **more: object) -> dict[str, object]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+
+
+async def test_those_who_run_share_the_machine() -> None:
+    now = [0.0]
+    batch = Batch(Machine(knee=10, step=1.0, at_once=100), lambda: now[0])
+    paces = []
+    for _ in range(40):
+        await batch.enter()
+        paces.append(batch._pace())
+    assert paces[0] == pytest.approx(1.0, abs=0.01)
+    assert paces[39] == pytest.approx(1 / 4, rel=0.01), "beyond the knee by their number"
+    assert all(slower <= quicker for quicker, slower in pairwise(paces))
+
+
+async def test_what_has_no_room_waits_in_turn_and_then_is_refused() -> None:
+    batch = Batch(QUICK, asyncio.get_running_loop().time)
+    await batch.enter()
+    await batch.enter()
+    third = asyncio.create_task(batch.enter())
+    await eventually(lambda: batch.waiting)
+    with pytest.raises(Full):
+        await batch.enter()
+    batch.leave()
+    await third
+    assert (batch.running, batch.waiting) == (2, 0)
+
+
+async def test_who_waits_too_long_is_told() -> None:
+    batch = Batch(Machine(at_once=1, patience=0.05), asyncio.get_running_loop().time)
+    await batch.enter()
+    with pytest.raises(TimeoutError):
+        await batch.enter()
+    assert batch.waiting == 0
+
+
+async def test_it_answers_streams_counts_and_refuses() -> None:
+    with serving(QUICK) as (url, app):
+        async with httpx.AsyncClient(base_url=url) as client:
+            whole = await client.post("/chat/completions", json=asked("a"))
+            streamed = await client.post(
+                "/chat/completions",
+                json=asked("a", stream=True, stream_options={"include_usage": True}),
+            )
+            text = whole.json()["choices"][0]["message"]["content"]
+            assert len(text.split()) == whole.json()["usage"]["completion_tokens"]
+            assert streamed.text.count("data: ") > 3
+            assert streamed.text.endswith("data: [DONE]\n\n")
+            answers = await asyncio.gather(
+                *(client.post("/chat/completions", json=asked(str(n))) for n in range(8))
+            )
+            refused = [each for each in answers if each.status_code == 503]
+            assert refused
+            assert all(each.headers["retry-after"] == "1" for each in refused)
+            stats = (await client.get(url.replace("/v1", "/stats"))).json()
+            assert stats["most"] == 8
+            assert stats["answered"] + stats["refused"] == 10
+            assert max(stats["by_question"].values()) == 2
+            assert 0 < stats["use"] <= 1
+    assert app.counts.answered == stats["answered"]
+
+
+async def test_a_client_that_goes_away_frees_its_place() -> None:
+    with serving(Machine(at_once=1, tokens=1000, scale=1)) as (url, app):
+        async with httpx.AsyncClient(base_url=url) as client:
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post("/chat/completions", json=asked("long"), timeout=0.2)
+        await eventually(lambda: app.counts.abandoned == 1 and app.batch.running == 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_cut_answers_end_in_the_middle(stream: bool) -> None:
+    with serving(Machine(cut=1.0, scale=50)) as (url, app):
+        async with httpx.AsyncClient(base_url=url) as client:
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.post("/chat/completions", json=asked("a", stream=stream))
+    assert app.counts.cut == 1
+
+
+async def test_a_limit_by_the_minute_says_what_is_left() -> None:
+    with serving(Machine(per_minute=2, scale=50)) as (url, _):
+        async with httpx.AsyncClient(base_url=url) as client:
+            answers = [await client.post("/chat/completions", json=asked("a")) for _ in range(3)]
+    assert [each.status_code for each in answers] == [200, 200, 429]
+    assert answers[0].headers["x-ratelimit-remaining-requests"] == "1"
+    assert answers[2].headers["retry-after"] == "1"
