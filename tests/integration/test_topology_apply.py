@@ -18,7 +18,7 @@ from switchyard.broker.topology.definitions import render
 from switchyard.broker.topology.differences import diff
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.model import Binding, Topology
-from switchyard.broker.topology.reconcile import Report, apply
+from switchyard.broker.topology.reconcile import ApplyReport, apply
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.jobs.registry import Registry
 from tests.support.brokers import TestBroker
@@ -52,7 +52,7 @@ class Live:
         found = diff(self.topology, await self.client.fetch())
         return {(difference.problem.value, difference.name) for difference in found}
 
-    async def apply(self) -> Report:
+    async def apply(self) -> ApplyReport:
         return await apply(self.client, self.topology)
 
     async def redeclare_queue(self, name: str, **arguments: object) -> None:
@@ -208,7 +208,7 @@ async def test_one_thing_broken_is_one_difference_which_apply_heals_or_reports(
 
 
 async def test_applying_again_does_nothing(live: Live) -> None:
-    assert await live.apply() == Report(done=(), left=())
+    assert await live.apply() == ApplyReport(done=(), left=())
 
 
 async def test_a_blank_broker_is_made_as_declared(broker: TestBroker) -> None:
@@ -227,13 +227,13 @@ async def test_a_blank_broker_is_made_as_declared(broker: TestBroker) -> None:
 async def test_applying_at_the_same_time_from_several_places_is_safe(broker: TestBroker) -> None:
     topology = build(broker.profile, ROUTES)
 
-    async def apply_once() -> Report:
+    async def apply_once() -> ApplyReport:
         async with ManagementClient(broker.management_url, broker.vhost) as client:
             return await apply(client, topology)
 
     reports = await asyncio.gather(*(apply_once() for _ in range(4)))
     assert all(report.left == () for report in reports)
-    assert await apply_once() == Report(done=(), left=())
+    assert await apply_once() == ApplyReport(done=(), left=())
 
 
 async def test_a_queue_with_other_arguments_is_reported_and_keeps_its_messages(live: Live) -> None:

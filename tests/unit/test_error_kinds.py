@@ -25,9 +25,9 @@ from switchyard.services.dead.changes import InvalidRedrive
 from switchyard.services.dead.scan import ScanBusy
 from switchyard.services.documents.desk import UnknownDocument
 from switchyard.services.errors import KINDS, SwitchyardError, kind_of
-from switchyard.services.files.errors import DocumentTooLarge, UnsupportedMedia
+from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.quota import StorageFull
-from switchyard.services.files.storage import NotStored, StorageError, TooLarge
+from switchyard.services.files.storage import FileTooLarge, NotStored, StorageError
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.jobs.registry import InvalidPayload, RegistryError, UnknownJobType
 from switchyard.services.records import (
@@ -145,8 +145,8 @@ def test_every_error_of_the_broker_is_mapped_as_well(name: str) -> None:
         (ScanBusy("why"), "wrong-state"),
         (IdempotencyConflict("key", "job"), "idempotency-conflict"),
         (DocumentTooLarge("why"), "too-large"),
-        (TooLarge("why"), "too-large"),
-        (UnsupportedMedia("why"), "unsupported-media-type"),
+        (FileTooLarge("why"), "too-large"),
+        (UnsupportedDocument("why"), "unsupported-media-type"),
         (StorageFull("why"), "storage-full"),
         (SourceAway("why"), "source-away"),
         (LedgerUnavailable("why"), "ledger-away"),
@@ -190,6 +190,6 @@ def test_what_was_typed_wrongly_is_exit_code_2_and_a_bug_of_ours_has_none() -> N
 
 
 def test_an_error_of_a_family_is_of_its_own_kind() -> None:
-    for error in (LedgerUnavailable("x"), SchemaOutdated("x"), RowRejected("x"), TooLarge("x")):
+    for error in (LedgerUnavailable("x"), SchemaOutdated("x"), RowRejected("x"), FileTooLarge("x")):
         assert kind_of(error) in KINDS
     assert kind_of(LedgerError("x")) is None

@@ -21,13 +21,13 @@ from switchyard.services.jobs.retry import (
     Delayed,
     Died,
     Failure,
-    Policy,
+    RetryPolicy,
     Succeeded,
     decide,
 )
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-POLICY = Policy.over()
+POLICY = RetryPolicy.over()
 ERROR = Failure.of(RuntimeError("boom"))
 CRASH = Failure("ProcessCrashed", "killed", crashed=True)
 

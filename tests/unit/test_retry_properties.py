@@ -20,7 +20,7 @@ from switchyard.services.jobs.retry import (
     Delayed,
     Died,
     Failure,
-    Policy,
+    RetryPolicy,
     Succeeded,
     decide,
     parse_retry_after,
@@ -61,7 +61,7 @@ outcomes = st.one_of(
     st.builds(Discard, anything),
 )
 levels = st.lists(st.floats(0.001, 1000), min_size=1, max_size=8, unique=True).map(sorted)
-policies = levels.map(Policy.over)
+policies = levels.map(RetryPolicy.over)
 counts = st.integers(0, 2000)
 limits = st.integers(1, 1000)
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from switchyard.broker.errors import TopologyMismatch
 from switchyard.broker.lanes import Route
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.differences import Problem, diff
+from switchyard.broker.topology.differences import Deviation, diff
 from switchyard.broker.topology.live import LiveQueue, LiveTopology
 from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue, Topology
-from switchyard.broker.topology.reconcile import Report
+from switchyard.broker.topology.reconcile import ApplyReport
 
 ROUTES = (
     Route("hot", "summarize_content", "llm"),
@@ -66,7 +66,7 @@ def test_a_blank_broker_misses_everything_dead_letters_first() -> None:
         for part in (TOPOLOGY.exchanges, TOPOLOGY.queues, TOPOLOGY.bindings, TOPOLOGY.policies)
     )
     assert len(differences) == total
-    assert all(d.problem is Problem.MISSING and d.fixable for d in differences)
+    assert all(d.problem is Deviation.MISSING and d.fixable for d in differences)
     names = [d.name for d in differences]
     assert names[:7] == [
         *("jobs.dead", "jobs.dead.log"),  # policies
@@ -110,7 +110,7 @@ def test_a_policy_of_ours_with_other_settings_is_changed(change: dict[str, Any],
         replace(p, **change) if p.name == "jobs.lane.hot" else p for p in LIVE.policies
     )
     [difference] = diff(TOPOLOGY, replace(LIVE, policies=policies))
-    assert (difference.problem, difference.fixable) == (Problem.POLICY, True)
+    assert (difference.problem, difference.fixable) == (Deviation.POLICY, True)
     assert said in difference.text
     assert difference.subject in TOPOLOGY.policies
 
@@ -120,7 +120,7 @@ def test_another_type_is_one_difference_that_names_the_messages() -> None:
         TOPOLOGY,
         with_queue("hot.llm", declared=Queue("hot.llm", "quorum"), messages=12, policy="other"),
     )
-    assert (difference.problem, difference.fixable) == (Problem.TYPE, False)
+    assert (difference.problem, difference.fixable) == (Deviation.TYPE, False)
     assert difference.blocking
     assert (
         difference.text == "queue hot.llm (12 messages in it) has the type quorum, declared classic"
@@ -144,7 +144,7 @@ def test_another_type_is_one_difference_that_names_the_messages() -> None:
 )
 def test_other_arguments_of_a_queue_cannot_be_changed(queue: Queue, said: str) -> None:
     [difference] = diff(TOPOLOGY, with_queue("hot.llm", declared=queue))
-    assert (difference.problem, difference.fixable) == (Problem.ARGUMENTS, False)
+    assert (difference.problem, difference.fixable) == (Deviation.ARGUMENTS, False)
     assert said in difference.text
 
 
@@ -177,7 +177,7 @@ def test_an_exchange_without_its_alternate_cannot_be_changed() -> None:
 )
 def test_what_is_not_declared_is_reported_and_left(extra: dict[str, Any]) -> None:
     [difference] = diff(TOPOLOGY, replace(LIVE, **extra))
-    assert difference.problem is Problem.EXTRA
+    assert difference.problem is Deviation.EXTRA
     assert not difference.fixable
     assert not difference.blocking
 
@@ -207,7 +207,7 @@ def test_what_others_have_is_none_of_our_business(foreign: dict[str, Any]) -> No
 def test_a_binding_that_brings_a_key_to_the_wrong_worker_is_stale(old_queue: str) -> None:
     stale = Binding("jobs.topic", old_queue, "hot.summarize_content")
     [difference] = diff(TOPOLOGY, replace(LIVE, bindings=(stale, *LIVE.bindings)))
-    assert (difference.problem, difference.subject) == (Problem.STALE, stale)
+    assert (difference.problem, difference.subject) == (Deviation.STALE, stale)
     assert difference.fixable
     assert "belongs to hot.llm" in difference.text
 
@@ -225,7 +225,7 @@ def test_a_key_gets_its_new_binding_before_it_loses_the_old_one() -> None:
 @pytest.mark.parametrize("ruling", ["ha-all", None])
 def test_another_policy_in_force_is_found(ruling: str | None) -> None:
     [difference] = diff(TOPOLOGY, with_queue("hot.llm", policy=ruling))
-    assert (difference.problem, difference.name) == (Problem.OVERRIDDEN, "hot.llm")
+    assert (difference.problem, difference.name) == (Deviation.OVERRIDDEN, "hot.llm")
     assert difference.blocking
     assert (ruling or "no policy") in difference.text
     assert "jobs.lane.hot" in difference.text
@@ -265,7 +265,7 @@ def test_an_operator_limit_counts_where_a_quorum_lane_has_none() -> None:
     topology = build("quorum", ROUTES)
     operator = Policy("caps", r"^hot\.llm$", {"delivery-limit": 5}, priority=0)
     live = replace(live_as(topology), operator_policies=(operator,))
-    assert [d.problem for d in diff(topology, live)] == [Problem.OVERRIDDEN]
+    assert [d.problem for d in diff(topology, live)] == [Deviation.OVERRIDDEN]
 
 
 def test_an_operator_policy_that_python_cannot_read_is_reported() -> None:
@@ -275,9 +275,9 @@ def test_an_operator_policy_that_python_cannot_read_is_reported() -> None:
 
 def test_a_report_names_what_is_blocked_and_passes_over_extras() -> None:
     extra = diff(TOPOLOGY, replace(LIVE, exchanges=(*LIVE.exchanges, Exchange("jobs.x", "topic"))))
-    Report(done=(), left=tuple(extra)).require_success()
+    ApplyReport(done=(), left=tuple(extra)).require_success()
     blocked = diff(TOPOLOGY, with_queue("hot.llm", declared=Queue("hot.llm", "quorum")))
-    report = Report(done=(), left=(*extra, *blocked))
+    report = ApplyReport(done=(), left=(*extra, *blocked))
     assert (report.extras, report.blocked) == (tuple(extra), tuple(blocked))
     with pytest.raises(TopologyMismatch, match=r"hot\.llm .* has the type quorum"):
         report.require_success()

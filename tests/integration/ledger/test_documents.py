@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import Edge
+from switchyard.services.records import NewEdge
 
 
 async def test_the_same_content_is_the_same_document(ledger: Ledger) -> None:
@@ -54,10 +54,10 @@ async def test_unknown_documents(ledger: Ledger) -> None:
 
 
 async def test_edges_of_one_kind_are_replaced(ledger: Ledger) -> None:
-    await ledger.put_edges("a", "cites", [Edge("b", "cites"), Edge("c", "cites")])
-    await ledger.put_edges("a", "similar", [Edge("b", "similar", 0.5)])
-    await ledger.put_edges("x", "cites", [Edge("a", "cites", 3.0)])
-    again = [Edge("d", "cites", 2.0), Edge("d", "cites", 4.0)]
+    await ledger.put_edges("a", "cites", [NewEdge("b", "cites"), NewEdge("c", "cites")])
+    await ledger.put_edges("a", "similar", [NewEdge("b", "similar", 0.5)])
+    await ledger.put_edges("x", "cites", [NewEdge("a", "cites", 3.0)])
+    again = [NewEdge("d", "cites", 2.0), NewEdge("d", "cites", 4.0)]
     await ledger.put_edges("a", "cites", again)
     found = [(e.source_id, e.target_id, e.kind, e.weight) for e in await ledger.edges_of("a")]
     assert found == [
@@ -71,7 +71,7 @@ async def test_edges_of_one_kind_are_replaced(ledger: Ledger) -> None:
 
 async def test_an_edge_of_another_kind_is_refused(ledger: Ledger) -> None:
     with pytest.raises(ValueError, match="cites"):
-        await ledger.put_edges("a", "cites", [Edge("b", "similar")])
+        await ledger.put_edges("a", "cites", [NewEdge("b", "similar")])
 
 
 async def test_a_renewed_document_begins_again_under_its_id_and_source(ledger: Ledger) -> None:

@@ -7,7 +7,7 @@ from switchyard.services.records import (
     Cancelled,
     Claimed,
     FinishRequest,
-    NotFound,
+    NoSuchJob,
     RowRejected,
     Running,
     State,
@@ -113,7 +113,7 @@ async def test_a_worker_that_stops_gives_its_jobs_back(ledger: Ledger) -> None:
 
 
 async def test_cancelling(ledger: Ledger) -> None:
-    assert await ledger.cancel("job-1", NOW) == NotFound()
+    assert await ledger.cancel("job-1", NOW) == NoSuchJob()
     await ledger.record(new_job())
     await ledger.claim(claim())
     assert await ledger.cancel("job-1", NOW) == Running("worker-1")

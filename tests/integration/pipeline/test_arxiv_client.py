@@ -17,7 +17,7 @@ from switchyard.services.sources.arxiv import client as arxiv
 from switchyard.services.sources.arxiv.client import (
     ArxivClient,
     Cursor,
-    Page,
+    FeedPage,
     payload_of,
 )
 from switchyard.services.sources.arxiv.errors import (
@@ -50,11 +50,11 @@ async def client(hasty: Settings) -> AsyncIterator[ArxivClient]:
         yield opened
 
 
-async def listed(client: ArxivClient, **options: Any) -> list[Page]:
+async def listed(client: ArxivClient, **options: Any) -> list[FeedPage]:
     return [page async for page in client.pages("cat:physics.ao-ph", **options)]
 
 
-def ids(pages: list[Page]) -> list[str]:
+def ids(pages: list[FeedPage]) -> list[str]:
     return [entry.id for page in pages for entry in page.entries]
 
 

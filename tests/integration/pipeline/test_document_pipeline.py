@@ -14,7 +14,7 @@ import pytest
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.documents.samples import sample, write_samples
-from switchyard.services.files.errors import EncryptedDocument, UnsupportedMedia
+from switchyard.services.files.errors import EncryptedDocument, UnsupportedDocument
 from switchyard.services.files.storage import content_hash, result_key, stage_key
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import embedder_for
@@ -409,7 +409,7 @@ async def test_images_alone_end_in_a_state_that_says_so(pipeline: Pipeline, tmp_
 async def test_what_is_no_document_is_refused_and_leaves_nothing(
     pipeline: Pipeline, tmp_path: Path
 ):
-    with pytest.raises(UnsupportedMedia, match="PNG"):
+    with pytest.raises(UnsupportedDocument, match="PNG"):
         await pipeline.run("ingest_document", written(tmp_path, "a.pdf", b"\x89PNG..."))
     assert [stored async for stored in pipeline.storage.list_async()] == []
 

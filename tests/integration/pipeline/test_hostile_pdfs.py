@@ -28,7 +28,7 @@ FAILURES = {
     "CorruptDocument",
     "DocumentTooLarge",
     "EncryptedDocument",
-    "UnsupportedMedia",
+    "UnsupportedDocument",
     "MemoryError",
     "TimeLimitExceeded",
     "ProcessCrashed",

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.files.errors import DocumentTooLarge, UnsupportedMedia
+from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.storage import (
+    FileTooLarge,
     InvalidKey,
     NotStored,
     Storage,
-    TooLarge,
     content_hash,
 )
 from switchyard.services.files.uploads import receive
@@ -116,7 +116,7 @@ async def test_a_stream_is_measured_while_it_is_stored(storage: Storage):
 
 
 async def test_a_stream_that_is_too_long_leaves_nothing(storage: Storage, root: Path):
-    with pytest.raises(TooLarge, match="10"):
+    with pytest.raises(FileTooLarge, match="10"):
         await storage.put_stream_async("s", parts(*[b"x" * 6] * 9), max_bytes=10)
     assert names(root) == []
 
@@ -134,7 +134,7 @@ async def test_a_stream_that_breaks_off_leaves_nothing(storage: Storage, root: P
 async def test_a_file_that_is_too_large_is_not_read(storage: Storage):
     storage.put("a", b"12345")
     assert await storage.get_async("a", max_bytes=5) == b"12345"
-    with pytest.raises(TooLarge):
+    with pytest.raises(FileTooLarge):
         await storage.get_async("a", max_bytes=4)
 
 
@@ -180,7 +180,7 @@ async def test_an_upload_is_stored_as_it_comes_in(storage: Storage):
 async def test_an_upload_that_is_no_document_is_refused(
     storage: Storage, root: Path, pieces: list[bytes]
 ):
-    with pytest.raises(UnsupportedMedia):
+    with pytest.raises(UnsupportedDocument):
         await receive(storage, parts(*pieces))
     assert names(root) == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from switchyard.services.files.errors import UnsupportedMedia
+from switchyard.services.files.errors import UnsupportedDocument
 from switchyard.services.files.media import (
     MARKDOWN,
     PDF,
@@ -52,5 +52,5 @@ def test_type_follows_from_the_content(data: bytes, filename: str | None, expect
     ],
 )
 def test_anything_else_is_refused_and_named(data: bytes, said: str):
-    with pytest.raises(UnsupportedMedia, match=said):
+    with pytest.raises(UnsupportedDocument, match=said):
         media_type_of(data, "paper.pdf")

@@ -271,15 +271,15 @@ def health_of_all() -> Call[service.Readiness]:
 
 
 @operation("admin-lanes")
-def lanes() -> Call[lane_models.LaneReports]:
+def lanes() -> Call[lane_models.LaneList]:
     """Each lane's queues, and its jobs by state."""
-    return get("/admin/lanes", lane_models.LaneReports)
+    return get("/admin/lanes", lane_models.LaneList)
 
 
 @operation("admin-workers")
-def workers() -> Call[lane_models.Workers]:
+def workers() -> Call[lane_models.WorkerList]:
     """The workers, those that started last first."""
-    return get("/admin/workers", lane_models.Workers)
+    return get("/admin/workers", lane_models.WorkerList)
 
 
 @operation("admin-list_dead")

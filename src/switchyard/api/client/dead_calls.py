@@ -14,9 +14,9 @@ _REDRIVES = "/admin/dead/redrives"
 @operation("admin-dead_groups")
 def dead_groups(
     *, state: str | None = None, limit: int | None = None
-) -> Call[dead_models.DeadGroups]:
+) -> Call[dead_models.DeadGroupList]:
     """Dead letters by cause, the most frequent first."""
-    return get("/admin/dead/groups", dead_models.DeadGroups, state=state, limit=limit)
+    return get("/admin/dead/groups", dead_models.DeadGroupList, state=state, limit=limit)
 
 
 @operation("admin-start_redrive")

@@ -36,9 +36,9 @@ from switchyard.services.errors import (
     WrongState,
     kind_of,
 )
-from switchyard.services.files.errors import DocumentTooLarge, UnsupportedMedia
+from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.quota import StorageFull
-from switchyard.services.files.storage import InvalidKey, NotStored, TooLarge
+from switchyard.services.files.storage import FileTooLarge, InvalidKey, NotStored
 from switchyard.services.publishing.requests import Complaint, InvalidRequest
 from switchyard.services.records import (
     IdempotencyConflict,
@@ -76,9 +76,9 @@ def problem_of(error: Exception) -> Problem:
             return invalid(Complaint(("cursor",), str(error)), place="query")
         case NotFinished() | ExtractionNotFinished():
             return unfinished(error)
-        case TooLarge() | DocumentTooLarge():
+        case FileTooLarge() | DocumentTooLarge():
             return Problem("too-large", str(error))
-        case UnsupportedMedia():
+        case UnsupportedDocument():
             return Problem("unsupported-media-type", str(error))
         case StorageFull():
             return Problem("storage-full", str(error))

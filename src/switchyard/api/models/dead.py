@@ -100,7 +100,7 @@ class DeadGroupView(BaseModel):
         )
 
 
-class DeadGroups(BaseModel):
+class DeadGroupList(BaseModel):
     groups: list[DeadGroupView]
 
 

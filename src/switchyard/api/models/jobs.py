@@ -112,7 +112,7 @@ class AcceptedJob(BaseModel):
     )
 
 
-class Attempt(BaseModel):
+class AttemptView(BaseModel):
     """An attempt that did not simply succeed."""
 
     redrive: int
@@ -165,7 +165,7 @@ class JobDetails(JobView):
 
     payload: dict[str, Any]
     result: dict[str, Any] | None
-    timeline: list[Attempt] = Field(description="Oldest first.")
+    timeline: list[AttemptView] = Field(description="Oldest first.")
 
 
 class JobPage(BaseModel):
@@ -215,8 +215,8 @@ def details_view(record: JobRecord) -> JobDetails:
     )
 
 
-def _attempt(record: AttemptRecord) -> Attempt:
-    return Attempt(
+def _attempt(record: AttemptRecord) -> AttemptView:
+    return AttemptView(
         redrive=record.redrive,
         attempt=record.attempt,
         worker_id=record.worker_id,

@@ -33,7 +33,7 @@ class PressureView(BaseModel):
     lanes: list[LaneView]
 
 
-class LaneReport(BaseModel):
+class LaneDetails(BaseModel):
     """A lane, its queues, and its jobs by state."""
 
     lane: str
@@ -42,8 +42,8 @@ class LaneReport(BaseModel):
     jobs: dict[str, int] = Field(examples=[{"queued": 3, "running": 2}])
 
 
-class LaneReports(BaseModel):
-    lanes: list[LaneReport]
+class LaneList(BaseModel):
+    lanes: list[LaneDetails]
 
 
 class WorkerView(BaseModel):
@@ -63,5 +63,5 @@ class WorkerView(BaseModel):
     stopped_at: datetime | None
 
 
-class Workers(BaseModel):
+class WorkerList(BaseModel):
     workers: list[WorkerView]

@@ -11,7 +11,7 @@ from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, responses
 from switchyard.api.models import jobs as models
 from switchyard.api.models.dead import DeadLetterDetails, DeadLetterPage, DeadLetterView
-from switchyard.api.models.lanes import LaneReport, LaneReports, Workers, WorkerView
+from switchyard.api.models.lanes import LaneDetails, LaneList, WorkerList, WorkerView
 from switchyard.api.routes.pressure import queue_view
 from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
@@ -24,13 +24,13 @@ LetterId = Annotated[str, Path(pattern=models.JOB_ID)]
 
 
 @router.get("/lanes", responses=responses("broker-away", "no-broker"))
-async def lanes(state: Shared) -> LaneReports:
+async def lanes(state: Shared) -> LaneList:
     """Show each lane's queues, and its jobs by state."""
     snapshot = await state.require_broker().pressure.snapshot()
     counts = await state.ledger.counts()
-    return LaneReports(
+    return LaneList(
         lanes=[
-            LaneReport(
+            LaneDetails(
                 lane=lane.name,
                 pressure=lane.pressure,
                 queues=[queue_view(queue) for queue in lane.queues],
@@ -42,10 +42,10 @@ async def lanes(state: Shared) -> LaneReports:
 
 
 @router.get("/workers")
-async def workers(state: Shared) -> Workers:
+async def workers(state: Shared) -> WorkerList:
     """List the workers, those that started last first."""
     now, takeover_after = time.time(), state.settings.takeover_after
-    return Workers(
+    return WorkerList(
         workers=[
             WorkerView(
                 worker_id=worker.worker_id,

@@ -13,7 +13,7 @@ from switchyard.api.models import jobs as models
 from switchyard.api.models.dead import (
     EXAMPLE_ID,
     REDRIVE_ID,
-    DeadGroups,
+    DeadGroupList,
     DeadGroupView,
     NewRedrive,
     RedrivePage,
@@ -45,10 +45,10 @@ async def dead_groups(
     state: Shared,
     letter_state: Annotated[DeadLetterState, Query(alias="state")] = DeadLetterState.WAITING,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-) -> DeadGroups:
+) -> DeadGroupList:
     """Dead letters by cause, the most frequent first, as the scheduler has indexed them."""
     found = await state.ledger.dead_groups(state=letter_state, limit=limit)
-    return DeadGroups(groups=[DeadGroupView.of(group) for group in found])
+    return DeadGroupList(groups=[DeadGroupView.of(group) for group in found])
 
 
 @router.post(

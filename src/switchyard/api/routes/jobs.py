@@ -33,7 +33,7 @@ from switchyard.services.records import (
     JobFilter,
     JobRecord,
     NewJob,
-    NotFound,
+    NoSuchJob,
 )
 from switchyard.services.records import State as JobState
 from switchyard.services.runtime.control import send_cancel
@@ -161,7 +161,7 @@ async def show_status(job_id: JobIdInPath, state: Shared) -> models.JobStatus:
 async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> models.CancelledJob:
     """Call a job off. One that waits never runs; one that runs is stopped by its worker."""
     answer = await state.ledger.cancel(job_id, time.time())
-    if isinstance(answer, NotFound):
+    if isinstance(answer, NoSuchJob):
         raise _unknown(job_id)
     if isinstance(answer, AlreadyFinished):
         if answer.state is not JobState.CANCELLED:

@@ -23,7 +23,7 @@ _OPEN_EXCHANGES = frozenset({EVENTS_EXCHANGE, CONTROL_EXCHANGE})
 """Whoever wants to listen binds a queue here."""
 
 
-class Problem(StrEnum):
+class Deviation(StrEnum):
     """How something on the broker differs from what is declared."""
 
     MISSING = "missing"
@@ -44,7 +44,7 @@ class Problem(StrEnum):
 class Difference:
     """One thing that is not as declared."""
 
-    problem: Problem
+    problem: Deviation
     kind: str
     """`exchange`, `queue`, `binding` or `policy`."""
     name: str
@@ -56,12 +56,12 @@ class Difference:
     @property
     def fixable(self) -> bool:
         """Whether `apply` changes it."""
-        return self.problem in (Problem.MISSING, Problem.STALE, Problem.POLICY)
+        return self.problem in (Deviation.MISSING, Deviation.STALE, Deviation.POLICY)
 
     @property
     def is_extra(self) -> bool:
         """Whether it is in our namespace and not declared."""
-        return self.problem is Problem.EXTRA
+        return self.problem is Deviation.EXTRA
 
     @property
     def blocking(self) -> bool:
@@ -95,7 +95,7 @@ def _rank(difference: Difference) -> int:
         case Queue(name=name):
             return 2 if name in _DEAD_QUEUES else 6
         case Binding(source=source):
-            if difference.problem is Problem.STALE:
+            if difference.problem is Deviation.STALE:
                 return 8
             return 3 if source == DEAD_EXCHANGE else 7
 
@@ -142,7 +142,7 @@ def _bindings(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
             text = (
                 f"binding {binding.name} is stale: {binding.routing_key} belongs to {right_queue}"
             )
-            yield Difference(Problem.STALE, "binding", binding.name, text, binding)
+            yield Difference(Deviation.STALE, "binding", binding.name, text, binding)
         elif _is_extra_binding(topology, live, binding):
             yield _extra("binding", binding)
 
@@ -177,7 +177,7 @@ def _policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
             yield _missing("policy", policy)
         elif changes := _changes(_policy_settings(policy), _policy_settings(actual)):
             text = f"policy {policy.name} differs: {changes}"
-            yield Difference(Problem.POLICY, "policy", policy.name, text, policy)
+            yield Difference(Deviation.POLICY, "policy", policy.name, text, policy)
     for extra in found.values():
         if topology.owns(extra.name):
             yield _extra("policy", extra)
@@ -199,10 +199,10 @@ def _policies_in_force(topology: Topology, live: LiveTopology) -> Iterator[Diffe
                 f"queue {queue.name} is under {ruling} instead of "
                 f"{wanted or 'none'}: remove that policy, narrow its pattern or lower its priority"
             )
-            yield Difference(Problem.OVERRIDDEN, "queue", queue.name, text, queue)
+            yield Difference(Deviation.OVERRIDDEN, "queue", queue.name, text, queue)
         elif changes := _operator_changes(policy, actual, live.operator_policies):
             text = f"queue {queue.name} is under {changes}: ask whoever runs the broker"
-            yield Difference(Problem.OVERRIDDEN, "queue", queue.name, text, queue)
+            yield Difference(Deviation.OVERRIDDEN, "queue", queue.name, text, queue)
 
 
 def _operator_changes(
@@ -280,19 +280,19 @@ def _holding(queue: LiveQueue) -> str:
 
 
 def _missing(kind: str, item: Exchange | Queue | Binding | Policy) -> Difference:
-    return Difference(Problem.MISSING, kind, item.name, f"{kind} {item.name} is missing", item)
+    return Difference(Deviation.MISSING, kind, item.name, f"{kind} {item.name} is missing", item)
 
 
 def _extra(kind: str, item: Exchange | Queue | Binding | Policy, more: str = "") -> Difference:
     text = f"{kind} {item.name}{more} is not declared"
-    return Difference(Problem.EXTRA, kind, item.name, text, item)
+    return Difference(Deviation.EXTRA, kind, item.name, text, item)
 
 
 def _other_type(kind: str, item: Exchange | Queue, actual: str, more: str = "") -> Difference:
     text = f"{kind} {item.name}{more} has the type {actual}, declared {item.type}"
-    return Difference(Problem.TYPE, kind, item.name, text, item)
+    return Difference(Deviation.TYPE, kind, item.name, text, item)
 
 
 def _other_arguments(kind: str, item: Exchange | Queue, changes: str, more: str = "") -> Difference:
     text = f"{kind} {item.name}{more} can't be changed in place: {changes}"
-    return Difference(Problem.ARGUMENTS, kind, item.name, text, item)
+    return Difference(Deviation.ARGUMENTS, kind, item.name, text, item)

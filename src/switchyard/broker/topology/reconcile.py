@@ -12,13 +12,13 @@ from switchyard.broker.errors import TopologyMismatch
 from switchyard.broker.lanes import (
     DEAD_EXCHANGE,
 )
-from switchyard.broker.topology.differences import Difference, Problem, diff
+from switchyard.broker.topology.differences import Deviation, Difference, diff
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue, Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ApplyReport:
     """What `apply` did, one line each, and what still differs."""
 
     done: tuple[str, ...]
@@ -41,7 +41,7 @@ class Report:
             raise TopologyMismatch(f"the broker can't be changed in place: {texts}")
 
 
-async def apply(client: ManagementClient, topology: Topology) -> Report:
+async def apply(client: ManagementClient, topology: Topology) -> ApplyReport:
     """Change the broker into what is declared, as far as that can be done in place.
 
     Safe to run again, at the same time from several places, and with jobs under way: dead
@@ -53,15 +53,15 @@ async def apply(client: ManagementClient, topology: Topology) -> Report:
     differences = diff(topology, await client.fetch())
     if any(_drops_dead_letters(difference) for difference in differences):
         # A lane policy would send expired jobs into an exchange that drops them.
-        return Report(done=(), left=tuple(differences))
+        return ApplyReport(done=(), left=tuple(differences))
     done = [await _change(client, difference) for difference in differences if difference.fixable]
     left = differences if not done else diff(topology, await client.fetch())
-    return Report(done=tuple(done), left=tuple(left))
+    return ApplyReport(done=tuple(done), left=tuple(left))
 
 
 async def _change(client: ManagementClient, difference: Difference) -> str:
     match difference.subject:
-        case Binding() as binding if difference.problem is Problem.STALE:
+        case Binding() as binding if difference.problem is Deviation.STALE:
             await client.delete_binding(binding)
             return f"removed binding {difference.name}: it brought jobs to the wrong worker"
         case Binding() as binding:
@@ -72,9 +72,9 @@ async def _change(client: ManagementClient, difference: Difference) -> str:
             await client.put_queue(queue)
         case Policy() as policy:
             await client.put_policy(policy)
-    verb = "changed" if difference.problem is Problem.POLICY else "made"
+    verb = "changed" if difference.problem is Deviation.POLICY else "made"
     return f"{verb} {difference.kind} {difference.name}"
 
 
 def _drops_dead_letters(difference: Difference) -> bool:
-    return difference.name == DEAD_EXCHANGE and difference.problem is Problem.TYPE
+    return difference.name == DEAD_EXCHANGE and difference.problem is Deviation.TYPE

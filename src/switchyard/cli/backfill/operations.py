@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from switchyard.cli.backfill import start as backfill_start
-from switchyard.cli.backfill.view import BackfillView
+from switchyard.cli.backfill.view import BackfillDisplay
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -32,7 +32,7 @@ app = typer.Typer(
 app.add_typer(backfill_start.app, name="start")
 
 
-add_commands(app, BackfillView())
+add_commands(app, BackfillDisplay())
 
 
 @app.command()

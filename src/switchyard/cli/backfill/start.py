@@ -310,7 +310,7 @@ async def _run(settings: Settings, name: str, options: dict[str, Any], common: _
 
 async def _tell(ledger: Ledger, operation: BulkOperation, common: _Common) -> bool:
     """Say what was started, and follow it where that is wanted; whether all is well."""
-    from switchyard.cli.backfill.view import BackfillView, public
+    from switchyard.cli.backfill.view import BackfillDisplay, public
     from switchyard.cli.bulk.commands import follow
     from switchyard.services.backfill.progress import progress_of
 
@@ -322,7 +322,7 @@ async def _tell(ledger: Ledger, operation: BulkOperation, common: _Common) -> bo
     say(f"{operation.title}{items}")
     if common.watch:
         say(operation.id)
-        return await follow(BackfillView(), ledger, operation.id, as_json=common.as_json)
+        return await follow(BackfillDisplay(), ledger, operation.id, as_json=common.as_json)
     echo(operation.id)
     say(f"Follow it with `jobctl backfill watch {operation.id}`")
     return True
@@ -331,7 +331,7 @@ async def _tell(ledger: Ledger, operation: BulkOperation, common: _Common) -> bo
 async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
     from switchyard.services.backfill.files import format_of, store_input
     from switchyard.services.backfill.formats import FileFormat
-    from switchyard.services.files.storage import TooLarge
+    from switchyard.services.files.storage import FileTooLarge
 
     path = given["path"]
     if "format" in given:
@@ -340,7 +340,7 @@ async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
         file_format = FileFormat.JSONL if path == "-" else format_of(path)
     try:
         key = await store_input(backfills.storage, _parts(path), file_format)
-    except (OSError, TooLarge) as error:
+    except (OSError, FileTooLarge) as error:
         raise CommandFailed(f"can't read {path}: {getattr(error, 'strerror', error)}") from error
     name = "standard input" if path == "-" else Path(path).name
     return {"key": key, "format": file_format.value, "name": name}

@@ -15,7 +15,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.bulk.records import record_of
-from switchyard.cli.bulk.view import BulkView
+from switchyard.cli.bulk.view import BulkDisplay
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,7 +28,7 @@ SHOWN = ("pending", "queued", "running", "retrying", "succeeded", "dead", "cance
 BAR = 30
 
 
-class BackfillView(BulkView["BackfillProgress"]):
+class BackfillDisplay(BulkDisplay["BackfillProgress"]):
     """Backfills, for the commands that all operations have."""
 
     command = "jobctl backfill"

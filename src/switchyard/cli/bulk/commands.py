@@ -21,7 +21,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.bulk.records import change, limits
-from switchyard.cli.bulk.view import BulkListing, BulkView
+from switchyard.cli.bulk.view import BulkDisplay, BulkListing
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
@@ -34,7 +34,7 @@ WATCH_SECONDS = 1.0
 T = TypeVar("T")
 
 
-def add_commands(app: typer.Typer, view: BulkView[Any]) -> None:
+def add_commands(app: typer.Typer, view: BulkDisplay[Any]) -> None:
     """Give a group of commands those that every kind has."""
 
     @app.command(name="list")
@@ -96,7 +96,7 @@ def list_operations(view: BulkListing[T], limit: int, *, as_json: bool) -> None:
     console().print(rows)
 
 
-async def follow(view: BulkView[T], ledger: Ledger, operation_id: str, *, as_json: bool) -> bool:
+async def follow(view: BulkDisplay[T], ledger: Ledger, operation_id: str, *, as_json: bool) -> bool:
     """Show an operation until there is nothing more to watch, and its report then; whether it has
     done all that it was asked to."""
     import asyncio
@@ -134,7 +134,7 @@ async def follow(view: BulkView[T], ledger: Ledger, operation_id: str, *, as_jso
     return view.succeeded(seen)
 
 
-async def _read(view: BulkView[T], operation_id: str) -> T:
+async def _read(view: BulkDisplay[T], operation_id: str) -> T:
     """Raises UnknownBulkOperation, also for an operation of another kind."""
     from switchyard.services.bulk.control import require_bulk
 

@@ -44,7 +44,7 @@ class BulkListing(ABC, Generic[T]):
         """Its line in a listing, in rich markup, one text for each column."""
 
 
-class BulkView(BulkListing[T]):
+class BulkDisplay(BulkListing[T]):
     """One kind of operation, as the commands that all kinds have see it."""
 
     command: str

@@ -121,10 +121,10 @@ async def _purge(
 
 def purges(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
     """List purges, the newest first: who threw away what, when and why."""
-    list_operations(PurgeView(), limit, as_json=as_json)
+    list_operations(PurgeListing(), limit, as_json=as_json)
 
 
-class PurgeView(BulkListing["BulkOperation"]):
+class PurgeListing(BulkListing["BulkOperation"]):
     """Purges, for their listing."""
 
     none = "No purges."

@@ -20,7 +20,7 @@ from switchyard.cli.base.output import JsonOption, print_json, say
 from switchyard.cli.bulk.commands import IdArgument, add_commands
 from switchyard.cli.bulk.rates import NewRateOption, new_rate
 from switchyard.cli.bulk.records import change, limits
-from switchyard.cli.dead.view import RedriveView
+from switchyard.cli.dead.view import RedriveDisplay
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
@@ -31,7 +31,7 @@ app = typer.Typer(
 )
 
 
-add_commands(app, RedriveView())
+add_commands(app, RedriveDisplay())
 
 
 @app.command()

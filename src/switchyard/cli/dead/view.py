@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from switchyard.cli.base.durations import age
 from switchyard.cli.base.output import cell, inline_json, plain, print_rows, say, styled
 from switchyard.cli.bulk.records import record_of
-from switchyard.cli.bulk.view import BulkView
+from switchyard.cli.bulk.view import BulkDisplay
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
     from switchyard.services.records import BulkOperation
 
 
-class RedriveView(BulkView["BulkOperation"]):
+class RedriveDisplay(BulkDisplay["BulkOperation"]):
     """Redrives, for the commands that all operations have."""
 
     command = "jobctl dead redrives"

@@ -42,11 +42,11 @@ def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
 
 
 async def _cancel(settings: Settings, job_id: str) -> tuple[bool, str]:
-    from switchyard.services.records import AlreadyFinished, NotFound, Running
+    from switchyard.services.records import AlreadyFinished, NoSuchJob, Running
 
     async with open_ledger(settings) as ledger:
         answer = await ledger.cancel(job_id, time.time())
-        if isinstance(answer, NotFound):
+        if isinstance(answer, NoSuchJob):
             raise unknown_job(job_id)
         if isinstance(answer, AlreadyFinished):
             if answer.state == "cancelled":

@@ -12,7 +12,7 @@ NOTES = 50
 SAMPLES = 60
 
 
-class Sample(BaseModel):
+class ProgressPoint(BaseModel):
     """How far it was at one moment."""
 
     at: float
@@ -37,7 +37,7 @@ class Counts(BaseModel):
     """All is published that will be."""
     notes: list[str] = []
     """Why items were skipped; the first 50."""
-    samples: list[Sample] = []
+    samples: list[ProgressPoint] = []
     """Moments of its course, the last one now, the first at its start."""
 
     @classmethod
@@ -55,7 +55,9 @@ class Counts(BaseModel):
 
     def add_sample(self, finished: int) -> None:
         """Keep a sample of now. The older ones get thinner, so that there are never many."""
-        self.samples.append(Sample(at=time.time(), published=self.published, finished=finished))
+        self.samples.append(
+            ProgressPoint(at=time.time(), published=self.published, finished=finished)
+        )
         if len(self.samples) > SAMPLES:
             half = len(self.samples) // 2
             self.samples = self.samples[:half:2] + self.samples[half:]

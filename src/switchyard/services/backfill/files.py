@@ -37,7 +37,7 @@ def format_of(name: str) -> FileFormat:
 async def store_input(
     storage: Storage, parts: AsyncIterable[bytes], file_format: FileFormat
 ) -> str:
-    """Keep a file for backfills; returns its key. Raises TooLarge, and whatever `parts` raises:
+    """Keep a file for backfills; returns its key. Raises FileTooLarge, and whatever `parts` raises:
     nothing is kept then."""
     key = f"{INPUT_PREFIX}/{secrets.token_hex(8)}.{file_format}"
     await storage.put_stream_async(key, parts, max_bytes=MAX_INPUT_BYTES)

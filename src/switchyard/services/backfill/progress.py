@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from switchyard.services.backfill.counts import Counts, Sample
+from switchyard.services.backfill.counts import Counts, ProgressPoint
 from switchyard.services.bulk.operations import AT_ONCE
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import (
@@ -132,7 +132,7 @@ async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgr
     )
 
 
-def _rate(samples: list[Sample], seconds: float) -> float | None:
+def _rate(samples: list[ProgressPoint], seconds: float) -> float | None:
     """Finished jobs a second over the last `seconds` of the course, or None at its start."""
     if len(samples) < 2:
         return None
@@ -144,7 +144,7 @@ def _rate(samples: list[Sample], seconds: float) -> float | None:
     return (last.finished - first.finished) / span if span >= LEAST else None
 
 
-def _eta(samples: list[Sample], left: int) -> tuple[float, float] | None:
+def _eta(samples: list[ProgressPoint], left: int) -> tuple[float, float] | None:
     rates = [_rate(samples, seconds) for seconds in (*RECENT, float("inf"))]
     known = [rate for rate in rates if rate]
     return (left / max(known), left / min(known)) if known else None

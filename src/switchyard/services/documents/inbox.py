@@ -86,8 +86,8 @@ class Inbox:
     ) -> Upload:
         """Store an upload as it comes in, whose name is known with its first part.
 
-        Raises StorageFull, UnsupportedMedia, DocumentTooLarge, and what `parts` raises; nothing is
-        kept then.
+        Raises StorageFull, UnsupportedDocument, DocumentTooLarge, and what `parts` raises; nothing
+        is kept then.
         """
         await self._quota.check()
         metered = self._quota.metered(parts)

@@ -1,7 +1,7 @@
 """Why a document can't be taken in; no further attempt helps.
 
 PermanentError
-├── UnsupportedMedia      neither a PDF nor plain text or Markdown
+├── UnsupportedDocument   neither a PDF nor plain text or Markdown
 ├── CorruptDocument       cut off, damaged, or without any content
 ├── EncryptedDocument     a password is needed
 └── DocumentTooLarge      more bytes, pages, pixels or characters than are allowed
@@ -14,7 +14,7 @@ from __future__ import annotations
 from switchyard.services.jobs.outcomes import PermanentError
 
 
-class UnsupportedMedia(PermanentError):
+class UnsupportedDocument(PermanentError):
     """The file is neither a PDF nor plain text or Markdown; the text says what it looks like."""
 
 

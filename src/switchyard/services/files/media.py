@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 
-from switchyard.services.files.errors import UnsupportedMedia
+from switchyard.services.files.errors import UnsupportedDocument
 
 PDF = "application/pdf"
 MARKDOWN = "text/markdown"
@@ -47,38 +47,38 @@ _TEXT_CONTROLS = frozenset(b"\t\n\r\x0c\x1b")
 def refuse_unsupported(head: bytes) -> None:
     """Check the beginning of a file, at least SNIFF_BYTES of it or all there is.
 
-    Raises UnsupportedMedia. What passes can still turn out to be broken further on.
+    Raises UnsupportedDocument. What passes can still turn out to be broken further on.
     """
     if not head:
-        raise UnsupportedMedia("the file is empty")
+        raise UnsupportedDocument("the file is empty")
     if _is_pdf(head) or _has_pdf_body(head):
         return
     start = head.lstrip()[:16].lower()
     for magic, name in _NAMED:
         if head.startswith(magic) or start.startswith(magic):
-            raise UnsupportedMedia(f"{name}: only PDF, plain text and Markdown are taken")
+            raise UnsupportedDocument(f"{name}: only PDF, plain text and Markdown are taken")
     encoding = _encoding(head)
     if encoding == "utf-8" and any(byte < 32 and byte not in _TEXT_CONTROLS for byte in head):
-        raise UnsupportedMedia("binary data: only PDF, plain text and Markdown are taken")
+        raise UnsupportedDocument("binary data: only PDF, plain text and Markdown are taken")
     decoder = codecs.getincrementaldecoder(encoding)("strict")
     try:
         decoder.decode(head)  # not final: the last character may be cut in the middle
     except UnicodeDecodeError as error:
-        raise UnsupportedMedia("neither a PDF nor text in UTF-8 or UTF-16") from error
+        raise UnsupportedDocument("neither a PDF nor text in UTF-8 or UTF-16") from error
 
 
 def refuse_false_pdf(head: bytes, filename: str | None) -> None:
     """Check the beginning of a file whose name ends in .pdf: text under that name is what a
-    download left that failed. Raises UnsupportedMedia."""
+    download left that failed. Raises UnsupportedDocument."""
     if _is_named_pdf(filename) and not (_is_pdf(head) or _has_pdf_body(head)):
-        raise UnsupportedMedia("its name ends in .pdf, but it is no PDF")
+        raise UnsupportedDocument("its name ends in .pdf, but it is no PDF")
 
 
 def media_type_of(data: bytes, filename: str | None = None) -> str:
     """`application/pdf`, `text/markdown` or `text/plain`, from a whole file's content.
 
     The name only tells Markdown from other text, and what was meant to be a PDF. Raises
-    UnsupportedMedia.
+    UnsupportedDocument.
     """
     refuse_unsupported(data[:SNIFF_BYTES])
     if _is_pdf(data):
@@ -107,16 +107,16 @@ def _is_named_pdf(filename: str | None) -> bool:
 def _is_text(data: bytes) -> bool:
     try:
         return "\0" not in decode_text(data)
-    except UnsupportedMedia:
+    except UnsupportedDocument:
         return False
 
 
 def decode_text(data: bytes) -> str:
-    """The text of a text file. Raises UnsupportedMedia."""
+    """The text of a text file. Raises UnsupportedDocument."""
     try:
         return data.decode(_encoding(data))
     except UnicodeDecodeError as error:
-        raise UnsupportedMedia(
+        raise UnsupportedDocument(
             f"not text in UTF-8 or UTF-16: byte {error.start:,} does not fit"
         ) from error
 

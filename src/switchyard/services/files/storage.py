@@ -40,7 +40,7 @@ class NotStored(StorageError, Unknown):
     """There is no file under this key."""
 
 
-class TooLarge(StorageError, InvalidInput):
+class FileTooLarge(StorageError, InvalidInput):
     """The file is larger than the caller allows; nothing of it was kept."""
 
 
@@ -137,7 +137,7 @@ class Storage:
     ) -> Received:
         """Write a file as it comes in, with a few parts in memory at a time.
 
-        Raises InvalidKey, TooLarge, and whatever `parts` raises; no file is left then.
+        Raises InvalidKey, FileTooLarge, and whatever `parts` raises; no file is left then.
         """
         import obstore
 
@@ -149,7 +149,7 @@ class Storage:
             async for part in parts:
                 size += len(part)
                 if size > max_bytes:
-                    raise TooLarge(f"more than the {max_bytes:,} bytes allowed")
+                    raise FileTooLarge(f"more than the {max_bytes:,} bytes allowed")
                 digest.update(part)
                 if part:
                     yield part
@@ -169,7 +169,7 @@ class Storage:
             _not_stored(key, error)
 
     async def get_async(self, key: str, *, max_bytes: int | None = None) -> bytes:
-        """A whole file. Raises NotStored, InvalidKey, TooLarge (before reading it)."""
+        """A whole file. Raises NotStored, InvalidKey, FileTooLarge (before reading it)."""
         import obstore
 
         try:
@@ -177,7 +177,7 @@ class Storage:
         except FileNotFoundError as error:
             _not_stored(key, error)
         if max_bytes is not None and found.meta["size"] > max_bytes:
-            raise TooLarge(f"{found.meta['size']:,} bytes, {max_bytes:,} are allowed")
+            raise FileTooLarge(f"{found.meta['size']:,} bytes, {max_bytes:,} are allowed")
         return bytes(await found.bytes_async())
 
     async def stream_async(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:

@@ -16,9 +16,9 @@ from switchyard.services.files.media import (
     refuse_unsupported,
 )
 from switchyard.services.files.storage import (
+    FileTooLarge,
     NotStored,
     Storage,
-    TooLarge,
     content_hash,
 )
 from switchyard.services.jobs.outcomes import PermanentError
@@ -56,14 +56,14 @@ async def receive(
 
     For the API: the key goes into the payload of `ingest_document`. Uploads that no job takes
     up are removed by age, like everything below INCOMING.
-    Raises UnsupportedMedia, DocumentTooLarge, and whatever `parts` raises; nothing is kept then.
+    Raises UnsupportedDocument, DocumentTooLarge, and whatever `parts` raises; nothing is kept then.
     """
     key = f"{INCOMING}{uuid4()}"
     try:
         received = await storage.put_stream_async(
             key, _sniffed(parts, filename), max_bytes=max_bytes
         )
-    except TooLarge as error:
+    except FileTooLarge as error:
         raise DocumentTooLarge(f"the file has {error}") from error
     return Upload(key, received.size, received.sha256)
 
@@ -96,7 +96,7 @@ async def read_upload(storage: Storage, key: str, *, max_bytes: int = MAX_DOCUME
         return await storage.get_async(key, max_bytes=max_bytes)
     except NotStored as error:
         raise PermanentError(f"the upload {key!r} is gone: send the file again") from error
-    except TooLarge as error:
+    except FileTooLarge as error:
         raise DocumentTooLarge(f"the file has {error}") from error
 
 
@@ -137,5 +137,5 @@ class Identity:
 
 
 def identify(data: bytes, filename: str | None) -> Identity:
-    """Raises UnsupportedMedia."""
+    """Raises UnsupportedDocument."""
     return Identity(content_hash(data), media_type_of(data, filename), len(data))

@@ -23,7 +23,7 @@ _CANDIDATES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SimilarDocument:
     """Another document that is like this one."""
 
     document_id: str
@@ -34,7 +34,7 @@ class Link:
 
 async def similar_documents(
     index: ChunkIndex, document_id: str, *, threshold: float, top_k: int = TOP_K
-) -> list[Link]:
+) -> list[SimilarDocument]:
     """The documents most similar to one, best first, at most `top_k`, each at least `threshold`."""
     mean = (await index.means_of([document_id])).get(document_id)
     if mean is None:
@@ -50,7 +50,7 @@ async def similar_documents(
     candidates = sorted(nearest, key=lambda other: (-nearest[other], other))[:_CANDIDATES]
     means = await index.means_of(candidates)
     links = [
-        Link(other, titles[other], round(_dot(mean, means[other]), 4))
+        SimilarDocument(other, titles[other], round(_dot(mean, means[other]), 4))
         for other in candidates
         if other in means
     ]

@@ -70,7 +70,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RetryPolicy:
     """Backoff: `base` seconds, multiplied by `factor` for each attempt, at most `limit`."""
 
     base: float
@@ -80,7 +80,7 @@ class Policy:
     """Delays that the broker has queues for, ascending, in seconds."""
 
     @classmethod
-    def over(cls, levels: Sequence[float] = RETRY_DELAYS) -> Policy:
+    def over(cls, levels: Sequence[float] = RETRY_DELAYS) -> RetryPolicy:
         """The doubling policy that starts at the first level and ends at the last."""
         return cls(base=levels[0], factor=2, limit=levels[-1], levels=tuple(levels))
 
@@ -132,7 +132,7 @@ def decide(
     *,
     attempts: int,
     max_attempts: int,
-    policy: Policy,
+    policy: RetryPolicy,
     now: datetime,
     crashes: int = 0,
 ) -> Decision:
@@ -176,7 +176,13 @@ def decide(
 
 
 def _delayed(
-    wait: float, attempts: int, failure: Failure, policy: Policy, now: datetime, *, counts: bool
+    wait: float,
+    attempts: int,
+    failure: Failure,
+    policy: RetryPolicy,
+    now: datetime,
+    *,
+    counts: bool,
 ) -> Delayed:
     level = policy.level(wait)
     not_before = now + timedelta(seconds=wait) if wait > level else None

@@ -27,7 +27,7 @@ from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.dialect import insert_into
 from switchyard.services.ledger.sql.paging import fetch_page
 from switchyard.services.ledger.sql.tables import documents, edges
-from switchyard.services.records.requests import DocumentFilter, Edge
+from switchyard.services.records.requests import DocumentFilter, NewEdge
 from switchyard.services.records.results import Document, EdgeRecord, Page
 
 
@@ -242,7 +242,7 @@ class Documents(LedgerBase):
 
         return await self._database.write(work)
 
-    async def put_edges(self, source_id: str, kind: str, new: Sequence[Edge]) -> None:
+    async def put_edges(self, source_id: str, kind: str, new: Sequence[NewEdge]) -> None:
         """Replace the item's outgoing edges of that kind; of two with one target the later
         counts. Raises ValueError for an edge of another kind."""
         if any(edge.kind != kind for edge in new):

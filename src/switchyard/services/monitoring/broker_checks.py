@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from switchyard.broker.errors import BrokerAway, ManagementError
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.differences import Difference, Problem, diff
+from switchyard.broker.topology.differences import Deviation, Difference, diff
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.model import Topology
 from switchyard.broker.wire.connection import address_of, connected, underlying
@@ -85,8 +85,8 @@ async def _through_management(settings: Settings, registry: Registry) -> AsyncIt
 
 
 def _topology(differences: list[Difference]) -> Iterable[Check]:
-    overridden = [each for each in differences if each.problem is Problem.OVERRIDDEN]
-    extra = [each for each in differences if each.problem is Problem.EXTRA]
+    overridden = [each for each in differences if each.problem is Deviation.OVERRIDDEN]
+    extra = [each for each in differences if each.problem is Deviation.EXTRA]
     others = [each for each in differences if each not in overridden and each not in extra]
     if others:
         fixable = all(each.fixable for each in others)

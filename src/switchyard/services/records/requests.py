@@ -166,7 +166,7 @@ class LetterEdit:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class NewEdge:
     """A relation from one item to another, for the knowledge graph."""
 
     target_id: str

@@ -92,11 +92,11 @@ class AlreadyFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class NotFound:
+class NoSuchJob:
     """The ledger has no such job."""
 
 
-CancelResult = Cancelled | Running | AlreadyFinished | NotFound
+CancelResult = Cancelled | Running | AlreadyFinished | NoSuchJob
 
 
 @dataclass(frozen=True, slots=True)

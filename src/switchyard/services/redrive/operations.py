@@ -26,7 +26,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkState
 from switchyard.services.redrive.passes import Pass
 from switchyard.services.redrive.run import LOOK, Halted, RedriveRun
-from switchyard.services.redrive.sending import Room, Sender
+from switchyard.services.redrive.sending import LetterSender, Room
 from switchyard.services.redrive.spec import KIND, RedriveSpec
 
 HOLD = 120.0
@@ -61,7 +61,7 @@ class RedriveHandler:
         spec = RedriveSpec.from_json(session.operation.spec)
         run = RedriveRun(session, spec, self._ledger, self._traffic)
         await run.begin()
-        sender = Sender(
+        sender = LetterSender(
             self._registry,
             self._ledger,
             spec.change,

@@ -13,7 +13,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.letters import DeadJob
 from switchyard.services.records import BulkState
 from switchyard.services.redrive.run import LOOK, RedriveRun
-from switchyard.services.redrive.sending import BATCH, Copy, Room, Sender
+from switchyard.services.redrive.sending import BATCH, Copy, LetterSender, Room
 
 LONGEST_SLOT = 5.0
 """Seconds to wait with letters in hand for the next one to be sent by the rate. Where it is longer,
@@ -24,7 +24,7 @@ class Pass:
     """Once through the letters, or until the time is over for which they may be held."""
 
     def __init__(
-        self, run: RedriveRun, sender: Sender, publisher: Publisher, room: Room, hold: float
+        self, run: RedriveRun, sender: LetterSender, publisher: Publisher, room: Room, hold: float
     ) -> None:
         self._run = run
         self._session = run.session

@@ -18,7 +18,7 @@ from switchyard.services.dead.stored import stored_letters
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import Wait
-from switchyard.services.redrive.sending import BATCH, Copy, Difference, Sender, Tally
+from switchyard.services.redrive.sending import BATCH, Copy, LetterDifference, LetterSender, Tally
 from switchyard.services.redrive.spec import RedriveSpec
 
 SHOWN = 5
@@ -44,7 +44,7 @@ async def plan_redrive(
     spec.check()
     await require_group(ledger, spec.which)
     tally = Tally()
-    sender = Sender(registry, ledger, spec.change, lanes=lanes, remote=spec.remote)
+    sender = LetterSender(registry, ledger, spec.change, lanes=lanes, remote=spec.remote)
     batch: list[DeadJob] = []
 
     async def would_go() -> None:
@@ -106,7 +106,7 @@ def _note(copies: Sequence[Copy], change: Change, tally: Tally) -> None:
             tally.differences.append(_difference(copy))
 
 
-def _difference(copy: Copy) -> Difference:
+def _difference(copy: Copy) -> LetterDifference:
     before = json.loads(copy.letter.body)
     after = json.loads(copy.message.encode())
     # What every redrive writes anew is no news.
@@ -119,4 +119,4 @@ def _difference(copy: Copy) -> Difference:
             each["metadata"] = {name: metadata.get(name) for name in names}
     old["routing_key"] = copy.letter.certificate.routing_key
     new["routing_key"] = copy.routing_key
-    return Difference(copy.letter.id, tuple(difference(old, new)))
+    return LetterDifference(copy.letter.id, tuple(difference(old, new)))

@@ -27,7 +27,7 @@ Depth = Callable[[str], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LetterDifference:
     """What a change makes of one letter."""
 
     letter_id: str
@@ -50,7 +50,7 @@ class Tally:
     """Routing key → how many went there, or would go."""
     notes: list[str] = field(default_factory=list)
     """One line for each letter that was dropped or invalid, or would go; at most 100."""
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[LetterDifference] = field(default_factory=list)
     """Of a plan with a change: what it makes of the first five letters."""
 
     def note(self, text: str) -> None:
@@ -74,7 +74,7 @@ class Copy:
         return self.message.metadata.redrives
 
 
-class Sender:
+class LetterSender:
     """Sends letters back, changed in one way."""
 
     def __init__(

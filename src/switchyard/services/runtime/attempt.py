@@ -18,7 +18,7 @@ from switchyard.services.jobs.retry import (
     Delayed,
     Died,
     Failure,
-    Policy,
+    RetryPolicy,
     Succeeded,
 )
 from switchyard.services.records import NewJob
@@ -65,7 +65,7 @@ async def attempt(registry: Registry, ctx: JobContext) -> Attempt:
         seconds = clock() - began
     finally:
         await executor.close()
-    policy = Policy.over(ctx.settings.retry_delays)
+    policy = RetryPolicy.over(ctx.settings.retry_delays)
     decision, following = classify(registry, message, ctx.lane, ended, policy)
     outcome = ended if isinstance(ended, Done | Next | Retry | Snooze | Discard) else None
     return Attempt(decision, outcome, following, seconds)

@@ -16,7 +16,7 @@ from switchyard.services.jobs.retry import (
     Delayed,
     Died,
     Failure,
-    Policy,
+    RetryPolicy,
     Succeeded,
     decide,
 )
@@ -49,7 +49,7 @@ def classify(
     message: JobMessage,
     lane: str,
     ended: Any,
-    policy: Policy,
+    policy: RetryPolicy,
     *,
     crashes: int = 0,
 ) -> tuple[Decision, list[NewJob]]:

@@ -26,7 +26,7 @@ from switchyard.broker.publish.outcome import Accepted, Outgoing, Result, envelo
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
-from switchyard.services.jobs.retry import Delayed, Died, Failure, Policy, Succeeded
+from switchyard.services.jobs.retry import Delayed, Died, Failure, RetryPolicy, Succeeded
 from switchyard.services.records import Existing, NewJob, RowRejected
 from switchyard.services.runtime.endings import Ending, invalid_outcome
 from switchyard.services.runtime.recording import Recorder
@@ -42,7 +42,7 @@ class FollowUp:
 
     publisher: Publisher
     recorder: Recorder
-    policy: Policy
+    policy: RetryPolicy
     worker_id: str
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from switchyard.broker.message import now
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.jobs.retry import Decision, Delayed, Died, Policy
+from switchyard.services.jobs.retry import Decision, Delayed, Died, RetryPolicy
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.publishing.publisher import Published
@@ -70,7 +70,7 @@ class InlineRunner:
         self._registry = registry
         self._ledger = ledger
         self._patience = patience
-        self._policy = Policy.over(settings.retry_delays)
+        self._policy = RetryPolicy.over(settings.retry_delays)
         self._executor = Executor(min(settings.worker_concurrency, os.cpu_count() or 1))
         self._slots = asyncio.Semaphore(settings.worker_concurrency)
         self._worker_id = f"inline-{new_instance_id()}"

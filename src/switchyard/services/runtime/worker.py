@@ -20,7 +20,7 @@ from switchyard.broker.wire.link import Link
 from switchyard.services.errors import Unknown
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.jobs.retry import Policy
+from switchyard.services.jobs.retry import RetryPolicy
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import LedgerError
 from switchyard.services.runtime.claiming import Claims
@@ -120,7 +120,7 @@ class Worker:
         reporter = Reporter(self._publisher, self.worker_id)
         self.counters = reporter.counters
         recorder = Recorder(ledger, self._on_ledger_away)
-        policy = Policy.over(settings.retry_delays)
+        policy = RetryPolicy.over(settings.retry_delays)
         follow_up = FollowUp(self._publisher, recorder, policy, self.worker_id)
         self._executors = [executor(share.slots) for share in self._shares]
         self._runners = [

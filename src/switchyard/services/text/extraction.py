@@ -7,7 +7,7 @@ from typing import Any
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.files.media import PDF, decode_text
-from switchyard.services.text.pdf import Limits, Page, read_pdf
+from switchyard.services.text.pdf import Limits, PdfPage, read_pdf
 from switchyard.services.text.plain import clean, count_words, paragraphs, shorten
 
 
@@ -17,14 +17,14 @@ def extract(
     """The output of the stage `extract_text`, as JSON.
 
     `title` is what the sender named; else it comes from the document, else from `filename`.
-    Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, UnsupportedMedia, MemoryError.
+    Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, UnsupportedDocument, MemoryError.
     """
     if media_type == PDF:
         read = read_pdf(data)
         pages, found, metadata = read.pages, read.title, read.metadata
         needs_ocr, repaired = read.needs_ocr, read.repaired
     else:
-        pages = (Page(1, _plain(data)),)
+        pages = (PdfPage(1, _plain(data)),)
         found, metadata, needs_ocr, repaired = None, {}, False, False
     texts = [page.text for page in pages]
     return {

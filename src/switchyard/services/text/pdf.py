@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PdfPage:
     number: int
     """From 1."""
     text: str
@@ -49,7 +49,7 @@ class Page:
 class PdfText:
     """What a PDF says."""
 
-    pages: tuple[Page, ...]
+    pages: tuple[PdfPage, ...]
     title: str | None
     metadata: dict[str, str]
     """Author, subject, keywords, creation date and the like, as far as the file has them."""
@@ -126,8 +126,8 @@ def _check_document(document: Any, data: bytes, limits: Limits) -> None:
         )
 
 
-def _pages(library: Any, document: Any, data: bytes, limits: Limits) -> list[Page]:
-    found: list[Page] = []
+def _pages(library: Any, document: Any, data: bytes, limits: Limits) -> list[PdfPage]:
+    found: list[PdfPage] = []
     characters = 0
     first: CorruptDocument | None = None
     for number in range(1, document.page_count + 1):
@@ -143,14 +143,14 @@ def _pages(library: Any, document: Any, data: bytes, limits: Limits) -> list[Pag
                     raise ValueError(said)
         except CorruptDocument as error:
             first = first or error
-            found.append(Page(number, "", is_broken=True))
+            found.append(PdfPage(number, "", is_broken=True))
             continue
         characters += len(text)
         if characters > limits.characters:
             raise DocumentTooLarge(
                 f"the PDF has more than {limits.characters:,} characters of text by page {number}"
             )
-        found.append(Page(number, text if count_words(text) else ""))
+        found.append(PdfPage(number, text if count_words(text) else ""))
     if first is not None and all(page.is_broken for page in found):
         raise first
     return found

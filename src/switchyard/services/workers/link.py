@@ -83,9 +83,9 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
 async def _put_edges(ctx: JobContext, document_id: str, links: Sequence[dict[str, Any]]) -> None:
     if ctx.ledger is None:
         return
-    from switchyard.services.records import Edge
+    from switchyard.services.records import NewEdge
 
-    edges = [Edge(link["document_id"], SIMILAR, link["similarity"]) for link in links]
+    edges = [NewEdge(link["document_id"], SIMILAR, link["similarity"]) for link in links]
     await ctx.ledger.put_edges(document_id, SIMILAR, edges)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from switchyard.services.ledger.sql.committer import GroupCommitter
 from switchyard.services.ledger.sql.database import Database
-from switchyard.services.ledger.sql.operations import Operation
+from switchyard.services.ledger.sql.operations import JobChange
 from switchyard.services.ledger.sql.transaction import JobWriter
 
 
@@ -19,7 +19,7 @@ class LedgerBase:
         self._writer = JobWriter(database.dialect)
         self._committer = GroupCommitter(self._commit)
 
-    async def _commit(self, operations: Sequence[Operation[Any]]) -> Sequence[Any]:
+    async def _commit(self, operations: Sequence[JobChange[Any]]) -> Sequence[Any]:
         return await self._database.write(
             lambda connection: self._writer.run(connection, operations)
         )

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from switchyard.services.ledger.sql.operations import Operation
+from switchyard.services.ledger.sql.operations import JobChange
 from switchyard.services.records.errors import (
     LedgerClosed,
     LedgerError,
@@ -20,10 +20,10 @@ Answer = TypeVar("Answer")
 MAX_BATCH = 500
 """Operations in one transaction at most: one row too many must not hold up the others long."""
 
-Commit = Callable[[Sequence[Operation[Any]]], Awaitable[Sequence[Any]]]
+Commit = Callable[[Sequence[JobChange[Any]]], Awaitable[Sequence[Any]]]
 """Runs operations in one transaction; answers each with its result or its LedgerError."""
 
-_Waiting = tuple[Operation[Any], asyncio.Future[Any]]
+_Waiting = tuple[JobChange[Any], asyncio.Future[Any]]
 
 
 class GroupCommitter:
@@ -36,7 +36,7 @@ class GroupCommitter:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def submit(self, operation: Operation[Answer]) -> Answer:
+    async def submit(self, operation: JobChange[Answer]) -> Answer:
         """The operation's result, once it is committed.
 
         Raises LedgerUnavailable when the transaction failed, or the operation's own error. A
@@ -45,7 +45,7 @@ class GroupCommitter:
         return await self._enqueue(operation)
 
     async def submit_many(
-        self, operations: Sequence[Operation[Answer]]
+        self, operations: Sequence[JobChange[Answer]]
     ) -> list[Answer | BaseException]:
         """The results in order; an operation's own error stands in its place."""
         futures = [self._enqueue(operation) for operation in operations]
@@ -57,7 +57,7 @@ class GroupCommitter:
         if self._task is not None:
             await asyncio.shield(self._task)
 
-    def _enqueue(self, operation: Operation[Answer]) -> asyncio.Future[Answer]:
+    def _enqueue(self, operation: JobChange[Answer]) -> asyncio.Future[Answer]:
         if self._closed:
             raise LedgerClosed("the ledger is closed")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -89,7 +89,7 @@ class GroupCommitter:
             else:
                 future.set_result(answer)
 
-    async def _answers(self, operations: Sequence[Operation[Any]]) -> Sequence[Any]:
+    async def _answers(self, operations: Sequence[JobChange[Any]]) -> Sequence[Any]:
         """Never raises: the fault of one operation must not become the others'."""
         try:
             return await self._commit(operations)

@@ -30,7 +30,7 @@ from switchyard.services.records.results import (
     Created,
     Existing,
     Foreign,
-    NotFound,
+    NoSuchJob,
     Recorded,
     Running,
 )
@@ -39,7 +39,7 @@ from switchyard.services.records.states import FINISHED, AttemptOutcome, State
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
-class Operation(Protocol[Answer_co]):
+class JobChange(Protocol[Answer_co]):
     """One change of one job."""
 
     order: ClassVar[int]
@@ -255,7 +255,7 @@ class Cancel:
     def apply(self, rows: Rows) -> CancelResult:
         row = rows.jobs.get(self.job_id)
         if row is None:
-            return NotFound()
+            return NoSuchJob()
         if row.state is State.RUNNING:
             return Running(row.worker_id or "")
         if row.state in FINISHED:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from switchyard.services.ledger.sql import dialect as sql
 from switchyard.services.ledger.sql.errors import TransactionRaced
-from switchyard.services.ledger.sql.operations import Claim, Operation, Record
+from switchyard.services.ledger.sql.operations import Claim, JobChange, Record
 from switchyard.services.ledger.sql.rows import JobRow, KeyHolder, Rows
 from switchyard.services.ledger.sql.works import KnownWorks, Work, load_edits
 from switchyard.services.records.errors import LedgerError
@@ -138,7 +138,7 @@ class JobWriter:
         )
 
     def run(
-        self, connection: Connection, operations: Sequence[Operation[Any]]
+        self, connection: Connection, operations: Sequence[JobChange[Any]]
     ) -> list[Any | LedgerError]:
         """What each operation answers, or the LedgerError that it ends in.
 
@@ -154,7 +154,7 @@ class JobWriter:
         self._write(connection, rows)
         return answers
 
-    def _load(self, connection: Connection, operations: Sequence[Operation[Any]]) -> Rows:
+    def _load(self, connection: Connection, operations: Sequence[JobChange[Any]]) -> Rows:
         rows = Rows()
         ids = list({operation.job_id for operation in operations})
         claims = [each for each in operations if isinstance(each, Claim)]

@@ -33,7 +33,7 @@ from switchyard.services.sources.arxiv.feed import (
     Feed,
     parse_feed,
 )
-from switchyard.services.sources.arxiv.pace import FleetPace, LocalPace, Pace
+from switchyard.services.sources.arxiv.pace import FleetPace, LocalPace, RequestPace
 
 if TYPE_CHECKING:
     import httpx
@@ -91,7 +91,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FeedPage:
     """A piece of a listing, oldest submission first."""
 
     entries: tuple[Entry, ...]
@@ -107,7 +107,7 @@ class Page:
 class ArxivClient:
     """Asks arXiv. Open it with `ArxivClient.connect`."""
 
-    def __init__(self, http: httpx.AsyncClient, base_url: str, pace: Pace) -> None:
+    def __init__(self, http: httpx.AsyncClient, base_url: str, pace: RequestPace) -> None:
         self._http = http
         self._base_url = base_url
         self.pace = pace
@@ -126,7 +126,7 @@ class ArxivClient:
         import httpx
 
         interval = settings.arxiv_interval
-        pace: Pace
+        pace: RequestPace
         waits = min(2 * interval + 2, LONGEST_WAIT) if patience is None else patience
         if ledger is not None:
             pace = FleetPace(
@@ -201,7 +201,7 @@ class ArxivClient:
         to_date: datetime | None = None,
         cursor: Cursor | None = None,
         page_size: int = PAGE_SIZE,
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncIterator[FeedPage]:
         """All that was submitted from `from_date` to `to_date`, oldest first, to the minute.
 
         Goes on from a page's `cursor`, given the same query and `to_date` (name it, or it is the
@@ -222,7 +222,7 @@ class ArxivClient:
                 at = Cursor(at.since, _middle(at))
                 continue
             following = _after(at, feed, end)
-            yield Page(feed.entries, following, feed.total, at)
+            yield FeedPage(feed.entries, following, feed.total, at)
             at = following
 
     # --- one request ------------------------------------------------------------------------

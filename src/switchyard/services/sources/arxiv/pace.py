@@ -35,7 +35,7 @@ _MARGIN = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RequestTurn:
     """The permission for one request, while its context lasts."""
 
     _pause: Callable[[float], Awaitable[None]]
@@ -47,10 +47,10 @@ class Turn:
         return kept
 
 
-class Pace(Protocol):
+class RequestPace(Protocol):
     """Lets requests pass, one after the other."""
 
-    def turn(self, *, takes: float) -> AbstractAsyncContextManager[Turn]:
+    def turn(self, *, takes: float) -> AbstractAsyncContextManager[RequestTurn]:
         """Wait until a request may begin that takes at most `takes` seconds. Raises ArxivBusy
         when the wait would exceed the pace's patience."""
         ...
@@ -71,8 +71,8 @@ class FleetPace:
         """Or is sent away when both places are taken."""
 
     @asynccontextmanager
-    async def turn(self, *, takes: float) -> AsyncIterator[Turn]:
-        """As in Pace. Raises LedgerUnavailable too."""
+    async def turn(self, *, takes: float) -> AsyncIterator[RequestTurn]:
+        """As in RequestPace. Raises LedgerUnavailable too."""
         holder = str(uuid4())
         until = time.monotonic() + self._patience
         held = self._patience + takes + _MARGIN
@@ -87,7 +87,7 @@ class FleetPace:
                 # The holder's own lease, or one that has run out: nobody else takes it meanwhile.
                 await self._ledger.acquire_lease(PAUSE, holder, max(seconds, self._interval))
 
-            yield Turn(pause)
+            yield RequestTurn(pause)
 
     @asynccontextmanager
     async def _holding(
@@ -132,8 +132,8 @@ class LocalPace:
         self._next = 0.0
 
     @asynccontextmanager
-    async def turn(self, *, takes: float) -> AsyncIterator[Turn]:
-        """As in Pace."""
+    async def turn(self, *, takes: float) -> AsyncIterator[RequestTurn]:
+        """As in RequestPace."""
         async with self._connection:
             left = max(0.0, self._next - time.monotonic())
             if left > self._patience:
@@ -144,4 +144,4 @@ class LocalPace:
             async def pause(seconds: float) -> None:
                 self._next = time.monotonic() + max(seconds, self._interval)
 
-            yield Turn(pause)
+            yield RequestTurn(pause)

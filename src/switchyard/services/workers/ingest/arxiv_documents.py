@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from switchyard.services.files.errors import UnsupportedMedia
+from switchyard.services.files.errors import UnsupportedDocument
 from switchyard.services.files.media import MARKDOWN, PDF
 from switchyard.services.files.storage import content_hash
 from switchyard.services.files.uploads import Identity, identify
@@ -135,7 +135,7 @@ async def _content(entry: Entry, ctx: JobContext, offered: Taken) -> tuple[bytes
     data = await _pdf(entry.pdf_url, ctx)
     try:
         identity = await asyncio.to_thread(identify, data, None)
-    except UnsupportedMedia as error:
+    except UnsupportedDocument as error:
         raise ArxivNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {error}") from error
     if identity.media_type != PDF:  # a page that says that the PDF is still being made
         raise ArxivNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {identity.media_type}")
