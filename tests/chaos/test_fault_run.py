@@ -20,10 +20,6 @@ PLAN: dict[str, Any] = {
 }
 
 
-@pytest.mark.skipif(
-    "FAULT_RUN_MINUTES" not in os.environ,
-    reason="it finds a defect that is not mended yet: make fault-run",
-)
 @pytest.mark.timeout(PLAN["minutes"] * 60 + 2 * START + 3 * QUIET)
 async def test_every_accepted_job_is_accounted_for_whatever_is_broken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,12 +1,16 @@
 """The account of a fault run finds what is wrong: else its silence would say nothing."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.certificate import examine
+from switchyard.broker.dead.scan import Letter
+from switchyard.broker.message import JobMessage, Metadata
 from tests.support.chaos import Effect
-from tests.support.fault_run.account import Account, Run, judge, overlaps, runs_of
+from tests.support.fault_run.account import Account, Run, deaths_in, judge, overlaps, runs_of
 from tests.support.fault_run.chronicle import Chronicle
 from tests.support.fault_run.report import story, table
 
@@ -82,6 +86,18 @@ def test_account_of_one_job_names_what_is_wrong(
         account.lines["job"].append(line)
     judge(account, "http", "job", changes, letters, told)
     assert [text.partition(" (")[0] for text in account.faulty["job"]] == ([wrong] if wrong else [])
+
+
+def test_letters_of_one_death_count_once_and_those_of_two_twice() -> None:
+    def letter(job_id: str, attempts: int, **headers: str) -> Letter:
+        metadata = Metadata(attempts=attempts)
+        message = JobMessage(job_id=job_id, job_type="noop", payload={}, metadata=metadata)
+        delivery = cast("Delivery", SimpleNamespace(body=message.encode()))
+        return Letter(delivery, *examine(headers, "hot.noop", message.encode()))
+
+    # The second of "other" died once more: nothing excuses that.
+    letters = [letter("job", 3), letter("job", 3), letter("other", 3), letter("other", 2)]
+    assert deaths_in(letters) == {"job": 1, "other": 2}
 
 
 def test_report_counts_what_is_wrong_by_door_and_tells_what_happened_around_the_job() -> None:

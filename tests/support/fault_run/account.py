@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from switchyard.broker.dead.scan import Letter
 from switchyard.services.ledger.sql.tables import attempts, jobs
 from switchyard.services.records import FINISHED, BulkState, State
 from switchyard.services.records.document_states import COMPLETED
@@ -91,13 +92,19 @@ async def settle(
     changes = defaultdict(list)
     for job_id, old, new in await history_of(system.settings.ledger_url):
         changes[job_id].append((old, new))
-    letters = Counter(letter.id for letter in await system.letters())
+    letters = deaths_in(await system.letters())
     for job_id, door in doors.items():
         judge(account, door, job_id, changes[job_id], letters[job_id], told)
     for stray in letters.keys() - account.rows.keys():
         account.others.append(f"a dead letter of nobody's: {stray}")
     await _judge_others(system, accepted, documents, account)
     return account
+
+
+def deaths_in(letters: Sequence[Letter]) -> Counter[str]:
+    """How many deaths the letters of each id tell of. A letter whose publish was cut off before its
+    confirm is there twice, and everything takes the two as one (`Letter.death`)."""
+    return Counter(letter_id for letter_id, _ in {(each.id, each.death) for each in letters})
 
 
 def judge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiormq import Connection
 
@@ -54,6 +54,8 @@ class Letter:
     certificate: DeathCertificate
     message: JobMessage | None
     """None when it is no job message: see `broker.dead.certificate.job_in`."""
+    again: list[Letter] = field(default_factory=list, compare=False, repr=False)
+    """Further letters of the same death, which go when this one does."""
 
     @classmethod
     def of(cls, delivery: Delivery) -> Letter:
@@ -71,11 +73,27 @@ class Letter:
         return self.message.metadata.redrives if self.message else 0
 
     @property
+    def death(self) -> tuple[str, int, int] | None:
+        """Which end of which job it tells of: id, redrives, attempts. None where it is no job.
+
+        Two letters of one death are one: a publish that was cut off before its confirm is
+        repeated, and the broker may have had the first, too.
+        """
+        return None if self.message is None else (self.message.job_id, *self.message.generation)
+
+    @property
     def body(self) -> bytes:
         return self.delivery.body
 
+    @property
+    def is_settled(self) -> bool:
+        return self.delivery.is_settled
+
     def ack(self) -> bool:
-        """Take it out of the queue. False when the channel is gone: it is back in its place."""
+        """Take it out of the queue, and those that say the same. False when the channel is gone: it
+        is back in its place."""
+        for letter in self.again:
+            letter.ack()
         return self.delivery.ack()
 
 

@@ -53,12 +53,11 @@ async def count_letters(
 ) -> PurgeProgress:
     """What a purge would do. Raises UnknownGroup, BrokerAway, LedgerUnavailable."""
     await require_group(ledger, which)
-    moment, scanned, purged = now(), 0, 0
+    moment, purged = now(), 0
     async with scanning_in_turn(settings, ledger, wait) as scan:
         async for letter in scan.letters():
-            scanned += 1
             purged += which.matches(letter, moment)
-        return PurgeProgress(scanned, scan.total, purged)
+        return PurgeProgress(scan.scanned, scan.total, purged)
 
 
 async def start_purge(
@@ -93,7 +92,7 @@ class PurgeHandler:
         which = LetterFilter.from_json(session.operation.spec["filter"])
         moment = datetime.fromtimestamp(session.operation.created_at, UTC)
         # What an earlier process has purged was scanned, and is gone.
-        scanned = purged = before = PurgeProgress.of(session.operation).purged
+        purged = before = PurgeProgress.of(session.operation).purged
         batch: list[Letter] = []
         noted = time.monotonic()
 
@@ -101,15 +100,16 @@ class PurgeHandler:
             await session.move(BulkState.RUNNING)
             total = before + scan.total
             async for letter in scan.letters():
-                scanned += 1
                 if which.matches(letter, moment) and was_dead(letter, moment):
                     batch.append(letter)
                 if len(batch) >= BATCH or time.monotonic() - noted > NOTE_SECONDS:
                     purged += len(batch)
-                    await self._throw_away(session, batch, PurgeProgress(scanned, total, purged))
+                    progress = PurgeProgress(before + scan.scanned, total, purged)
+                    await self._throw_away(session, batch, progress)
                     batch, noted = [], time.monotonic()
             purged += len(batch)
-            await self._throw_away(session, batch, PurgeProgress(scanned, total, purged))
+            progress = PurgeProgress(before + scan.scanned, total, purged)
+            await self._throw_away(session, batch, progress)
         await session.finish()
 
     async def _throw_away(

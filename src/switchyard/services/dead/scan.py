@@ -48,25 +48,44 @@ def wait_in(session: BulkSession) -> Wait:
 
 
 class LetterScan:
-    """A scan that knows which letters are the jobs whose ids they carry."""
+    """A scan that knows which letters are the jobs whose ids they carry, and which are one."""
 
     def __init__(self, scan: Scan, ledger: Ledger) -> None:
         self._scan = scan
         self._ledger = ledger
         self.total = scan.total
         """Letters that waited when it began."""
+        self.scanned = 0
+        """Letters that it has gone through."""
+        self._deaths: dict[tuple[str, int, int], Letter] = {}
 
     async def letters(self) -> AsyncGenerator[Letter, None]:
-        """As `Scan.letters`. Raises LedgerUnavailable, too."""
+        """As `Scan.letters`, each death once: what says the same goes with the first, or stays with
+        it. Raises LedgerUnavailable, too."""
         batch: list[Letter] = []
         async for letter in self._scan.letters():
             batch.append(letter)
             if len(batch) >= TOGETHER:
                 for each in await told_apart(self._ledger, batch):
-                    yield each
+                    if self._is_news(each):
+                        yield each
                 batch = []
         for each in await told_apart(self._ledger, batch):
-            yield each
+            if self._is_news(each):
+                yield each
+
+    def _is_news(self, letter: Letter) -> bool:
+        self.scanned += 1
+        if letter.death is None:
+            return True
+        first = self._deaths.setdefault(letter.death, letter)
+        if first is letter:
+            return True
+        if first.is_settled:
+            letter.ack()
+        else:
+            first.again.append(letter)
+        return False
 
     async def depth(self, queue: str) -> int:
         """As `Scan.depth`."""

@@ -46,16 +46,18 @@ class DeadLetters(LedgerBase):
             if burials:
                 self._writer.run(connection, burials)
             insert = insert_into(connection, dead_letters)
-            kept = ("id", "copies", "first_at")
-            changes: dict[str, Any] = {
-                column.name: insert.excluded[column.name]
-                for column in dead_letters.c
-                if column.name not in kept
-            }
             # A later generation is no further copy: its job was redriven in between.
             another = (dead_letters.c.state == DeadLetterState.WAITING) & (
                 dead_letters.c.redrives == insert.excluded.redrives
             )
+            # Of one death the first letter counts, as for whoever goes through `jobs.dead`.
+            same = another & (dead_letters.c.attempts == insert.excluded.attempts)
+            changes: dict[str, Any] = {
+                column.name: case((same, column), else_=insert.excluded[column.name])
+                for column in dead_letters.c
+                if column.name not in ("id", "first_at", "updated_at")
+            }
+            changes["updated_at"] = insert.excluded.updated_at
             changes["copies"] = case((another, dead_letters.c.copies + 1), else_=1)
             connection.execute(
                 insert.on_conflict_do_update(index_elements=["id"], set_=changes), rows
