@@ -2,7 +2,12 @@
 
 import os
 import signal
+import socket
 
+import httpx
+import pytest
+
+from switchyard.cli.system.ports import free_port
 from tests.acceptance.conftest import CommandLine
 
 
@@ -79,3 +84,22 @@ def test_scheduler_publishes_what_is_due_and_stops_in_order(jobctl: CommandLine)
         assert '"state": "succeeded"' in job_id
         os.kill(scheduler.pid, signal.SIGTERM)
         assert scheduler.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    "command", [("worker", "tester"), ("scheduler",)], ids=lambda each: each[0]
+)
+def test_metrics_are_shown_on_loopback_where_a_port_is_named(
+    jobctl: CommandLine, command: tuple[str, ...]
+) -> None:
+    port = free_port()
+    with jobctl.started(*command, "--metrics-port", str(port)) as process:
+        while "showing metrics" not in jobctl.log_of(command[0]):
+            assert process.poll() is None
+        shown = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+        assert "switchyard_ledger_seconds_count" in shown.text
+        with (
+            pytest.raises(ConnectionRefusedError),
+            socket.create_connection(("127.0.0.2", port), 5),
+        ):
+            pass

@@ -24,6 +24,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology.build import build
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records import JobRecord, State
@@ -124,6 +125,7 @@ class System:
         ledger: Ledger | None = None,
         registry: Registry | None = None,
         wait: bool = True,
+        metrics: Metrics | None = None,
         **settings: Any,
     ) -> RunningWorker:
         """Start a worker (`llm` unless told) and wait until it consumes.
@@ -142,6 +144,7 @@ class System:
             ledger or self.ledger,
             shares,
             lanes=self.lanes,
+            metrics=metrics,
         )
         running = RunningWorker(worker, asyncio.create_task(worker.run()))
         self.workers.append(running)

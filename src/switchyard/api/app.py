@@ -25,6 +25,7 @@ from switchyard.api.routes import (
     extract,
     health,
     jobs,
+    metrics,
     pressure,
     search,
 )
@@ -46,6 +47,7 @@ ROUTERS = (
     dead.router,  # before `/admin/dead/{letter_id}`
     admin.router,
     health.router,
+    metrics.router,
 )
 
 DESCRIPTION = """Jobs in, status and results out.

@@ -20,6 +20,8 @@ from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.job_events import EventFeed
 from switchyard.services.monitoring.lane_pressure import LanePressure
+from switchyard.services.monitoring.metrics import Metrics, show_publishes, watch_ledger
+from switchyard.services.monitoring.system_metrics import SystemMetrics
 from switchyard.services.monitoring.waiting import once_there
 from switchyard.services.publishing.prompt import PromptPublisher
 from switchyard.services.publishing.publisher import JobPublisher
@@ -47,6 +49,7 @@ class ApiState:
     storage: Storage
     keys: KeyRing
     key_limiter: RateLimiter
+    metrics: Metrics
     broker: BrokerSide | None
     """None without JOBS_AMQP_URL."""
 
@@ -70,6 +73,11 @@ async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
         _looking_for(ledger),
         _open_broker(settings, registry, ledger) as broker,
     ):
+        metrics = Metrics()
+        ledger.observe(watch_ledger(metrics))
+        SystemMetrics(settings, registry, ledger).install(metrics)
+        if broker is not None:
+            show_publishes(metrics, broker.publisher.counts)
         yield ApiState(
             settings=settings,
             registry=registry,
@@ -77,6 +85,7 @@ async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
             storage=Storage(settings.files_url),
             keys=KeyRing(ledger, configured),
             key_limiter=RateLimiter(settings.api_rate_limit, settings.api_rate_burst),
+            metrics=metrics,
             broker=broker,
         )
 

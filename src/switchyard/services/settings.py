@@ -176,6 +176,17 @@ class Settings(BrokerSettings):
     pressure_full_at: float = Field(
         default=1.0, gt=0, le=1, description="Part of a queue's limit from which it is full."
     )
+    metrics_host: str = Field(
+        default="127.0.0.1",
+        description="Address on which `jobctl worker` and `jobctl scheduler` show their metrics; "
+        "they ask for no key.",
+    )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of these metrics; none are shown where unset.",
+    )
     log_format: str = Field(
         default="auto",
         pattern="^(auto|json|console)$",

@@ -16,6 +16,7 @@ from switchyard.broker.errors import (
     BrokerAway,
     LaneFull,
     PublishError,
+    Unroutable,
 )
 from switchyard.broker.lanes import LANES, lane_of
 from switchyard.broker.message import JobMessage, now
@@ -45,8 +46,30 @@ class Outgoing:
     routing_key: str
 
 
+_LANE_NAMES = frozenset(lane.name for lane in LANES)
+
 Result = Accepted | PublishError
 """How one publish of a batch ended: errors are returned, so that each job has its own."""
+
+
+_OUTCOMES: tuple[tuple[type, str], ...] = (
+    (Accepted, "accepted"),
+    (LaneFull, "full"),
+    (Unroutable, "unroutable"),
+    (Blocked, "blocked"),
+    (BrokerAway, "away"),
+)
+
+
+def outcome_name(result: Result) -> str:
+    """accepted, full, unroutable, blocked, away, or refused: a closed set, for counting."""
+    return next((name for kind, name in _OUTCOMES if isinstance(result, kind)), "refused")
+
+
+def counted_lane(routing_key: str) -> str:
+    """The lane of that key, `other` for what is none: a closed set, for counting."""
+    lane = lane_of(routing_key)
+    return lane if lane in _LANE_NAMES else "other"
 
 
 def envelope_of(message: JobMessage, headers: dict[str, Any] | None = None) -> Envelope:

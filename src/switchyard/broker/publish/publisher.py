@@ -30,11 +30,13 @@ from switchyard.broker.publish.outcome import (
     Outgoing,
     Result,
     blocked,
+    counted_lane,
     envelope_of,
     held,
     lane_full,
     letter_to_park,
     no_room,
+    outcome_name,
     unconfirmed,
 )
 from switchyard.broker.settings import BrokerSettings
@@ -69,6 +71,8 @@ class Publisher:
         self._link = Link(settings.require_amqp_url(), name, structlog.get_logger("publisher"))
         self._channel: PipelinedChannel | None = None
         self._opening: asyncio.Task[PipelinedChannel] | None = None
+        self.counts: dict[tuple[str, str], int] = {}
+        """How many jobs ended how, by lane and outcome (`outcome_name`), since it was made."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -189,6 +193,12 @@ class Publisher:
                 await asyncio.wait_for(channel.room(self._window), PATIENCE)
 
     async def _result(self, job: Outgoing, sent: _Sent | PublishError) -> Result:
+        result = await self._result_of(job, sent)
+        key = counted_lane(job.routing_key), outcome_name(result)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        return result
+
+    async def _result_of(self, job: Outgoing, sent: _Sent | PublishError) -> Result:
         if isinstance(sent, PublishError):
             return sent
         try:

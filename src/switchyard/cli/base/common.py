@@ -26,6 +26,27 @@ IncludeOption = Annotated[
     ),
 ]
 
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port that shows metrics and health; JOBS_METRICS_PORT where not given.",
+    ),
+]
+MetricsHostOption = Annotated[
+    str | None,
+    typer.Option(help="Address of that port; JOBS_METRICS_HOST where not given."),
+]
+
+
+def with_metrics_at(settings: Settings, host: str | None, port: int | None) -> Settings:
+    """The settings, with these in the place of their own where they are given."""
+    changes = {"metrics_host": host, "metrics_port": port}
+    return settings.model_copy(
+        update={name: value for name, value in changes.items() if value is not None}
+    )
+
 
 def load_settings() -> Settings:
     """The settings from the environment. Raises CommandFailed, naming the variables."""

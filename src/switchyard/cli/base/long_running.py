@@ -1,11 +1,17 @@
-"""What a process that runs for long does about its memory."""
+"""What a process that runs for long does about its memory, and how it shows its metrics."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import sys
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from switchyard.services.monitoring.metrics import Metrics
+    from switchyard.services.settings import Settings
 
 ALLOCATIONS: Final = 50_000
 """Objects that are made before Python looks for cycles of dead ones. Its own 700 suits small
@@ -32,3 +38,21 @@ def _share_one_heap() -> None:
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
             mallopt(_M_ARENA_MAX, 1)
+
+
+@asynccontextmanager
+async def showing_metrics(
+    metrics: Metrics | None, settings: Settings, is_ready: Callable[[], bool]
+) -> AsyncIterator[None]:
+    """Show these metrics where the settings say, for as long as the context lasts; None: nowhere.
+
+    Raises PortTaken.
+    """
+    if metrics is None:
+        yield
+        return
+    # The server of it is loaded only where it is wanted.
+    from switchyard.api.scrape import showing
+
+    async with showing(metrics, settings.metrics_host, settings.metrics_port, is_ready):
+        yield

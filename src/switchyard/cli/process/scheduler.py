@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from switchyard.cli.base.common import (
     IncludeOption,
+    MetricsHostOption,
+    MetricsPortOption,
     load_registry,
     load_settings,
     open_ledger,
     require_broker,
     run,
+    with_metrics_at,
 )
 
 if TYPE_CHECKING:
@@ -20,7 +23,11 @@ if TYPE_CHECKING:
     from switchyard.services.settings import Settings
 
 
-def scheduler(include: IncludeOption = None) -> None:
+def scheduler(
+    include: IncludeOption = None,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = None,
+) -> None:
     """Publish what is due, index dead letters, and run backfills, until SIGTERM or Ctrl-C.
 
     Run two or more: one is active, the others stand by and take over within seconds. Backfills
@@ -28,7 +35,7 @@ def scheduler(include: IncludeOption = None) -> None:
     """
     from switchyard.services.logs import configure
 
-    settings = load_settings()
+    settings = with_metrics_at(load_settings(), metrics_host, metrics_port)
     require_broker(settings)
     registry = load_registry(settings, include)
     configure(settings.log_level, settings.log_format)
@@ -39,10 +46,12 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     import asyncio
 
     from switchyard.broker.lanes import DEAD_LOG_QUEUE
-    from switchyard.cli.base.long_running import settle_memory
+    from switchyard.cli.base.long_running import settle_memory, showing_metrics
     from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import stop_on_signals
     from switchyard.services.bulk.operations import BulkRunner
+    from switchyard.services.monitoring.metrics import Metrics, watch_ledger
+    from switchyard.services.monitoring.system_metrics import SystemMetrics
     from switchyard.services.monitoring.waiting import once_there
     from switchyard.services.scheduler.bulk_handlers import bulk_handlers
     from switchyard.services.scheduler.scheduler import Scheduler
@@ -52,7 +61,11 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     await once_there("broker", lambda: require_queues(url, queues))
     settle_memory()
     async with open_ledger(settings, wait=True) as ledger:
-        scheduling = Scheduler(settings, registry, ledger)
+        metrics = Metrics() if settings.metrics_port is not None else None
+        if metrics is not None:
+            ledger.observe(watch_ledger(metrics))
+            SystemMetrics(settings, registry, ledger).install(metrics)
+        scheduling = Scheduler(settings, registry, ledger, metrics=metrics)
         bulk = BulkRunner(ledger, bulk_handlers(settings, registry, ledger, modules))
 
         def stop() -> None:
@@ -60,6 +73,9 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
             bulk.stop()
 
         stop_on_signals(stop)
-        async with asyncio.TaskGroup() as group:
+        async with (
+            showing_metrics(metrics, settings, lambda: True),
+            asyncio.TaskGroup() as group,
+        ):
             group.create_task(scheduling.run())
             group.create_task(bulk.run())

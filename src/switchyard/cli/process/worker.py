@@ -9,11 +9,14 @@ import typer
 
 from switchyard.cli.base.common import (
     IncludeOption,
+    MetricsHostOption,
+    MetricsPortOption,
     load_registry,
     load_settings,
     open_ledger,
     require_broker,
     run,
+    with_metrics_at,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ def worker(
         bool,
         typer.Option("--reload", help="Start again when a module of yours changes: to develop."),
     ] = False,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = None,
 ) -> None:
     """Work jobs until SIGTERM or Ctrl-C: then finish those that run and give back the rest.
 
@@ -54,7 +59,7 @@ def worker(
     """
     from switchyard.services.logs import configure
 
-    settings = load_settings()
+    settings = with_metrics_at(load_settings(), metrics_host, metrics_port)
     require_broker(settings)
     if reload:
         from switchyard.cli.process.reload import Reloader
@@ -104,9 +109,10 @@ def shares_of(
 
 
 async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> None:
-    from switchyard.cli.base.long_running import settle_memory
+    from switchyard.cli.base.long_running import settle_memory, showing_metrics
     from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import stop_on_signals
+    from switchyard.services.monitoring.metrics import Metrics, watch_ledger
     from switchyard.services.monitoring.waiting import once_there
     from switchyard.services.runtime.worker import Worker
 
@@ -115,6 +121,10 @@ async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> 
     await once_there("broker", lambda: require_queues(url, queues))
     settle_memory()
     async with open_ledger(settings, wait=True) as ledger:
-        working = Worker(settings, registry, ledger, shares)
+        metrics = Metrics() if settings.metrics_port is not None else None
+        if metrics is not None:
+            ledger.observe(watch_ledger(metrics))
+        working = Worker(settings, registry, ledger, shares, metrics=metrics)
         stop_on_signals(working.stop)
-        await working.run()
+        async with showing_metrics(metrics, settings, lambda: working.is_consuming):
+            await working.run()

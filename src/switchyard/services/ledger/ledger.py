@@ -11,12 +11,14 @@ from switchyard.services.ledger.bulk_jobs import BulkJobs
 from switchyard.services.ledger.bulk_operations import BulkOperations
 from switchyard.services.ledger.dead_groups import DeadGroups
 from switchyard.services.ledger.documents import Documents
+from switchyard.services.ledger.gauges import GaugeReads
 from switchyard.services.ledger.jobs import JobWrites
 from switchyard.services.ledger.leases import Leases
 from switchyard.services.ledger.reads import JobReads
 from switchyard.services.ledger.redrives import Redrives
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.ledger.sql.tables import SCHEMA_REVISION
+from switchyard.services.ledger.sql.timed import Observe, TimedDatabase
 from switchyard.services.ledger.workers import Workers
 from switchyard.services.records.errors import SchemaOutdated
 
@@ -32,12 +34,13 @@ class Ledger(
     ApiKeys,
     BulkOperations,
     BulkJobs,
+    GaugeReads,
 ):
     """One database, used by one event loop.
 
     `jobs` changes jobs, `reads` reads them; workers, leases, dead letters, redrives,
-    documents, bulk operations, their jobs, and keys of the API have a module each. Errors are
-    those of `errors`.
+    documents, bulk operations, their jobs, gauges, and keys of the API have a module each. Errors
+    are those of `errors`.
     """
 
     @classmethod
@@ -56,6 +59,10 @@ class Ledger(
                 await ledger.close()
                 raise
         return ledger
+
+    def observe(self, observe: Observe) -> None:
+        """Tell `observe` of every transaction from now on."""
+        self._database = TimedDatabase(self._database, observe)
 
     async def check(self) -> None:
         """Raises LedgerUnavailable when the database is away, SchemaOutdated when its tables

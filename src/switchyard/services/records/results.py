@@ -231,6 +231,24 @@ class Lacking:
 
 
 @dataclass(frozen=True, slots=True)
+class Gauges:
+    """What is open in the ledger at one moment. Times are seconds since the epoch."""
+
+    open_jobs: Mapping[tuple[str, str], int]
+    """By lane and state."""
+    oldest: Mapping[tuple[str, str], float]
+    """When the queued job that has waited longest entered its queue, by lane and worker."""
+    oldest_pending: float | None
+    """When the oldest job was recorded that the broker has not confirmed."""
+    dead: Mapping[tuple[str, str], int]
+    """Dead letters that wait, by lane ("" where that is unknown) and reason."""
+    bulk: Mapping[tuple[str, str], int]
+    """Bulk operations that have not ended, by kind and state."""
+    bulk_progress: Mapping[str, float]
+    """The oldest last progress of a running bulk operation, by kind."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRecord:
     """A worker process."""
 

@@ -144,7 +144,7 @@ class Claims:
     async def _bury(self, delivery: Delivery, error: Exception) -> None:
         await self.follow_up.bury(delivery, error)
         delivery.ack()
-        self.counters.dead += 1
+        self.counters.bury()
 
     async def _adopt(self, delivery: Delivery, message: JobMessage) -> None:
         """The broker sent again what runs here (the connection was lost): keep running, and

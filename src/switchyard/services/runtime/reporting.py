@@ -11,6 +11,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.jobs.retry import Delayed, Died, Succeeded
 from switchyard.services.monitoring.job_events import announce
 from switchyard.services.runtime.endings import CalledOff, Ending
+from switchyard.services.runtime.metering import Meter
 from switchyard.services.runtime.running import RunningJob
 
 
@@ -22,12 +23,19 @@ class Counters:
     retried: int = 0
     snoozed: int = 0
     dead: int = 0
+    buried: int = 0
+    """Of these, messages that could not be read, or were no copy of the job whose id they had."""
     cancelled: int = 0
     skipped: int = 0
     """Deliveries of jobs that had ended before, or of older copies."""
     returned: int = 0
     hot: int = 0
     """Hot jobs that it has taken."""
+
+    def bury(self) -> None:
+        """A message has gone to the dead letters as it came, without a run."""
+        self.dead += 1
+        self.buried += 1
 
 
 @dataclass
@@ -37,16 +45,22 @@ class Reporter:
     publisher: Publisher
     worker_id: str
     counters: Counters = field(default_factory=Counters)
+    meter: Meter | None = None
+    """Counts for whoever scrapes; None where nobody does."""
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
 
     def started(self, job: RunningJob) -> None:
         """Its handler is about to run."""
+        if self.meter is not None:
+            self.meter.started(job)
         self._announce("started", job)
 
     def ended(self, job: RunningJob, ending: Ending) -> None:
         """It has ended, and the delivery is acknowledged."""
+        if self.meter is not None:
+            self.meter.ended(job, ending)
         match ending:
             case Succeeded():
                 self.counters.succeeded += 1

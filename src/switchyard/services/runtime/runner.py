@@ -69,7 +69,7 @@ class Runner:
         except (MalformedMessage, InvalidPayload) as error:
             await self.follow_up.bury(delivery, error)
             delivery.ack()
-            self.reporter.counters.dead += 1
+            self.reporter.counters.bury()
             return
         structlog.contextvars.bind_contextvars(
             job_id=message.job_id,

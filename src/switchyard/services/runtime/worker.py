@@ -22,11 +22,13 @@ from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import RetryPolicy
 from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.metrics import Metrics, show_publishes
 from switchyard.services.records import LedgerError
 from switchyard.services.runtime.claiming import Claims
 from switchyard.services.runtime.control import ControlListener
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.following import FollowUp
+from switchyard.services.runtime.metering import Meter, WorkerGauges
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.reporting import Reporter
 from switchyard.services.runtime.runner import Runner
@@ -107,6 +109,7 @@ class Worker:
         *,
         lanes: tuple[Lane, ...] = LANES,
         executor: Callable[[int], Executor] = Executor,
+        metrics: Metrics | None = None,
     ) -> None:
         self.worker_id = new_instance_id()
         self._settings = settings
@@ -117,7 +120,8 @@ class Worker:
         self._ledger_away = asyncio.Event()
         self._link = Link(settings.require_amqp_url(), f"worker {self.worker_id}", self._log)
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
-        reporter = Reporter(self._publisher, self.worker_id)
+        meter = Meter(metrics, registry) if metrics is not None else None
+        reporter = Reporter(self._publisher, self.worker_id, meter=meter)
         self.counters = reporter.counters
         recorder = Recorder(ledger, self._on_ledger_away)
         policy = RetryPolicy.over(settings.retry_delays)
@@ -158,6 +162,9 @@ class Worker:
             )
             for share, runner in zip(self._shares, self._runners, strict=True)
         ]
+        if metrics is not None:
+            show_publishes(metrics, self._publisher.counts)
+            metrics.show(WorkerGauges(self._shares, self._consumers, self.counters).shown)
 
     async def run(self) -> None:
         """Work until `stop`; then finish what runs, within the grace, and return the rest.
@@ -200,6 +207,11 @@ class Worker:
     def running(self) -> int:
         """Jobs that run now."""
         return sum(consumer.running for consumer in self._consumers)
+
+    @property
+    def is_consuming(self) -> bool:
+        """Whether it has its consumer on every one of its queues, and takes jobs."""
+        return not self._ledger_away.is_set() and "away" not in self.queue_states.values()
 
     @property
     def queue_states(self) -> dict[str, str]:

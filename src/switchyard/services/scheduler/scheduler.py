@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import structlog
@@ -23,6 +23,8 @@ from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.ledger.leases import SCHEDULER
+from switchyard.services.monitoring import metrics as names
+from switchyard.services.monitoring.metrics import Metric, Metrics, Samples, show_publishes
 from switchyard.services.records import JobRecord, LedgerError, State
 from switchyard.services.settings import Settings
 
@@ -54,12 +56,27 @@ class Turn:
     lost: int = 0
     refused: int = 0
 
+    def plus(self, other: Turn) -> Turn:
+        """Both together."""
+        return Turn(
+            self.scheduled + other.scheduled,
+            self.outbox + other.outbox,
+            self.lost + other.lost,
+            self.refused + other.refused,
+        )
+
 
 class Scheduler:
     """Runs until `stop`."""
 
     def __init__(
-        self, settings: Settings, registry: Registry, ledger: Ledger, *, pace: Pace | None = None
+        self,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        *,
+        pace: Pace | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.holder = new_instance_id()
         self.is_active = asyncio.Event()
@@ -72,6 +89,19 @@ class Scheduler:
         """Claims of silent workers whose jobs were published again."""
         self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
         self._stopping = asyncio.Event()
+        self._total = Turn()
+        if metrics is not None:
+            show_publishes(metrics, self._publisher.counts)
+            metrics.show(self._shown)
+
+    def _shown(self) -> list[tuple[Metric, Samples]]:
+        return [
+            (names.SCHEDULER_ACTIVE, {(): float(self.is_active.is_set())}),
+            (
+                names.SCHEDULER_PUBLISHED,
+                {(what,): float(number) for what, number in asdict(self._total).items()},
+            ),
+        ]
 
     async def run(self) -> None:
         """Stand by for the lease, then do the work, until `stop`."""
@@ -113,6 +143,7 @@ class Scheduler:
         turn.scheduled = await self._publish_due(partial(self._ledger.due_scheduled, moment), turn)
         turn.outbox = await self._publish_due(partial(self._ledger.due_pending, old), turn)
         turn.lost = await self._publish_silent(turn)
+        self._total = self._total.plus(turn)
         if turn != Turn():
             self._log.info(
                 "published",

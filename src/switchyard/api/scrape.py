@@ -1,0 +1,100 @@
+"""The metrics of a process that is not the API: `/metrics`, `/health/live` and `/health/ready`.
+
+No key is asked for; so it listens on this machine only, unless somebody says otherwise, and tells
+nothing that names a job.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from switchyard.api.entry.connections import BoundedHttp
+from switchyard.broker.background import end_tasks
+from switchyard.services.errors import Misconfigured
+from switchyard.services.monitoring.metrics import CONTENT_TYPE, Metrics
+
+
+class PortTaken(Misconfigured):
+    """The metrics' address can't be listened on."""
+
+
+def _application(metrics: Metrics, is_ready: Callable[[], bool]) -> Starlette:
+    async def show(_: Request) -> Response:
+        return Response(await metrics.scraped(), media_type=CONTENT_TYPE)
+
+    async def live(_: Request) -> Response:
+        return PlainTextResponse("alive\n")
+
+    async def ready(_: Request) -> Response:
+        if is_ready():
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("not ready\n", status_code=503)
+
+    return Starlette(
+        routes=[
+            Route("/metrics", show),
+            Route("/health/live", live),
+            Route("/health/ready", ready),
+        ]
+    )
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # they are the process's own
+
+
+@asynccontextmanager
+async def showing(
+    metrics: Metrics, host: str, port: int | None, is_ready: Callable[[], bool]
+) -> AsyncIterator[int | None]:
+    """Show them there as long as the context lasts; gives the port, which 0 leaves to the machine.
+    Without a port nothing is shown. Raises PortTaken."""
+    if port is None:
+        yield None
+        return
+    config = uvicorn.Config(
+        _application(metrics, is_ready),
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        ws="none",
+        http=BoundedHttp,
+        proxy_headers=False,
+    )
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise PortTaken(f"can't show metrics on {host}:{port}: {error.strerror}") from error
+    server = _Server(config)
+    chosen = listening.getsockname()[1]
+    structlog.get_logger("metrics").info("showing metrics", host=host, port=chosen)
+    async with _serving(server, listening):
+        yield chosen
+
+
+@asynccontextmanager
+async def _serving(server: uvicorn.Server, listening: socket.socket) -> AsyncIterator[None]:
+    import asyncio
+
+    task = asyncio.create_task(server.serve([listening]), name="metrics")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await asyncio.wait((task,), timeout=3)
+        await end_tasks(task)
+        listening.close()

@@ -1,0 +1,60 @@
+"""What metrics ask of the ledger: how much of what is open, and how old it is."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, func, select
+
+from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.tables import bulk_operations, dead_letters, jobs
+from switchyard.services.records.bulk import ENDED, BulkState
+from switchyard.services.records.results import Gauges
+from switchyard.services.records.states import DeadLetterState, State
+
+OPEN = (State.SCHEDULED, State.PENDING, State.QUEUED, State.RUNNING, State.RETRYING)
+"""Jobs that have not ended: few, and the index finds them among the many that have."""
+
+
+class GaugeReads(LedgerBase):
+    """Costs as much as there are open jobs and waiting dead letters, not as all jobs ever."""
+
+    async def gauges(self) -> Gauges:
+        """All at one moment. Times are seconds since the epoch. Raises LedgerUnavailable."""
+        return await self._database.read(_gauges)
+
+
+def _gauges(connection: Connection) -> Gauges:
+    open_jobs = (
+        select(jobs.c.lane, jobs.c.state, func.count())
+        .where(jobs.c.state.in_(OPEN))
+        .group_by(jobs.c.lane, jobs.c.state)
+    )
+    since = func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at))
+    oldest = (
+        select(jobs.c.lane, jobs.c.worker, since)
+        .where(jobs.c.state == State.QUEUED)
+        .group_by(jobs.c.lane, jobs.c.worker)
+    )
+    pending = select(func.min(jobs.c.created_at)).where(jobs.c.state == State.PENDING)
+    dead = (
+        select(func.coalesce(dead_letters.c.lane, ""), dead_letters.c.reason, func.count())
+        .where(dead_letters.c.state == DeadLetterState.WAITING)
+        .group_by(func.coalesce(dead_letters.c.lane, ""), dead_letters.c.reason)
+    )
+    bulk = (
+        select(bulk_operations.c.kind, bulk_operations.c.state, func.count())
+        .where(bulk_operations.c.state.not_in(ENDED))
+        .group_by(bulk_operations.c.kind, bulk_operations.c.state)
+    )
+    progress = (
+        select(bulk_operations.c.kind, func.min(bulk_operations.c.updated_at))
+        .where(bulk_operations.c.state == BulkState.RUNNING)
+        .group_by(bulk_operations.c.kind)
+    )
+    return Gauges(
+        open_jobs={(lane, state): n for lane, state, n in connection.execute(open_jobs)},
+        oldest={(lane, worker): at for lane, worker, at in connection.execute(oldest)},
+        oldest_pending=connection.scalar(pending),
+        dead={(lane, reason): n for lane, reason, n in connection.execute(dead)},
+        bulk={(kind, state): n for kind, state, n in connection.execute(bulk)},
+        bulk_progress={row[0]: row[1] for row in connection.execute(progress)},
+    )

@@ -1,0 +1,284 @@
+"""Every metric of the system, by name; and `Metrics`, what one process shows of them.
+
+docs/metrics.md lists the same names, and a test compares. Labels are bounded: lanes, kinds of
+worker, queues, registered job types, and closed sets of outcomes. Never an id or an error's text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import structlog
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+LOOK_TIMEOUT = 8.0
+"""Seconds that what is asked for a scrape may take; Prometheus gives up after ten."""
+OTHER = "other"
+"""The label of what is not in a closed set: a lane or job type that nobody has declared."""
+
+Samples = Mapping[tuple[str, ...], float]
+"""Values by the labels, in the metric's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. The name is as a dashboard asks for it; a histogram's without `_bucket`."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    def family(self, samples: Samples) -> Family:
+        """These values, as they are shown."""
+        make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
+        family = make(self.name, self.help, labels=self.labels)
+        for labels, value in samples.items():
+            family.add_metric(labels, value)
+        return family
+
+
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_LONG = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0)
+_WAIT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 14400.0)
+
+# --- jobs: every worker ---------------------------------------------------------------------------
+ATTEMPTS = Metric(
+    "switchyard_job_attempts_total",
+    "counter",
+    "Attempts that have ended; `outcome`: succeeded, retried, snoozed, dead or cancelled.",
+    ("worker", "lane", "job_type", "outcome"),
+)
+DEATHS = Metric(
+    "switchyard_job_deaths_total",
+    "counter",
+    "Jobs that this worker gave up, by `reason` (exhausted, permanent, expired, crashed).",
+    ("worker", "lane", "job_type", "reason"),
+)
+DURATION = Metric(
+    "switchyard_job_duration_seconds",
+    "histogram",
+    "From the claim of a job to the end of its attempt, acknowledgement included.",
+    ("worker", "job_type"),
+    _LONG,
+)
+WAIT = Metric(
+    "switchyard_job_wait_seconds",
+    "histogram",
+    "From a job's entry into its lane to the start of its first attempt.",
+    ("worker", "lane"),
+    _WAIT,
+)
+ATTEMPTS_USED = Metric(
+    "switchyard_job_attempts_used",
+    "histogram",
+    "Attempts that jobs had used up, themselves included, when they succeeded or were given up.",
+    ("worker", "job_type"),
+    (1, 2, 3, 5, 10, 20),
+)
+NOT_RUN = Metric(
+    "switchyard_deliveries_not_run_total",
+    "counter",
+    "Deliveries without a run; `why`: skipped (ended before, or an older copy), returned to the "
+    "queue, or buried as malformed.",
+    ("why",),
+)
+SLOTS = Metric("switchyard_slots", "gauge", "Jobs that this worker runs at once.", ("worker",))
+SLOTS_USED = Metric("switchyard_slots_used", "gauge", "Slots in use.", ("worker",))
+SLOTS_RESERVED = Metric(
+    "switchyard_slots_reserved", "gauge", "Slots that only the most urgent lane uses.", ("worker",)
+)
+CONSUMING = Metric(
+    "switchyard_queue_consuming",
+    "gauge",
+    "1 where this worker has its consumer on the queue, 0 where it is away.",
+    ("worker", "queue"),
+)
+
+# --- every process --------------------------------------------------------------------------------
+PUBLISHES = Metric(
+    "switchyard_publishes_total",
+    "counter",
+    "Jobs sent to the broker; `outcome`: accepted, full, unroutable, blocked, away or refused.",
+    ("lane", "outcome"),
+)
+LEDGER_SECONDS = Metric(
+    "switchyard_ledger_seconds",
+    "histogram",
+    "Transactions of the ledger, `work` is read or write.",
+    ("work",),
+    _SHORT,
+)
+LEDGER_FAILURES = Metric(
+    "switchyard_ledger_failures_total",
+    "counter",
+    "Transactions of the ledger that did not come to their end.",
+    ("work",),
+)
+
+# --- the scheduler --------------------------------------------------------------------------------
+SCHEDULER_ACTIVE = Metric(
+    "switchyard_scheduler_active", "gauge", "1 for the scheduler that has the lease, 0 for others."
+)
+SCHEDULER_PUBLISHED = Metric(
+    "switchyard_scheduler_published_total",
+    "counter",
+    "Jobs that this scheduler has published; `what`: scheduled (due), outbox (left unconfirmed), "
+    "lost (of silent workers) or refused.",
+    ("what",),
+)
+
+# --- the system as a whole: API and scheduler -----------------------------------------------------
+UP = Metric(
+    "switchyard_part_up",
+    "gauge",
+    "1 where the part answers: broker, management, ledger.",
+    ("part",),
+)
+READY = Metric(
+    "switchyard_queue_ready", "gauge", "Messages that wait for a worker.", ("lane", "queue")
+)
+UNACKED = Metric(
+    "switchyard_queue_unacked",
+    "gauge",
+    "Messages that workers hold; only where the management API answers.",
+    ("lane", "queue"),
+)
+CONSUMERS = Metric("switchyard_queue_consumers", "gauge", "Consumers of it.", ("lane", "queue"))
+LIMIT = Metric(
+    "switchyard_queue_limit", "gauge", "Messages that may wait in it at most.", ("lane", "queue")
+)
+OLDEST = Metric(
+    "switchyard_queue_oldest_seconds",
+    "gauge",
+    "Age of the job that has waited longest in the queue, as the ledger knows it.",
+    ("lane", "queue"),
+)
+LANE_DEPTH = Metric(
+    "switchyard_lane_depth", "gauge", "Ready messages of all its queues.", ("lane",)
+)
+LANE_OLDEST = Metric("switchyard_lane_oldest_seconds", "gauge", "Oldest of its queues.", ("lane",))
+OPEN_JOBS = Metric(
+    "switchyard_jobs_open", "gauge", "Jobs in the ledger that have not ended.", ("lane", "state")
+)
+OUTBOX_OLDEST = Metric(
+    "switchyard_outbox_oldest_seconds",
+    "gauge",
+    "Age of the oldest job that is recorded and not confirmed by the broker; 0 without any.",
+)
+DEAD_LETTERS = Metric(
+    "switchyard_dead_letters",
+    "gauge",
+    "Dead letters that wait for a redrive, by cause.",
+    ("lane", "reason"),
+)
+WORKERS = Metric(
+    "switchyard_workers",
+    "gauge",
+    "Workers by kind and `status`, alive or silent, as their beats tell.",
+    ("worker", "status"),
+)
+BULK = Metric(
+    "switchyard_bulk_operations",
+    "gauge",
+    "Backfills and redrives that have not ended, by `kind` and state.",
+    ("kind", "state"),
+)
+BULK_IDLE = Metric(
+    "switchyard_bulk_idle_seconds",
+    "gauge",
+    "Longest time in which a running operation of this kind has noted no progress.",
+    ("kind",),
+)
+
+ALL: Final = tuple(each for each in list(vars().values()) if isinstance(each, Metric))
+
+
+class Metrics:
+    """What one process shows. Cheap to count into; asked by whoever scrapes."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
+        self._log = structlog.get_logger("metrics")
+        self._looks: list[Callable[[], Awaitable[None]]] = []
+
+    def counter(self, metric: Metric) -> Counter:
+        """A counter to count with; once for each metric."""
+        return Counter(metric.name, metric.help, metric.labels, registry=self._registry)
+
+    def gauge(self, metric: Metric) -> Gauge:
+        return Gauge(metric.name, metric.help, metric.labels, registry=self._registry)
+
+    def histogram(self, metric: Metric) -> Histogram:
+        return Histogram(
+            metric.name,
+            metric.help,
+            metric.labels,
+            buckets=metric.buckets,
+            registry=self._registry,
+        )
+
+    def show(self, source: Callable[[], Iterable[tuple[Metric, Samples]]]) -> None:
+        """Ask `source` at every scrape for values that are kept elsewhere."""
+        self._registry.register(_Source(source))
+
+    def look(self, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Await `refresh` before every scrape. What it raises is logged, and the scrape goes on."""
+        self._looks.append(refresh)
+
+    async def scraped(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        for refresh in self._looks:
+            try:
+                await asyncio.wait_for(refresh(), LOOK_TIMEOUT)
+            except Exception as error:  # a scrape tells what it can
+                self._log.warning("can't look", error=str(error) or type(error).__name__)
+        return generate_latest(self._registry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A collector of values that are kept elsewhere."""
+
+    source: Callable[[], Iterable[tuple[Metric, Samples]]]
+
+    def collect(self) -> Iterable[Family]:
+        for metric, samples in self.source():
+            yield metric.family(samples)
+
+
+def watch_ledger(metrics: Metrics) -> Callable[[str, float, bool], None]:
+    """Count transactions: what `Ledger.observe` takes (read or write, seconds, whether it came to
+    its end)."""
+    seconds = metrics.histogram(LEDGER_SECONDS)
+    failures = metrics.counter(LEDGER_FAILURES)
+    by_work = {work: seconds.labels(work) for work in ("read", "write")}
+    failed = {work: failures.labels(work) for work in ("read", "write")}
+
+    def ended(work: str, took: float, well: bool) -> None:
+        by_work[work].observe(took)
+        if not well:
+            failed[work].inc()
+
+    return ended
+
+
+def show_publishes(metrics: Metrics, counts: Mapping[tuple[str, str], int]) -> None:
+    """Show what a broker.Publisher has counted (`Publisher.counts`)."""
+    metrics.show(lambda: [(PUBLISHES, {key: float(number) for key, number in counts.items()})])

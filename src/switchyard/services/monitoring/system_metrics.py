@@ -1,0 +1,174 @@
+"""The metrics of the system as a whole: queues, ledger, workers. Shown by API and scheduler.
+
+Looked at when somebody scrapes, at most every few seconds, however many do. Every process that
+shows them says the same; dashboards and rules take the `max` over instances.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.lanes import DEAD_QUEUE, LANES, queue_name
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring import metrics as names
+from switchyard.services.monitoring.lane_report import QueueReport, Report, lane_report
+from switchyard.services.monitoring.metrics import OTHER, Metric, Metrics, Samples
+from switchyard.services.monitoring.worker_status import is_current, status_of
+from switchyard.services.records import Gauges, LedgerError, WorkerRecord
+from switchyard.services.settings import Settings
+
+FRESH_FOR = 4.0
+"""Seconds for which what was seen is shown again."""
+DEAD_LANE = "dead"
+"""The lane label of `jobs.dead`."""
+
+Shown = list[tuple[Metric, Samples]]
+
+
+class SystemMetrics:
+    """Looks at broker and ledger, and shows what it saw."""
+
+    def __init__(self, settings: Settings, registry: Registry, ledger: Ledger) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._ledger = ledger
+        self._lanes = {lane.name for lane in LANES}
+        self._looked_at = float("-inf")
+        self._looking = asyncio.Lock()
+        self._broker: Shown = []
+        self._recorded: Shown = []
+
+    def install(self, metrics: Metrics) -> None:
+        """Show them there from now on."""
+        metrics.look(self.refresh)
+        metrics.show(self.shown)
+
+    def shown(self) -> Iterable[tuple[Metric, Samples]]:
+        """What was seen last."""
+        return [*self._broker, *self._recorded]
+
+    async def refresh(self) -> None:
+        """Look again, unless that was done just now. What is away shows nothing but that."""
+        async with self._looking:
+            if time.monotonic() - self._looked_at < FRESH_FOR:
+                return
+            up: dict[tuple[str, ...], float] = {}
+            self._broker = await self._look_at_broker(up)
+            self._recorded = await self._look_at_ledger(up)
+            self._broker.append((names.UP, up))
+            self._looked_at = time.monotonic()
+
+    async def _look_at_broker(self, up: dict[tuple[str, ...], float]) -> Shown:
+        if self._settings.amqp_url is None:
+            return []
+        try:
+            report = await lane_report(self._settings, self._registry, None)
+        except BrokerAway:
+            up["broker",] = 0
+            return []
+        up["broker",] = 1
+        up["management",] = report.management is None
+        return _queues(report)
+
+    async def _look_at_ledger(self, up: dict[tuple[str, ...], float]) -> Shown:
+        try:
+            gauges = await self._ledger.gauges()
+            workers = await self._ledger.list_workers()
+        except LedgerError:
+            up["ledger",] = 0
+            return []
+        up["ledger",] = 1
+        takeover = self._settings.takeover_after
+        kinds = {each.worker for each in self._registry}
+        return [
+            *self._open(gauges, time.time()),
+            (names.WORKERS, _workers(workers, kinds, takeover)),
+        ]
+
+    def _open(self, gauges: Gauges, now: float) -> Shown:
+        queues = {route.queue for route in self._registry.routes}
+        oldest: dict[tuple[str, ...], float] = {
+            (lane, queue_name(lane, worker)): max(0.0, now - at)
+            for (lane, worker), at in gauges.oldest.items()
+            if queue_name(lane, worker) in queues
+        }
+        per_lane: dict[tuple[str, ...], float] = dict.fromkeys(
+            ((lane,) for lane in sorted(self._lanes)), 0.0
+        )
+        for (lane, *_), age in oldest.items():
+            per_lane[lane,] = max(per_lane.get((lane,), 0.0), age)
+        pending = gauges.oldest_pending
+        return [
+            (names.OLDEST, dict.fromkeys(_names(self._registry), 0.0) | oldest),
+            (names.LANE_OLDEST, per_lane),
+            (names.OPEN_JOBS, self._by_lane(gauges.open_jobs)),
+            (names.OUTBOX_OLDEST, {(): 0.0 if pending is None else max(0.0, now - pending)}),
+            (names.DEAD_LETTERS, self._by_lane(gauges.dead)),
+            (names.BULK, {key: float(number) for key, number in gauges.bulk.items()}),
+            (
+                names.BULK_IDLE,
+                {(kind,): max(0.0, now - at) for kind, at in gauges.bulk_progress.items()},
+            ),
+        ]
+
+    def _by_lane(self, numbers: Mapping[tuple[str, str], int]) -> Samples:
+        """The same with a lane of ours first, or `other`: anybody may have sent anything."""
+        counted: Counter[tuple[str, ...]] = Counter()
+        for (lane, rest), number in numbers.items():
+            counted[lane if lane in self._lanes else OTHER, rest] += number
+        return {key: float(number) for key, number in counted.items()}
+
+
+def _names(registry: Registry) -> list[tuple[str, ...]]:
+    return [(route.lane, route.queue) for route in registry.routes]
+
+
+def _queues(report: Report) -> Shown:
+    found: list[tuple[str, QueueReport]] = []
+    for lane in report.lanes:
+        label = DEAD_LANE if lane.queues[0].name == DEAD_QUEUE else lane.name
+        found += [(label, queue) for queue in lane.queues if queue.exists]
+    depth: Counter[tuple[str, ...]] = Counter()
+    for label, queue in found:
+        depth[label,] += queue.ready
+    return [
+        (names.READY, {(lane, queue.name): float(queue.ready) for lane, queue in found}),
+        (names.CONSUMERS, {(lane, queue.name): float(queue.consumers) for lane, queue in found}),
+        (
+            names.UNACKED,
+            {
+                (lane, queue.name): float(queue.unacked)
+                for lane, queue in found
+                if queue.unacked is not None
+            },
+        ),
+        (
+            names.LIMIT,
+            {
+                (lane, queue.name): float(queue.limit)
+                for lane, queue in found
+                if queue.limit is not None
+            },
+        ),
+        (names.LANE_DEPTH, {key: float(number) for key, number in depth.items()}),
+    ]
+
+
+def _workers(workers: Iterable[WorkerRecord], kinds: set[str], takeover_after: float) -> Samples:
+    now = time.time()
+    counted: dict[tuple[str, ...], float] = {
+        (kind, status): 0.0 for kind in sorted(kinds) for status in ("alive", "silent")
+    }
+    for worker in workers:
+        if not is_current(worker, now):
+            continue
+        status = status_of(worker, takeover_after=takeover_after, now=now)
+        for kind in worker.kinds:
+            key = (kind if kind in kinds else OTHER, status)
+            counted[key] = counted.get(key, 0.0) + 1
+    return counted

@@ -1,0 +1,164 @@
+"""What the processes show of their work, on a real broker and ledger."""
+
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from switchyard.api.scrape import PortTaken, showing
+from switchyard.services.dead.indexing import index_waiting
+from switchyard.services.monitoring.metrics import Metrics, watch_ledger
+from switchyard.services.monitoring.system_metrics import SystemMetrics
+from switchyard.services.records import State
+from switchyard.services.scheduler.scheduler import Scheduler
+from tests.support.api_server import serving
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.metrics import Scrape
+from tests.support.system import System, open_system
+
+
+@pytest.fixture
+async def system(broker310: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
+    async with open_system(broker310, sqlite_url) as opened:
+        yield opened
+
+
+async def scraped(metrics: Metrics) -> Scrape:
+    return Scrape((await metrics.scraped()).decode())
+
+
+async def both_are_dead(system: System) -> bool:
+    return len(await system.letters()) == 2
+
+
+async def test_a_worker_counts_its_jobs_by_type_lane_and_end(system: System) -> None:
+    metrics = Metrics()
+    await system.start_worker("llm", slots=3, reserve=1, metrics=metrics)
+    good = await system.publish("hot.noop", {"n": 1})
+    bad = await system.publish("backfill.scripted", {"steps": ["permanent"]})
+    await system.publish_raw("hot.noop", b"not JSON")
+    await system.wait_for_state(good, State.SUCCEEDED)
+    await system.wait_for_state(bad, State.DEAD)
+    held = await system.publish("hot.gated")
+    await system.wait_for_state(held, State.RUNNING)
+
+    async def buried() -> Scrape | None:
+        scrape = await scraped(metrics)
+        return scrape if scrape.value("switchyard_deliveries_not_run_total", why="buried") else None
+
+    scrape: Scrape = await eventually(buried)
+    attempts = "switchyard_job_attempts_total"
+    assert scrape.value(attempts, lane="hot", job_type="noop", outcome="succeeded") == 1
+    assert scrape.value(attempts, lane="backfill", job_type="scripted", outcome="dead") == 1
+    assert scrape.value("switchyard_job_deaths_total", reason="permanent") == 1
+    assert scrape.value("switchyard_job_duration_seconds_count", job_type="noop") == 1
+    assert scrape.value("switchyard_job_wait_seconds_count", lane="hot") == 2
+    assert 0 <= scrape.value("switchyard_job_wait_seconds_sum", lane="hot") < 10
+    assert scrape.value("switchyard_job_attempts_used_count") == 2
+    assert scrape.value("switchyard_slots", worker="llm") == 3
+    assert scrape.value("switchyard_slots_used", worker="llm") == 1
+    assert scrape.value("switchyard_slots_reserved", worker="llm") == 1
+    assert scrape.value("switchyard_queue_consuming", queue="hot.llm") == 1
+    journal.release(held)
+    await system.wait_for_state(held, State.SUCCEEDED)
+
+
+async def test_the_whole_is_shown_lane_by_lane_and_by_cause_of_death(system: System) -> None:
+    metrics = Metrics()
+    SystemMetrics(system.settings, system.registry, system.ledger).install(metrics)
+    for number in range(3):
+        await system.publish("backfill.noop", {"n": number})
+    worker = await system.start_worker("llm", lanes=["hot"])
+    dead = await system.publish("hot.scripted", {"steps": ["permanent"]})
+    await system.publish_raw("nowhere.at_all", b"{}")
+    await system.wait_for_state(dead, State.DEAD)
+    await eventually(lambda: both_are_dead(system))
+    await index_waiting(system.settings, system.ledger, system.registry)
+    scrape = await scraped(metrics)
+    assert scrape.value("switchyard_queue_ready", lane="backfill", queue="backfill.llm") == 3
+    assert scrape.value("switchyard_lane_depth", lane="backfill") == 3
+    assert scrape.value("switchyard_queue_consumers", queue="hot.llm") == 1
+    assert scrape.value("switchyard_queue_consumers", queue="backfill.llm") == 0
+    assert 0 < scrape.value("switchyard_queue_oldest_seconds", queue="backfill.llm") < 60
+    assert 0 < scrape.value("switchyard_lane_oldest_seconds", lane="backfill") < 60
+    assert scrape.value("switchyard_lane_oldest_seconds", lane="hot") == 0
+    assert scrape.value("switchyard_jobs_open", lane="backfill", state="queued") == 3
+    assert scrape.value("switchyard_dead_letters", lane="hot", reason="permanent") == 1
+    assert scrape.value("switchyard_dead_letters", lane="other", reason="unroutable") == 1
+    assert scrape.value("switchyard_queue_ready", lane="dead") == 2
+    assert scrape.value("switchyard_workers", worker="llm", status="alive") == 1
+    for part in ("broker", "management", "ledger"):
+        assert scrape.value("switchyard_part_up", part=part) == 1
+    await worker.stop()
+
+
+async def test_api_and_scheduler_show_the_same_whole_and_what_they_publish(
+    system: System,
+) -> None:
+    async with serving(system.settings) as api:
+        answer = await api.client.post("/jobs", json={"routing_key": "backfill.noop"})
+        assert answer.status_code == 202
+        text = await api.client.get("/metrics")
+        assert text.headers["content-type"].startswith("text/plain")
+        shown = Scrape(text.text)
+    assert shown.value("switchyard_publishes_total", lane="backfill", outcome="accepted") == 1
+    assert shown.value("switchyard_queue_ready", queue="backfill.llm") == 1
+    assert shown.value("switchyard_ledger_seconds_count", work="write") >= 1
+
+    metrics = Metrics()
+    SystemMetrics(system.settings, system.registry, system.ledger).install(metrics)
+    Scheduler(system.settings, system.registry, system.ledger, metrics=metrics)
+    scrape = await scraped(metrics)
+    assert scrape.value("switchyard_queue_ready", queue="backfill.llm") == 1
+    assert scrape.value("switchyard_scheduler_active") == 0
+    assert "switchyard_scheduler_published_total" in scrape.names
+
+
+async def test_the_api_shows_its_metrics_to_those_with_a_key_alone(system: System) -> None:
+    async with serving(system.settings, api_keys=SecretStr("monitor-0123456789abcdef:read")) as api:
+        assert (await api.client.get("/metrics")).status_code == 401
+        key = {"Authorization": "Bearer monitor-0123456789abcdef"}
+        assert (await api.client.get("/metrics", headers=key)).status_code == 200
+
+
+async def test_what_is_away_is_shown_as_that_and_nothing_else_is_lost(system: System) -> None:
+    away = system.settings.model_copy(
+        update={"amqp_url": SecretStr("amqp://guest:guest@127.0.0.1:1/"), "management_url": None}
+    )
+    metrics = Metrics()
+    SystemMetrics(away, system.registry, system.ledger).install(metrics)
+    scrape = await scraped(metrics)
+    assert "switchyard_part_up" in scrape.names
+    assert not scrape.value("switchyard_part_up", part="broker")
+    assert scrape.value("switchyard_part_up", part="ledger") == 1
+    assert "switchyard_queue_ready" not in scrape.names
+
+
+async def test_other_processes_show_theirs_on_a_port_of_their_own_with_their_health() -> None:
+    metrics = Metrics()
+    watch_ledger(metrics)
+    ready = False
+    async with (
+        showing(metrics, "127.0.0.1", 0, lambda: ready) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
+        assert "switchyard_ledger_seconds" in (await client.get("/metrics")).text
+        assert (await client.get("/health/live")).status_code == 200
+        assert (await client.get("/health/ready")).status_code == 503
+        ready = True
+        assert (await client.get("/health/ready")).status_code == 200
+        assert (await client.get("/jobs")).status_code == 404
+    with pytest.raises(httpx.ConnectError):
+        await httpx.AsyncClient(trust_env=False).get(f"http://127.0.0.1:{port}/metrics")
+
+
+async def test_a_port_that_is_taken_is_told_and_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"127.0.0.1:{port}"):
+            async with showing(Metrics(), "127.0.0.1", port, lambda: True):
+                pass

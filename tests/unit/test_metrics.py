@@ -1,0 +1,70 @@
+"""Metrics by name: docs/metrics.md and what is shown are the same, and what is shown is read."""
+
+import asyncio
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from switchyard.services.monitoring import metrics as names
+from switchyard.services.monitoring.metrics import ALL, Metrics, watch_ledger
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_metric_is_documented_as_it_is_and_no_other() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.+) \|$", page(), re.MULTILINE)
+    documented = {name: (kind, labels, text) for name, kind, labels, text in rows}
+    assert documented == {
+        each.name: (each.kind, ", ".join(f"`{label}`" for label in each.labels), each.help)
+        for each in ALL
+    }
+
+
+def page() -> str:
+    return (DOCS / "metrics.md").read_text()
+
+
+def test_names_follow_the_rules_of_prometheus() -> None:
+    for each in ALL:
+        assert re.fullmatch(r"switchyard_[a-z_]+", each.name)
+        assert (each.kind == "counter") == each.name.endswith("_total")
+        assert (each.kind == "histogram") == bool(each.buckets)
+        assert "id" not in {part for label in each.labels for part in label.split("_")}
+
+
+async def test_what_is_counted_is_shown() -> None:
+    metrics = Metrics()
+    ended = watch_ledger(metrics)
+    ended("read", 0.003, True)
+    ended("write", 0.2, False)
+    metrics.show(lambda: [(names.PUBLISHES, {("hot", "accepted"): 2.0})])
+    samples = read(await metrics.scraped())
+    assert samples["switchyard_ledger_seconds_count", ("read",)] == 1
+    assert samples["switchyard_ledger_failures_total", ("write",)] == 1
+    assert samples["switchyard_ledger_failures_total", ("read",)] == 0
+    assert samples["switchyard_publishes_total", ("hot", "accepted")] == 2
+
+
+async def test_a_look_that_fails_or_hangs_leaves_the_other_metrics(monkeypatch) -> None:
+    monkeypatch.setattr(names, "LOOK_TIMEOUT", 0.01)
+
+    async def fails() -> None:
+        raise OSError("the disk is gone")
+
+    async def hangs() -> None:
+        await asyncio.Event().wait()
+
+    metrics = Metrics()
+    metrics.look(fails)
+    metrics.look(hangs)
+    watch_ledger(metrics)
+    assert b"switchyard_ledger_seconds" in await metrics.scraped()
+
+
+def read(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
