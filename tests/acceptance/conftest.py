@@ -80,11 +80,24 @@ class CommandLine:
         while (state := self.state(job_id)) not in states:
             assert time.monotonic() < deadline, f"{job_id} is {state}, not {states}"
 
+    def run_skewed(self, ahead: float, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host whose clock is so many seconds ahead."""
+        return subprocess.run(
+            [*skewed(ahead), *arguments],
+            env=self.environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+
     @contextmanager
-    def worker(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    def worker(self, *arguments: str, skewed_by: float = 0) -> Iterator[subprocess.Popen[bytes]]:
         """`jobctl worker tester …` while the context lasts; it consumes when the context begins."""
         before = len(self.json("workers"))
-        with self.started("worker", "tester", *arguments) as process:
+        with self.started("worker", "tester", *arguments, skewed_by=skewed_by) as process:
             deadline = time.monotonic() + TIMEOUT
             while len(self.json("workers")) == before:
                 assert process.poll() is None, self.log_of("worker")
@@ -92,11 +105,12 @@ class CommandLine:
             yield process
 
     @contextmanager
-    def started(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A command that runs on; killed at the end, if it still runs."""
+    def started(self, *arguments: str, skewed_by: float = 0) -> Iterator[subprocess.Popen[bytes]]:
+        """A command that runs on; killed at the end, if it still runs. `skewed_by`: seconds that
+        its host's clock is ahead."""
         with (self.log_dir / f"{arguments[0]}.log").open("ab") as log:
             process = subprocess.Popen(
-                [str(JOBCTL), *arguments],
+                [*(skewed(skewed_by) if skewed_by else (str(JOBCTL),)), *arguments],
                 env=self.environment,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
@@ -113,6 +127,10 @@ class CommandLine:
 
     def log_of(self, command: str) -> str:
         return (self.log_dir / f"{command}.log").read_text()
+
+
+def skewed(ahead: float) -> list[str]:
+    return [sys.executable, "-m", "tests.support.skewed", str(ahead)]
 
 
 def clean_environment(**settings: str) -> dict[str, str]:

@@ -183,7 +183,6 @@ async def test_a_wish_to_wait_longer_than_the_longest_level_is_honoured(
     "metadata",
     [
         {"queued_at": LONG_AGO},
-        {"created_at": LONG_AGO},
         {"expires_at": LONG_AGO},
         {"expires_at": datetime.now(UTC)},
     ],
@@ -205,6 +204,12 @@ async def test_the_age_counts_from_when_this_copy_entered_its_lane(system: Syste
     message = await system.publish_foreign(
         "hot.noop", created_at=LONG_AGO, queued_at=datetime.now(UTC)
     )
+    await system.start_worker("llm")
+    await system.wait_for_state(message.job_id, State.SUCCEEDED)
+
+
+async def test_the_clock_of_a_foreign_publishers_host_ends_no_job(system: System) -> None:
+    message = await system.publish_foreign("hot.noop", created_at=LONG_AGO)
     await system.start_worker("llm")
     await system.wait_for_state(message.job_id, State.SUCCEEDED)
 

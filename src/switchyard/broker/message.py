@@ -59,8 +59,8 @@ class Metadata(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     created_at: Moment = Field(default_factory=now)
-    """When the job was first made; kept by every retry and redrive. Ages are counted from
-    `queued_at` where there is one."""
+    """When the job was first made, by the clock of whoever made it; kept by every retry and
+    redrive."""
     source: str = "unknown"
     """Who asked: arxiv, github, huggingface, user, or the job type of the parent."""
     attempts: int = Field(default=0, ge=0, le=1_000_000)
@@ -70,7 +70,8 @@ class Metadata(BaseModel):
     """How often the job was sent back from the dead letters. `(redrives, attempts)` orders
     the copies of one job: the ledger ignores a copy that is older than what it has seen."""
     queued_at: Moment | None = None
-    """When this copy entered its lane; set again by retry and redrive."""
+    """When this copy entered its lane, by the ledger's clock; set again by retry and redrive. Ages
+    are counted from it; without it the broker alone ends a job that waits too long."""
     expires_at: Moment | None = None
     """Not started after this time: the job is dead-lettered as `expired`."""
     not_before: Moment | None = None

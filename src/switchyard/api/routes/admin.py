@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
@@ -44,7 +43,9 @@ async def lanes(state: Shared) -> LaneList:
 @router.get("/workers")
 async def workers(state: Shared) -> WorkerList:
     """List the workers, those that started last first."""
-    now, takeover_after = time.time(), state.settings.takeover_after
+    takeover_after = state.settings.takeover_after
+    found = await state.ledger.list_workers()
+    now = state.ledger.clock.time()
     return WorkerList(
         workers=[
             WorkerView(
@@ -59,7 +60,7 @@ async def workers(state: Shared) -> WorkerList:
                 beat_at=models.moment(worker.beat_at),
                 stopped_at=models.moment(worker.stopped_at),
             )
-            for worker in await state.ledger.list_workers()
+            for worker in found
         ]
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Response
@@ -13,7 +13,6 @@ from switchyard.api.models import jobs as models
 from switchyard.api.state import BrokerSide, Shared
 from switchyard.broker.errors import BrokerAway, LaneFull, PublishError
 from switchyard.broker.lanes import LANES, queue_name
-from switchyard.broker.message import now
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.monitoring.job_events import announce
@@ -87,7 +86,7 @@ async def publish(
 ) -> models.AcceptedJob:
     """Publish a job. Answered within two seconds, also when the broker is away."""
     broker = state.require_broker()
-    request = _request(body, idempotency_key, traceparent)
+    request = _request(body, idempotency_key, traceparent, state.ledger.clock.now())
     job = _prepare(broker, request, by_routing_key=body.routing_key is not None)
     queue = queue_name(job.lane, job.worker)
     depth = broker.pressure.recent(queue)
@@ -160,7 +159,7 @@ async def show_status(job_id: JobIdInPath, state: Shared) -> models.JobStatus:
 )
 async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> models.CancelledJob:
     """Call a job off. One that waits never runs; one that runs is stopped by its worker."""
-    answer = await state.ledger.cancel(job_id, time.time())
+    answer = await state.ledger.cancel(job_id, state.ledger.clock.time())
     if isinstance(answer, NoSuchJob):
         raise _unknown(job_id)
     if isinstance(answer, AlreadyFinished):
@@ -187,7 +186,10 @@ async def known_job(state: Shared, job_id: str) -> JobRecord:
 
 
 def _request(
-    body: models.JobToPublish, idempotency_key: str | None, traceparent: str | None
+    body: models.JobToPublish,
+    idempotency_key: str | None,
+    traceparent: str | None,
+    now: datetime,
 ) -> JobRequest:
     """Raises InvalidRequest."""
     routing_key = routing_key_of(body.routing_key, body.lane, body.job_type)
@@ -198,7 +200,7 @@ def _request(
         priority=body.priority,
         max_attempts=body.max_attempts,
         source=body.source,
-        delay=body.delay if body.run_at is None else delay_until(body.run_at, now()),
+        delay=body.delay if body.run_at is None else delay_until(body.run_at, now),
         expires_at=body.expires_at,
         idempotency_key=idempotency_key,
         job_id=job_id_for(idempotency_key, job_type, body.payload),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from switchyard.cli.base.common import (
@@ -45,7 +44,7 @@ async def _cancel(settings: Settings, job_id: str) -> tuple[bool, str]:
     from switchyard.services.records import AlreadyFinished, NoSuchJob, Running
 
     async with open_ledger(settings) as ledger:
-        answer = await ledger.cancel(job_id, time.time())
+        answer = await ledger.cancel(job_id, ledger.clock.time())
         if isinstance(answer, NoSuchJob):
             raise unknown_job(job_id)
         if isinstance(answer, AlreadyFinished):

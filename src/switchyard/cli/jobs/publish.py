@@ -98,5 +98,5 @@ async def _publish_one(
     settings: Settings, registry: Registry, options: Options, payload: dict[str, Any]
 ) -> None:
     async with job_publisher(settings, registry) as (publisher, ledger):
-        published = await publisher.publish(options.request(payload))
+        published = await publisher.publish(options.request(payload, publisher.clock.now()))
         await report_one(options, ledger, published)

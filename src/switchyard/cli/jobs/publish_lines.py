@@ -60,7 +60,9 @@ async def publish_input(settings: Settings, registry: Registry, options: Options
             document = whole_document(first, rest)
             if document is not None:
                 await report_one(
-                    options, ledger, await publisher.publish(options.request(document))
+                    options,
+                    ledger,
+                    await publisher.publish(options.request(document, publisher.clock.now())),
                 )
                 return
             first = numbered_lines(first, rest)
@@ -105,7 +107,9 @@ async def _publish_batch(
             _failed_line(options, account, line.number, line.error)
             continue
         try:
-            job = publisher.prepare(options.request(line.payload, line.number))
+            job = publisher.prepare(
+                options.request(line.payload, publisher.clock.now(), line.number)
+            )
         except (InvalidPayload, InvalidJob) as error:
             # A wrong key is wrong for every line, so it is no matter of this one.
             if isinstance(error, InvalidJob):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from switchyard.cli.base.common import (
@@ -38,9 +38,11 @@ class Options:
     timeout: float | None
     as_json: bool
 
-    def request(self, payload: dict[str, Any], line: int | None = None) -> JobRequest:
-        """The request for one payload. Each line of an input has a key of its own."""
-        from switchyard.broker.message import now
+    def request(
+        self, payload: dict[str, Any], now: datetime, line: int | None = None
+    ) -> JobRequest:
+        """The request for one payload. Each line of an input has a key of its own; `now` is the
+        ledger's time, from which it expires."""
         from switchyard.services.publishing.preparing import JobRequest
 
         key = self.key if self.key is None or line is None else f"{self.key}/{line}"
@@ -51,7 +53,7 @@ class Options:
             max_attempts=self.max_attempts,
             source=SOURCE,
             delay=self.delay,
-            expires_at=None if self.expires_in is None else now() + timedelta(0, self.expires_in),
+            expires_at=None if self.expires_in is None else now + timedelta(0, self.expires_in),
             idempotency_key=key,
         )
 

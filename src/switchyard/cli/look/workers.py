@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,12 +36,12 @@ def workers(
 
     settings = load_settings()
 
-    async def read(settings: Settings) -> tuple[list[WorkerRecord], list[Lacking]]:
+    async def read(settings: Settings) -> tuple[list[WorkerRecord], list[Lacking], float]:
         async with open_ledger(settings) as ledger:
-            return await ledger.list_workers(), await ledger.lacking()
+            found, lacking = await ledger.list_workers(), await ledger.lacking()
+            return found, lacking, ledger.clock.time()
 
-    now = time.time()
-    found, lacking = run(read(settings))
+    found, lacking, now = run(read(settings))
     lacks: dict[str, list[str]] = {}
     for each in lacking:
         lacks.setdefault(each.worker_id, []).append(each.job_type)

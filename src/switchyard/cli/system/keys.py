@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -105,4 +104,4 @@ async def _list(settings: Settings) -> list[ApiKeyRecord]:
 
 async def _revoke(settings: Settings, key_id: str) -> bool:
     async with open_ledger(settings) as ledger:
-        return await ledger.revoke_api_key(key_id, time.time())
+        return await ledger.revoke_api_key(key_id, ledger.clock.time())

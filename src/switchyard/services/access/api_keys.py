@@ -79,7 +79,7 @@ async def create_key(ledger: Ledger, name: str, scopes: Iterable[Scope]) -> NewK
         name=name,
         key_hash=hash_of(made.key),
         scopes=sorted(set(scopes)),
-        now=time.time(),
+        now=ledger.clock.time(),
     )
     return made
 
@@ -168,7 +168,7 @@ class KeyRing:
             return
         self._noted[record.id] = now
         try:
-            await self._ledger.note_api_key_used(record.id, time.time())
+            await self._ledger.note_api_key_used(record.id, self._ledger.clock.time())
         except LedgerError as error:  # the key is right all the same
             self._log.warning("can't note a key's use", key=record.id, error=str(error))
 

@@ -230,7 +230,7 @@ class Course:
         return None if until is None else until.timestamp()
 
     def _is_past_end(self) -> bool:
-        return self._until is not None and time.time() >= self._until
+        return self._until is not None and self._ledger.clock.time() >= self._until
 
     # --- what became of the jobs ------------------------------------------------------------
 

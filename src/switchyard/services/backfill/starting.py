@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import traceback
 from collections.abc import Iterable
 from contextlib import aclosing
@@ -99,9 +98,9 @@ class Backfills:
         Raises InvalidBackfill, also when none of the first items can be made into a job, or there
         are none; SourceAway.
         """
-        source = self.open(spec, time.time())
+        source = self.open(spec, self.ledger.clock.time())
         plan = Plan.of(operation_id, spec, self.sources.get(spec.source), self.registry)
-        if spec.until is not None and spec.until.timestamp() <= time.time():
+        if spec.until is not None and spec.until.timestamp() <= self.ledger.clock.time():
             raise InvalidBackfill("its end lies in the past")
         jobs: list[NewJob] = []
         unusable: list[str] = []
@@ -162,14 +161,16 @@ class Backfills:
             await asyncio.sleep(LISTEN)
         cancelled = 0
         while ids := await self.ledger.bulk_jobs(operation_id, WAITING, limit=CANCELLED_AT_ONCE):
-            now = time.time()
+            now = self.ledger.clock.time()
             answers = await asyncio.gather(*(self.ledger.cancel(each, now) for each in ids))
             cancelled += sum(isinstance(answer, Cancelled) for answer in answers)
         return cancelled
 
     async def _is_held(self, operation_id: str) -> bool:
         operation = await require_bulk(self.ledger, operation_id)
-        return operation.holder is not None and (operation.lease_until or 0) > time.time()
+        return (
+            operation.holder is not None and (operation.lease_until or 0) > self.ledger.clock.time()
+        )
 
 
 def _where(error: Exception) -> str:

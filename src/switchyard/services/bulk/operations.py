@@ -74,6 +74,7 @@ class BulkSession:
         """The record as it was last seen."""
         self.holder = holder
         """Who holds it: what the ledger's writes for this operation are fenced by."""
+        self.clock = ledger.clock
         self._ledger = ledger
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -150,10 +151,10 @@ class BulkSession:
 
     async def take_slots(self, wanted: int, *, until: float | None = None) -> int:
         """How many jobs may be published now, 1 to `wanted`, waiting for the first by the
-        operation's rate, which may change meanwhile; 0 once it is `until`, by the clock."""
+        operation's rate, which may change meanwhile; 0 once it is `until` by the ledger's clock."""
         while True:
             self.check()
-            if until is not None and time.time() >= until:
+            if until is not None and self.clock.time() >= until:
                 return 0
             rate = self.operation.rate
             if rate is None:

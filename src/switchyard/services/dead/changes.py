@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -91,12 +92,18 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def changed(
-    letter: DeadJob, change: Change, registry: Registry, *, remote: bool = False
+    letter: DeadJob,
+    change: Change,
+    registry: Registry,
+    *,
+    remote: bool = False,
+    moment: datetime | None = None,
 ) -> tuple[JobMessage, str]:
     """The copy that goes back, and its routing key.
 
     With `remote` somebody outside has asked for the change: local-only fields must be as they
-    were, in a job of the same type. Raises InvalidRedrive when it would not be a valid job.
+    were, in a job of the same type. `moment` is now by the ledger's clock; the
+    host's where it is not given. Raises InvalidRedrive when it would not be a valid job.
     """
     if letter.message is None:
         raise InvalidRedrive(why_no_job(letter))
@@ -118,7 +125,7 @@ def changed(
         raise InvalidRedrive(str(error)) from error
     if lane not in job_type.lanes:
         raise InvalidRedrive(f"{job_type_name} is not worked in lane {lane}")
-    moment = now()
+    moment = moment or now()
     expires_at = message.metadata.expires_at
     more = {} if change.is_empty else {"edited_from": edit_name(letter.id, letter.redrives)}
     return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,7 +80,7 @@ async def _undo(
     await publisher.send(
         DEAD_EXCHANGE, certificate.routing_key, envelope_of(original, certificate.headers())
     )
-    await ledger.mark_restored(edit, time.time())
+    await ledger.mark_restored(edit, ledger.clock.time())
     return Undone(edit.letter_id, True, "is a dead letter again, as it was")
 
 

@@ -88,7 +88,7 @@ async def tidy(ledger: Ledger) -> None:
     Raises LedgerUnavailable.
     """
     await ledger.group_letters(group_of)
-    await ledger.drop_expired_letters(now().timestamp() - DEAD_TTL_SECONDS - GRACE_SECONDS)
+    await ledger.drop_expired_letters(ledger.clock.time() - DEAD_TTL_SECONDS - GRACE_SECONDS)
 
 
 async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Registry) -> int:

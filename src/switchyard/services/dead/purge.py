@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from switchyard.broker.dead.scan import Letter
-from switchyard.broker.message import now
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.operations import BulkSession
@@ -53,7 +52,7 @@ async def count_letters(
 ) -> PurgeProgress:
     """What a purge would do. Raises UnknownGroup, BrokerAway, LedgerUnavailable."""
     await require_group(ledger, which)
-    moment, purged = now(), 0
+    moment, purged = ledger.clock.now(), 0
     async with scanning_in_turn(settings, ledger, wait) as scan:
         async for letter in scan.letters():
             purged += which.matches(letter, moment)
@@ -120,7 +119,9 @@ class PurgeHandler:
         session.check()
         if letters:
             ids = [each.id for each in letters]
-            await self._ledger.mark_dead_state(ids, DeadLetterState.PURGED, time.time())
+            await self._ledger.mark_dead_state(
+                ids, DeadLetterState.PURGED, self._ledger.clock.time()
+            )
         await session.record(counts=progress.to_json())
         for letter in letters:
             letter.ack()

@@ -92,6 +92,7 @@ class _RollingBack:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.dialect = database.dialect
+        self.clock = database.clock
 
     async def read(self, work: Work[T]) -> T:
         return await self._database.read(work)

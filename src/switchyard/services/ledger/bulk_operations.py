@@ -7,7 +7,6 @@ operation; every checkpoint renews its hold and learns what people want of it me
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -40,7 +39,7 @@ class BulkOperations(LedgerBase):
     ) -> BulkOperation:
         """Record an operation that waits for a process to run it. The same id again answers with
         the record that is there."""
-        now = time.time()
+        now = self.clock.time()
         values = {
             "id": operation_id,
             "kind": kind,
@@ -129,8 +128,8 @@ class BulkOperations(LedgerBase):
                 .values(
                     holder=holder,
                     lease_until=text(f"{clock(connection)} + :ttl").bindparams(ttl=ttl),
-                    started_at=func.coalesce(bulk_operations.c.started_at, time.time()),
-                    updated_at=time.time(),
+                    started_at=func.coalesce(bulk_operations.c.started_at, self.clock.time()),
+                    updated_at=self.clock.time(),
                 )
                 .returning(bulk_operations)
             )
@@ -159,7 +158,7 @@ class BulkOperations(LedgerBase):
         def work(connection: Connection) -> BulkOperation | None:
             values: dict[str, Any] = {
                 "lease_until": text(f"{clock(connection)} + :ttl").bindparams(ttl=ttl),
-                "updated_at": time.time(),
+                "updated_at": self.clock.time(),
             }
             if cursor is not None:
                 values["cursor"] = to_json(cursor)
@@ -177,7 +176,7 @@ class BulkOperations(LedgerBase):
             moved = connection.execute(
                 update(bulk_operations)
                 .where(mine)
-                .values(_moved(state, note))
+                .values(_moved(state, note, self.clock.time()))
                 .returning(bulk_operations)
             )
             return _operation(moved.one())
@@ -211,7 +210,7 @@ class BulkOperations(LedgerBase):
                     bulk_operations.c.id == operation_id,
                     bulk_operations.c.state.in_([state.value for state in among]),
                 )
-                .values(_moved(to, note))
+                .values(_moved(to, note, self.clock.time()))
                 .returning(bulk_operations)
             ).one_or_none()
             if moved is not None:
@@ -239,8 +238,7 @@ class BulkOperations(LedgerBase):
         return await self._database.write(work)
 
 
-def _moved(state: BulkState, note: str | None) -> dict[str, Any]:
-    now = time.time()
+def _moved(state: BulkState, note: str | None, now: float) -> dict[str, Any]:
     return {
         "state": state.value,
         "note": clean(note),

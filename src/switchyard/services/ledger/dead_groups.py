@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 
 from sqlalchemy import Connection, Integer, bindparam, cast, func, select, text, tuple_, update
@@ -37,7 +36,7 @@ class DeadGroups(DeadLetters):
         ValueError for a limit outside 1 to 1,000."""
         if not 1 <= limit <= MAX_GROUPS:
             raise ValueError(f"limit must be 1 to {MAX_GROUPS}")
-        moment = time.time() if now is None else now
+        moment = self.clock.time() if now is None else now
         group, at, number = dead_letters.c.fingerprint, dead_letters.c.dead_at, func.count()
         groups = (
             select(group, number, func.min(at), func.max(at))
@@ -122,7 +121,7 @@ class DeadGroups(DeadLetters):
             lambda connection: list(connection.execute(query).scalars())
         )
         gone = [letter_id for letter_id in known if letter_id not in present]
-        return await self.mark_dead_state(gone, DeadLetterState.DROPPED, time.time())
+        return await self.mark_dead_state(gone, DeadLetterState.DROPPED, self.clock.time())
 
     async def letters_in(
         self,

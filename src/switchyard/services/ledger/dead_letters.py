@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +38,8 @@ class DeadLetters(LedgerBase):
         """
         if not letters:
             return
-        rows = [_columns(letter) for letter in sorted(letters, key=lambda letter: letter.id)]
+        now = self.clock.time()
+        rows = [_columns(letter, now) for letter in sorted(letters, key=lambda letter: letter.id)]
         burials = [Bury(letter) for letter in letters if letter.job_id is not None]
 
         def work(connection: Connection) -> None:
@@ -143,7 +143,7 @@ def _work_of(message: JobMessage) -> Work | None:
         return None  # no record has such a payload
 
 
-def _columns(letter: DeadLetterRecord) -> dict[str, Any]:
+def _columns(letter: DeadLetterRecord, now: float) -> dict[str, Any]:
     return {
         "id": letter.id,
         "job_id": letter.job_id,
@@ -161,7 +161,7 @@ def _columns(letter: DeadLetterRecord) -> dict[str, Any]:
         "dead_at": letter.dead_at,
         "copies": 1,
         "state": DeadLetterState.WAITING.value,
-        "updated_at": time.time(),
+        "updated_at": now,
         "fingerprint": letter.fingerprint,
         "headers": to_json(letter.headers),
         "body": letter.body,

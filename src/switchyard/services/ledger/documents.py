@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import uuid4
@@ -54,7 +53,7 @@ class Documents(LedgerBase):
         A new one gets the source of `instead_of`, which has none from then on, unless another run
         has taken that one up since it was read.
         """
-        now = time.time()
+        now = self.clock.time()
         values = {
             "id": document_id or str(uuid4()),
             "content_hash": content_hash,
@@ -180,7 +179,7 @@ class Documents(LedgerBase):
                 stages.append(stage)
             values: dict[str, Any] = {
                 "completed_stages": json.dumps(stages),
-                "updated_at": time.time(),
+                "updated_at": self.clock.time(),
             }
             if run_id is None or row.pipeline in (None, run_id):
                 values |= {"current_stage": stage, "state": state}
@@ -227,7 +226,7 @@ class Documents(LedgerBase):
                 "state": "queued",
                 "current_stage": None,
                 "completed_stages": "[]",
-                "updated_at": time.time(),
+                "updated_at": self.clock.time(),
             }
             if connection.execute(taken).first() is None:
                 values["content_hash"] = content_hash
@@ -247,7 +246,7 @@ class Documents(LedgerBase):
         counts. Raises ValueError for an edge of another kind."""
         if any(edge.kind != kind for edge in new):
             raise ValueError(f"all edges must be of kind {kind!r}")
-        now = time.time()
+        now = self.clock.time()
         rows = {
             edge.target_id: {
                 "source_id": source_id,

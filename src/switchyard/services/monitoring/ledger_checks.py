@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -61,7 +60,7 @@ async def _scheduler(ledger: Ledger) -> Check:
 
 
 async def _workers(ledger: Ledger, settings: Settings) -> Check:
-    now = time.time()
+    now = ledger.clock.time()
     current = [worker for worker in await ledger.list_workers() if is_current(worker, now)]
     alive = [
         worker

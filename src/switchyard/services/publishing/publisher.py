@@ -10,7 +10,6 @@ meanwhile; then it is kept, and will run. So an error says that nothing was kept
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -57,6 +56,7 @@ class JobPublisher:
     def __init__(
         self, registry: Registry, ledger: Ledger, publisher: Publisher, *, remote: bool = False
     ) -> None:
+        self.clock = ledger.clock
         self._registry = registry
         self._ledger = ledger
         self._publisher = publisher
@@ -112,6 +112,7 @@ class JobPublisher:
 
     async def publish_prepared(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         """`publish_many` of jobs that `prepare` has made: record → publish → mark → take back."""
+        jobs = [each.shifted(self.clock.offset) for each in jobs]
         recorded = await self._ledger.record_many(jobs)
         outcomes = _known(jobs, recorded)
         due = [index for index in range(len(jobs)) if index not in outcomes]
@@ -128,10 +129,10 @@ class JobPublisher:
         """Record what the broker has taken, or has moved to the dead letters."""
         for index, result in sent.items():
             if isinstance(result, LaneFull) and result.dead_lettered:
-                await self._ledger.mark_overflowed(jobs[index].message.job_id, time.time())
+                await self._ledger.mark_overflowed(jobs[index].message.job_id, self.clock.time())
         accepted = [result.job_id for result in sent.values() if isinstance(result, Accepted)]
         if accepted:
-            await self._ledger.mark_queued(accepted, time.time())
+            await self._ledger.mark_queued(accepted, self.clock.time())
 
     async def _take_back(
         self,

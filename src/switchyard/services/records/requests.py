@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 from switchyard.broker.message import JobMessage
@@ -28,6 +29,21 @@ class NewJob:
     idempotency_key: str | None = None
     """Two jobs of one key are one job; see `IdempotencyConflict`."""
     now: float = field(default_factory=time.time)
+
+    def shifted(self, seconds: float) -> NewJob:
+        """The same job, made so much later: by the ledger's clock and not by this host's."""
+        if not seconds:
+            return self
+        metadata, by = self.message.metadata, timedelta(seconds=seconds)
+        times = {"created_at": metadata.created_at + by}
+        if metadata.queued_at is not None:
+            times["queued_at"] = metadata.queued_at + by
+        return replace(
+            self,
+            message=self.message.with_metadata(**times),
+            run_at=None if self.run_at is None else self.run_at + seconds,
+            now=self.now + seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ again is left alone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
@@ -110,7 +109,7 @@ class RedriveHandler:
     async def _stored(
         self, spec: RedriveSpec, run: RedriveRun
     ) -> AsyncIterator[AsyncGenerator[DeadJob, None]]:
-        began = time.time()
+        began = self._ledger.clock.time()
         present = await waiting_ids(self._settings, self._ledger, wait_in(run.session))
         # The index learns what the broker has no longer.
         await self._ledger.drop_letters_but(present, began)

@@ -71,7 +71,9 @@ class Pass:
                 self._ends_at = time.monotonic()  # letters are not held for so long
                 return
             wanted = await self._run.traffic.room(min(len(waiting), allowed or BATCH))
-            number = await self._session.take_slots(wanted, until=time.time() + LONGEST_SLOT)
+            number = await self._session.take_slots(
+                wanted, until=self._session.clock.time() + LONGEST_SLOT
+            )
             await self._send([waiting.popleft() for _ in range(number)])
             await self._run.note_down()
 
@@ -122,7 +124,7 @@ class Pass:
         most = min(len(held), BATCH if allowed is None else allowed)
         if most > 0:
             most = await self._run.traffic.room(most)
-            most = await self._session.take_slots(most, until=time.time() + LOOK)
+            most = await self._session.take_slots(most, until=self._session.clock.time() + LOOK)
         while len(fitting) < most and await self._room.take(queue):
             fitting.append(held.popleft())
         if not held:

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
 from switchyard.broker.lanes import LANES, Lane
-from switchyard.broker.message import now
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.dead.changes import Change, difference
 from switchyard.services.dead.groups import require_group
@@ -75,7 +74,7 @@ def _fitting(
 async def _waiting(
     settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
 ) -> AsyncIterator[Letters]:
-    moment = now()
+    moment = ledger.clock.now()
 
     async def fitting() -> Letters:
         async for letter in scan.letters():
@@ -91,7 +90,7 @@ async def _stored(
     settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
 ) -> AsyncIterator[Letters]:
     present = await waiting_ids(settings, ledger, wait)
-    found = stored_letters(ledger, spec.which, now(), present, also_waiting=True)
+    found = stored_letters(ledger, spec.which, ledger.clock.now(), present, also_waiting=True)
     async with aclosing(found) as letters:
         yield letters
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -119,14 +118,16 @@ class LetterSender:
         tally.dropped += len(over)
         if drop and over:
             ids = [letter.id for letter in over]
-            await self._ledger.mark_dead_state(ids, DeadLetterState.DROPPED, time.time())
+            await self._ledger.mark_dead_state(
+                ids, DeadLetterState.DROPPED, self._ledger.clock.time()
+            )
             for letter in over:
                 letter.ack()
         return copies
 
     async def plan(self, copies: Sequence[Copy], session: BulkSession) -> None:
         """Note that these are about to be sent. Ends the handler where the operation is lost."""
-        moment = time.time()
+        moment = self._ledger.clock.time()
         edits = [
             LetterEdit(
                 letter_id=copy.letter.id,
@@ -171,7 +172,7 @@ class LetterSender:
                 copy.letter.ack()
         await self._ledger.note_redriven(
             [RedrivenCopy(copy.letter.id, copy.redrives, copy.job) for copy in sent],
-            time.time(),
+            self._ledger.clock.time(),
         )
         for copy in sent:
             copy.letter.ack()
@@ -179,7 +180,13 @@ class LetterSender:
         return refused
 
     def _copy(self, letter: DeadJob) -> Copy:
-        message, routing_key = changed(letter, self._change, self._registry, remote=self._remote)
+        message, routing_key = changed(
+            letter,
+            self._change,
+            self._registry,
+            remote=self._remote,
+            moment=self._ledger.clock.now(),
+        )
         lane = lane_of(routing_key)
         worker = self._registry.get(message.job_type).worker
         before = letter.message

@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from switchyard.broker.message import now
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Discard, Done, Next, Outcome, Retry, Snooze
 from switchyard.services.jobs.registry import Registry
@@ -66,6 +67,13 @@ async def attempt(registry: Registry, ctx: JobContext) -> Attempt:
     finally:
         await executor.close()
     policy = RetryPolicy.over(ctx.settings.retry_delays)
-    decision, following = classify(registry, message, ctx.lane, ended, policy)
+    decision, following = classify(
+        registry,
+        message,
+        ctx.lane,
+        ended,
+        policy,
+        now=now() if ctx.ledger is None else ctx.ledger.clock.now(),
+    )
     outcome = ended if isinstance(ended, Done | Next | Retry | Snooze | Discard) else None
     return Attempt(decision, outcome, following, seconds)

@@ -7,7 +7,6 @@ later when it runs already or has come before its time, adopted when it is what 
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
@@ -18,7 +17,7 @@ from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import ForeignCopy
 from switchyard.broker.lanes import HOT, LANES, Lane, lane_named
-from switchyard.broker.message import JobMessage, now
+from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.retry import Delayed, Died, Failure
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import (
@@ -67,7 +66,7 @@ class Claims:
 
         Raises LedgerError.
         """
-        moment = now()
+        moment = self.ledger.clock.now()
         not_before = message.metadata.not_before
         if not_before is not None and not_before > moment:
             # A Retry-After longer than any level.
@@ -103,7 +102,7 @@ class Claims:
             routing_key=f"{delivery.lane}.{message.job_type}",
             worker_id=self.worker_id,
             claim_id=f"{self.worker_id}/{next(self._numbers)}",
-            now=time.time(),
+            now=self.ledger.clock.time(),
         )
 
     async def _take(self, delivery: Delivery, request: ClaimRequest) -> int | None:
@@ -123,7 +122,9 @@ class Claims:
                 # A claim of ours whose answer was lost: nothing runs under it.
                 await self.recorder.disown(message, claim.claim_id)
             elif await self._has_fallen_silent(claim.worker_id):
-                request = replace(request, takeover_from=claim.claim_id, now=time.time())
+                request = replace(
+                    request, takeover_from=claim.claim_id, now=self.ledger.clock.time()
+                )
             else:
                 await self._wait_for_holder(delivery, message, claim)
                 return None
@@ -189,7 +190,7 @@ class Claims:
 
     def _judge(self, job: RunningJob, moment: datetime, *, is_known: bool) -> None:
         """Decide about a job that is too old, or that this worker can't run."""
-        expiry = self._expiry(job.delivery.lane, job.message)
+        expiry = self._expiry(job.delivery.lane, job.message, moment)
         if is_known and expiry > moment:
             return
         unknown = (
@@ -201,23 +202,29 @@ class Claims:
             failure = Failure("Expired", age if is_known else f"{age}; {unknown}")
             job.verdict = Died(Reason.EXPIRED, job.message.metadata.attempts, failure)
         else:
-            self._send_on(job, (expiry - moment).total_seconds(), Failure(UNKNOWN_TYPE, unknown))
+            self._send_on(
+                job, moment, (expiry - moment).total_seconds(), Failure(UNKNOWN_TYPE, unknown)
+            )
 
-    def _expiry(self, lane: str, message: JobMessage) -> datetime:
+    def _expiry(self, lane: str, message: JobMessage, moment: datetime) -> datetime:
         """When it is too old to be started."""
         # The broker's TTL only takes messages at the head of a queue: an old one can hide
         # behind younger ones of higher priority.
         metadata = message.metadata
-        entered = metadata.queued_at or metadata.created_at
+        # `created_at` may be by the clock of a foreign publisher's host: that ends nobody's job.
+        entered = metadata.queued_at or moment
         ends = entered + timedelta(seconds=lane_named(lane, self.lanes).ttl_seconds)
         return ends if metadata.expires_at is None else min(ends, metadata.expires_at)
 
-    def _send_on(self, job: RunningJob, left: float, unknown: Failure) -> None:
+    def _send_on(self, job: RunningJob, moment: datetime, left: float, unknown: Failure) -> None:
         """Give the job to a worker that knows its type, as in a rolling deploy: through a retry
         level, a longer one each time, as this worker may be the next to get it again. No attempt
         is used up; but it grows older in its lane, so that it ends where nobody knows it."""
-        times = job.message.metadata.sent_on + 1
-        job.message = job.message.with_metadata(sent_on=times)
+        metadata = job.message.metadata
+        times = metadata.sent_on + 1
+        job.message = job.message.with_metadata(
+            sent_on=times, queued_at=metadata.queued_at or moment
+        )
         policy = self.follow_up.policy
         job.verdict = Delayed(
             policy.level(min(policy.backoff(times), left)),

@@ -3,12 +3,12 @@ told of it. The same for workers, for the inline runner, and for the replay of a
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.broker.message import JobMessage, now
+from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.registry import InvalidPayload, Registry, UnknownJobType
 from switchyard.services.jobs.retry import (
     MAX_DEATHS,
@@ -51,11 +51,12 @@ def classify(
     ended: Any,
     policy: RetryPolicy,
     *,
+    now: datetime,
     crashes: int = 0,
 ) -> tuple[Decision, list[NewJob]]:
     """What becomes of a job whose handler has answered, or failed, with `ended`; and the jobs that
-    follow from it. `crashes`: workers that have died with the job in them. Never raises for a
-    message whose type the registry has."""
+    follow from it. `now` is the ledger's time; `crashes`: workers that have died with the job in
+    them. Never raises for a message whose type the registry has."""
     metadata = message.metadata
     # With a process of its own, it was not in the one that died.
     was_there = crashes and registry.get(message.job_type).isolation == "task"
@@ -64,7 +65,7 @@ def classify(
         attempts=metadata.attempts,
         max_attempts=metadata.max_attempts,
         policy=policy,
-        now=now(),
+        now=now,
         crashes=crashes if was_there else 0,
     )
     if not isinstance(decision, Succeeded):
@@ -92,8 +93,10 @@ def crashed_too_often(message: JobMessage, crashes: int) -> Died | None:
     return Died(Reason.CRASHED, message.metadata.attempts, killer)
 
 
-def finish_request(message: JobMessage, claim_id: str, ending: Ending | Released) -> FinishRequest:
-    """What the ledger is told of an attempt that has ended so."""
+def finish_request(
+    message: JobMessage, claim_id: str, ending: Ending | Released, *, now: float
+) -> FinishRequest:
+    """What the ledger is told of an attempt that has ended so, at that time of its clock."""
     state, outcome = _recorded_as(ending)
     failed = ending if isinstance(ending, Delayed | Died) else None
     return FinishRequest(
@@ -101,7 +104,7 @@ def finish_request(message: JobMessage, claim_id: str, ending: Ending | Released
         claim_id=claim_id,
         state=state,
         attempts=failed.attempts if failed else message.metadata.attempts,
-        now=time.time(),
+        now=now,
         result=ending.result if isinstance(ending, Succeeded) else None,
         reason=str(ending.reason) if isinstance(ending, Died) else None,
         error_type=failed.failure.error_type if failed else None,

@@ -4,7 +4,6 @@ letter), and what is no job at all (a dead letter, too). Each publish is confirm
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +20,7 @@ from switchyard.broker.dead.certificate import (
 )
 from switchyard.broker.errors import ForeignCopy, LaneFull, PublishError, Refused
 from switchyard.broker.lanes import DEAD_EXCHANGE, retry_name
-from switchyard.broker.message import JobMessage, now
+from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import Accepted, Outgoing, Result, envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
@@ -68,7 +67,8 @@ class FollowUp:
         """Send the job through a retry level, back to the queue that it came from. The time there
         does not count towards the age in the lane, unless it `ages`."""
         if not ages:
-            message = message.with_metadata(queued_at=now() + timedelta(seconds=level))
+            back_at = self.recorder.ledger.clock.now() + timedelta(seconds=level)
+            message = message.with_metadata(queued_at=back_at)
         await self._send(retry_name(level), delivery.queue, envelope_of(message))
 
     async def bury(self, delivery: Delivery, error: Exception) -> None:
@@ -87,12 +87,13 @@ class FollowUp:
                 error_type=type(error).__name__,
                 message=str(error),
                 worker=self.worker_id,
+                dead_at=self.recorder.ledger.clock.now().isoformat(),
             )
         envelope = Envelope(
             body=delivery.body,
             message_id=message_id or letter_id(None, delivery.body),
             priority=delivery.priority,
-            timestamp=int(time.time()),
+            timestamp=int(self.recorder.ledger.clock.time()),
             headers=certificate.headers(),
         )
         await self._send(DEAD_EXCHANGE, delivery.routing_key, envelope)
@@ -141,8 +142,9 @@ class FollowUp:
         what it was then: a handler may not answer the same twice, and another payload under a known
         id is no copy of that job."""
         recorder, ledger = self.recorder, self.recorder.ledger
-        answers = await recorder.until_reached(lambda: ledger.record_many(jobs))
-        messages = [each.message for each in jobs]
+        made = [each.shifted(ledger.clock.offset) for each in jobs]
+        answers = await recorder.until_reached(lambda: ledger.record_many(made))
+        messages = [each.message for each in made]
         for place, answer in enumerate(answers):
             if isinstance(answer, Existing):
                 known = await recorder.until_reached(partial(ledger.get, answer.job_id))
@@ -170,12 +172,16 @@ class FollowUp:
                 self._log.warning("not published", next_job=job_id, error=str(result))
         if accepted:
             ledger = self.recorder.ledger
-            await self.recorder.until_reached(lambda: ledger.mark_queued(accepted, time.time()))
+            await self.recorder.until_reached(
+                lambda: ledger.mark_queued(accepted, ledger.clock.time())
+            )
         return full
 
     async def _mark_overflowed(self, job_id: str) -> None:
         ledger = self.recorder.ledger
-        await self.recorder.until_reached(lambda: ledger.mark_overflowed(job_id, time.time()))
+        await self.recorder.until_reached(
+            lambda: ledger.mark_overflowed(job_id, ledger.clock.time())
+        )
 
     async def _wait_for_lane(self, job: RunningJob, full: Refused) -> Delayed:
         delayed = Delayed(
@@ -207,6 +213,7 @@ class FollowUp:
             traceback=died.failure.traceback,
             attempts=died.attempts,
             worker=self.worker_id,
+            dead_at=self.recorder.ledger.clock.now().isoformat(),
         )
         envelope = envelope_of(message, certificate.headers())
         await self._send(DEAD_EXCHANGE, certificate.routing_key, envelope)

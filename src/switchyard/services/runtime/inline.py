@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections import deque
 from dataclasses import replace
+from datetime import datetime
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import structlog
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.broker.message import now
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.registry import Registry
@@ -102,7 +101,7 @@ class InlineRunner:
         """
         if request.delay:
             raise InvalidJob("a delay needs a broker: set JOBS_AMQP_URL")
-        job = prepare(self._registry, request, remote=True)
+        job = prepare(self._registry, request, remote=True).shifted(self._ledger.clock.offset)
         recorded = await self._ledger.record(job)
         if isinstance(recorded, Existing):
             return Published(recorded.job_id, job.routing_key, recorded.state, duplicate=True)
@@ -148,12 +147,14 @@ class InlineRunner:
                 return []
             decision, following = await self._attempt(job, crashes)
             if isinstance(decision, Delayed):
-                pause = _pause(decision)
+                pause = _pause(decision, self._ledger.clock.now())
                 waited += pause
                 if waited > self._patience:
                     decision = Died(Reason.EXHAUSTED, decision.attempts, decision.failure)
             try:
                 if following:
+                    offset = self._ledger.clock.offset
+                    following = [each.shifted(offset) for each in following]
                     await self._ledger.record_many(following)
             except RowRejected as error:
                 decision, following = invalid_outcome(job.message, error), []
@@ -172,12 +173,12 @@ class InlineRunner:
             routing_key=job.routing_key,
             worker_id=self._worker_id,
             claim_id=f"{self._worker_id}/{next(self._claims)}",
-            now=time.time(),
+            now=self._ledger.clock.time(),
         )
         claim = await self._ledger.claim(request)
         if isinstance(claim, HeldBy):
             # Of a process that is gone: in this one, a job has one run at a time.
-            request = replace(request, takeover_from=claim.claim_id, now=time.time())
+            request = replace(request, takeover_from=claim.claim_id, now=self._ledger.clock.time())
             claim = await self._ledger.claim(request)
         return request.claim_id, claim.crashes if isinstance(claim, Claimed) else None
 
@@ -196,10 +197,18 @@ class InlineRunner:
         )
         payload = job_type.validate(job.message.payload)
         ended: Any = await self._executor.run(job_type, payload, ctx, suspect=crashes > 0)
-        return classify(self._registry, job.message, job.lane, ended, self._policy, crashes=crashes)
+        return classify(
+            self._registry,
+            job.message,
+            job.lane,
+            ended,
+            self._policy,
+            now=self._ledger.clock.now(),
+            crashes=crashes,
+        )
 
     async def _record_end(self, job: NewJob, claim_id: str, decision: Decision) -> None:
-        request = finish_request(job.message, claim_id, decision)
+        request = finish_request(job.message, claim_id, decision, now=self._ledger.clock.time())
         if isinstance(decision, Delayed | Died):
             self._log.warning(
                 str(request.state),
@@ -211,11 +220,11 @@ class InlineRunner:
         await self._ledger.finish(request)
 
 
-def _pause(delayed: Delayed) -> float:
+def _pause(delayed: Delayed, now: datetime) -> float:
     """Seconds until the next attempt."""
     if delayed.not_before is None:
         return delayed.level
-    return max(delayed.level, (delayed.not_before - now()).total_seconds())
+    return max(delayed.level, (delayed.not_before - now).total_seconds())
 
 
 def _is_open(state: State) -> bool:

@@ -32,7 +32,8 @@ class Recorder:
 
     async def record(self, job: RunningJob, ending: Ending) -> None:
         """Record how the attempt has ended. Raises TakenOver."""
-        request = finish_request(job.message, job.claim_id, ending)
+        now = self.ledger.clock.time()
+        request = finish_request(job.message, job.claim_id, ending, now=now)
         if not await self.until_reached(lambda: self.ledger.finish(request)):
             raise TakenOver(f"its end as {request.state} does not count")
 
@@ -53,7 +54,8 @@ class Recorder:
 
     async def disown(self, message: JobMessage, claim_id: str) -> None:
         """Give up a claim of this worker under which nothing runs. Raises LedgerUnavailable."""
-        await self.ledger.finish(finish_request(message, claim_id, Released()))
+        now = self.ledger.clock.time()
+        await self.ledger.finish(finish_request(message, claim_id, Released(), now=now))
 
     async def until_reached(self, write: Callable[[], Awaitable[T]]) -> T:
         """Write to the ledger, and again for as long as it is away: the work is done, and what

@@ -169,7 +169,12 @@ class Runner:
         """How the attempt ends, and the jobs that follow."""
         if job.verdict is not None:
             return job.verdict, ()
-        policy = self.follow_up.policy
         return classify(
-            self.registry, job.message, job.delivery.lane, ended, policy, crashes=job.crashes
+            self.registry,
+            job.message,
+            job.delivery.lane,
+            ended,
+            self.follow_up.policy,
+            now=self.ledger.clock.now(),
+            crashes=job.crashes,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -257,7 +256,7 @@ class Worker:
         await asyncio.gather(*(executor.close() for executor in self._executors))
         try:
             # Before the broker gives their jobs to others, who would count a crash.
-            await self._ledger.release_all(self.worker_id, time.time())
+            await self._ledger.release_all(self.worker_id, self._ledger.clock.time())
             await self._ledger.stopped(self.worker_id)
         except LedgerError as error:
             self._log.warning("can't record the stop", error=str(error))

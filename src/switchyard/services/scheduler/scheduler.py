@@ -6,7 +6,6 @@ One instance is active; others stand by and take over when its lease runs out.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,7 +14,6 @@ import structlog
 
 from switchyard.broker.background import Background
 from switchyard.broker.errors import LaneFull
-from switchyard.broker.message import now
 from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.indexing import DeadLetterIndexer
@@ -138,7 +136,7 @@ class Scheduler:
     async def turn(self) -> Turn:
         """Publish everything that is due now. Raises LedgerUnavailable."""
         turn = Turn()
-        moment = time.time()
+        moment = self._ledger.clock.time()
         old = moment - self._pace.pending
         turn.scheduled = await self._publish_due(partial(self._ledger.due_scheduled, moment), turn)
         turn.outbox = await self._publish_due(partial(self._ledger.due_pending, old), turn)
@@ -199,8 +197,9 @@ class Scheduler:
         state and come again."""
         if not records:
             return []
+        entered = self._ledger.clock.now()
         results = await self._publisher.publish_many(
-            Outgoing(to_message(record).with_metadata(queued_at=now()), record.routing_key)
+            Outgoing(to_message(record).with_metadata(queued_at=entered), record.routing_key)
             for record in records
         )
         accepted: list[str] = []
@@ -211,9 +210,9 @@ class Scheduler:
             turn.refused += 1
             self._log.warning("not published", job_id=record.id, error=str(result))
             if isinstance(result, LaneFull) and result.dead_lettered:
-                await self._ledger.mark_overflowed(record.id, time.time())
+                await self._ledger.mark_overflowed(record.id, self._ledger.clock.time())
         if accepted:
-            await self._ledger.mark_queued(accepted, time.time())
+            await self._ledger.mark_queued(accepted, self._ledger.clock.time())
         return accepted
 
     # --- the lease --------------------------------------------------------------------------

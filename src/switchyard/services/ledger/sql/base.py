@@ -16,6 +16,8 @@ class LedgerBase:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.clock = database.clock
+        """The time by which jobs grow old and due, on whichever host they are looked at."""
         self._writer = JobWriter(database.dialect)
         self._committer = GroupCommitter(self._commit)
 

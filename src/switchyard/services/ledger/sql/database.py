@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.ledger.sql.errors import TransactionRaced, raise_translated
 from switchyard.services.records.errors import LedgerMisconfigured, LedgerUnavailable
 
@@ -47,6 +48,7 @@ class Database(Protocol):
     """Where the ledger is kept."""
 
     dialect: str
+    clock: Clock
 
     async def read(self, work: Work[T]) -> T:
         """Run `work` in a transaction that changes nothing. Raises LedgerError."""
@@ -94,6 +96,7 @@ class SqliteDatabase:
             raise LedgerMisconfigured(
                 f"SQLite {sqlite3.sqlite_version} is too old: use 3.35 or later, or PostgreSQL"
             )
+        self.clock = Clock()
         self._file = Path(url.database)
         url = url.set(drivername="sqlite")
         busy = PROMPT if prompt else BUSY_TIMEOUT
@@ -127,7 +130,7 @@ class SqliteDatabase:
     def _transact(self, engine: Engine, work: Work[T]) -> T:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with engine.begin() as connection:
-            return work(connection)
+            return self.clock.measured(work)(connection)
 
 
 class _CutBeforeCommit(Exception):
@@ -144,6 +147,7 @@ class PostgresDatabase:
     dialect = "postgresql"
 
     def __init__(self, url: URL, *, prompt: bool = False) -> None:
+        self.clock = Clock()
         self._prompt = prompt
         self._given_up: set[asyncio.Task[Any]] = set()
         self._engine = create_async_engine(
@@ -223,7 +227,7 @@ class PostgresDatabase:
     async def _once(self, work: Work[T], *, commit: bool) -> T:
         async with self._engine.connect() as connection:
             try:
-                result = await connection.run_sync(work)
+                result = await connection.run_sync(self.clock.measured(work))
             except exc.DBAPIError as error:
                 if error.connection_invalidated:
                     raise _CutBeforeCommit(error) from error

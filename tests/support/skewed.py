@@ -1,0 +1,33 @@
+"""`jobctl` on a host whose clock is wrong: `python -m tests.support.skewed SECONDS COMMAND…`.
+
+Only what Python asks of its host is wrong. What the database says of the time is not, nor how long
+anything takes.
+"""
+
+import datetime as dt
+import sys
+import time
+
+_right_time = time.time
+_RightDatetime = dt.datetime
+
+
+def set_clock(ahead: float) -> None:
+    """From now on this process's host is so many seconds ahead; before the product is imported."""
+    by = dt.timedelta(seconds=ahead)
+
+    class Skewed(_RightDatetime):
+        @classmethod
+        def now(cls, tz: dt.tzinfo | None = None) -> _RightDatetime:  # type: ignore[override]
+            return _RightDatetime.now(tz) + by
+
+    time.time = lambda: _right_time() + ahead
+    dt.datetime = Skewed  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    set_clock(float(sys.argv[1]))
+    sys.argv = ["jobctl", *sys.argv[2:]]
+    from switchyard.cli.main import main
+
+    main()
