@@ -20,6 +20,7 @@ class TimedDatabase:
         self._database = database
         self._observe = observe
         self.dialect = database.dialect
+        self.clock = database.clock
 
     async def read(self, work: Work[T]) -> T:
         began, well = time.perf_counter(), False
