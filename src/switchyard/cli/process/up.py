@@ -55,12 +55,13 @@ def up(
     again. JOBS_DATA_DIR names another directory.
     """
     from switchyard.cli.base.stopping import stop_by_interrupt
+    from switchyard.cli.system.private_file import make_private
 
     quiet_logs("critical")
     stop_by_interrupt()
     settings = load_settings()
     directory = settings.data_dir
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(directory)
     with _alone_in(directory):
         try:
             port = _port(settings.api_port if api_port is None else api_port)
@@ -175,7 +176,7 @@ def _watch(found: FoundBroker, supervisor: Supervisor) -> None:
 def _print_addresses(found: FoundBroker, system: System, directory: Path) -> None:
     from switchyard.broker.wire.connection import address_of
     from switchyard.cli.system.assembly import variable
-    from switchyard.cli.system.node_file import write_private
+    from switchyard.cli.system.private_file import write_private
 
     settings = system.settings
     values = {name: system.environment.get(variable(name), "") for name in EXPORTED}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from switchyard.cli.system.ports import is_free
+from switchyard.cli.system.private_file import write_private
 
 if TYPE_CHECKING:
     from switchyard.cli.system.node import LocalNode
@@ -35,11 +36,3 @@ class NodeFile:
     def write(self, node: LocalNode) -> None:
         kept = {"password": node.password} | {name: getattr(node, name) for name in PORTS}
         write_private(self.path, json.dumps(kept))
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.touch(mode=0o600)
-    path.chmod(0o600)
-    path.write_text(text)

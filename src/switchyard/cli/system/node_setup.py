@@ -10,6 +10,7 @@ from typing import Any
 
 from switchyard.cli.system.foreign_root import link_erlang
 from switchyard.cli.system.ports import LOOPBACK
+from switchyard.cli.system.private_file import make_private, write_private
 
 # Where a node out of another Debian's root has that root's Erlang, in its own directory.
 ERLANG = "erlang"
@@ -37,23 +38,18 @@ class NodeSetup:
 
     def write(self) -> None:
         """Every file that the node reads, and the directories into which it writes."""
-        self.base_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self.base_dir)
         for name in ("data", "log", "home"):
             (self.base_dir / name).mkdir(exist_ok=True)
         if self.root is not None:
             link_erlang(self.root, self.base_dir / ERLANG)
         plugins = "rabbitmq_management"
         plugins += "" if self.prometheus_port is None else ",rabbitmq_prometheus"
-        self._write("enabled_plugins", f"[{plugins}].\n")
-        self._write("definitions.json", json.dumps(self._all_definitions()))
-        self._write("advanced.config", self.advanced or "[].\n")
+        write_private(self.base_dir / "enabled_plugins", f"[{plugins}].\n")
+        write_private(self.base_dir / "definitions.json", json.dumps(self._all_definitions()))
+        write_private(self.base_dir / "advanced.config", self.advanced or "[].\n")
         config = "".join(f"{key} = {value}\n" for key, value in self._config().items())
-        self._write("rabbitmq.conf", config)
-
-    def _write(self, name: str, text: str) -> None:
-        path = self.base_dir / name
-        path.touch(mode=0o600)
-        path.write_text(text)
+        write_private(self.base_dir / "rabbitmq.conf", config)
 
     def _config(self) -> dict[str, str]:
         config = {
