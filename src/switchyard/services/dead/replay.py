@@ -27,7 +27,7 @@ from switchyard.services.jobs.registry import (
 )
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql.database import Database, Work, connect
-from switchyard.services.runtime.attempt import Attempt, attempt
+from switchyard.services.runtime.attempt import Attempt, attempt_alone
 from switchyard.services.settings import Settings
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ async def replay(
             settings=own,
             ledger=ledger,
         )
-        return await attempt(registry, ctx)
+        return await attempt_alone(registry, ctx)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
-"""One attempt of a job without a broker and without a record: what a worker would make of it.
+"""One attempt of a job without a broker: what a worker would make of it.
 
-The way is the worker's: the payload's model, the Executor with its limits, and
-`classify`. Nothing is claimed, published or recorded.
+The way is the worker's: the payload's model, the Executor with its limits, and `classify`. Nothing
+is claimed, published or recorded: who wants that does it before and after.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from switchyard.services.jobs.retry import (
     Succeeded,
 )
 from switchyard.services.records import NewJob
-from switchyard.services.runtime.endings import classify
+from switchyard.services.runtime.endings import classify, crashed_too_often
 from switchyard.services.runtime.execution import Executor
 
 
@@ -53,19 +53,20 @@ class Attempt:
         return self.decision.failure if isinstance(self.decision, Delayed | Died) else None
 
 
-async def attempt(registry: Registry, ctx: JobContext) -> Attempt:
-    """Run the handler of the context's job, once. Raises UnknownJobType, InvalidPayload."""
+async def attempt(
+    registry: Registry, ctx: JobContext, executor: Executor, *, crashes: int = 0
+) -> Attempt:
+    """Run the handler of the context's job, once; not where `crashes` processes have died with it.
+    Raises UnknownJobType, InvalidPayload."""
     message = ctx.message
+    if (died := crashed_too_often(message, crashes)) is not None:
+        return Attempt(died, None, [], 0.0)
     job_type = registry.get(message.job_type)
     payload = job_type.validate(message.payload)
-    executor = Executor(1)
     clock = asyncio.get_running_loop().time
     began = clock()
-    try:
-        ended = await executor.run(job_type, payload, ctx)
-        seconds = clock() - began
-    finally:
-        await executor.close()
+    ended = await executor.run(job_type, payload, ctx, suspect=crashes > 0)
+    seconds = clock() - began
     policy = RetryPolicy.over(ctx.settings.retry_delays)
     decision, following = classify(
         registry,
@@ -74,6 +75,16 @@ async def attempt(registry: Registry, ctx: JobContext) -> Attempt:
         ended,
         policy,
         now=now() if ctx.ledger is None else ctx.ledger.clock.now(),
+        crashes=crashes,
     )
     outcome = ended if isinstance(ended, Done | Next | Retry | Snooze | Discard) else None
     return Attempt(decision, outcome, following, seconds)
+
+
+async def attempt_alone(registry: Registry, ctx: JobContext) -> Attempt:
+    """`attempt`, in an Executor of its own. Raises UnknownJobType, InvalidPayload."""
+    executor = Executor(1)
+    try:
+        return await attempt(registry, ctx, executor)
+    finally:
+        await executor.close()

@@ -1,8 +1,8 @@
 """The pipeline without a broker: jobs run in the process that was asked for them.
 
-For one process with a ledger of its own. The way of a job is the workers': claim, run in the
-Executor, `decide`, record; the handlers, the stages and the ledger's rules are the same. What the
-broker would do is done in memory: the next jobs wait in a list, a retry waits in its coroutine.
+For one process with a ledger of its own. The way of a job is the workers': claim, attempt, record;
+the handlers, the stages and the ledger's rules are the same. What the broker would do is done in
+memory: the next jobs wait in a list, a retry waits in its coroutine.
 Nothing is lost with the process: `finish` takes up what the ledger says is not done.
 """
 
@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import count
 from types import TracebackType
-from typing import Any
 
 import structlog
 
@@ -23,7 +22,7 @@ from switchyard.broker.dead.certificate import Reason
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.jobs.retry import Decision, Delayed, Died, RetryPolicy
+from switchyard.services.jobs.retry import Decision, Delayed, Died
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.publishing.publisher import Published
@@ -38,12 +37,8 @@ from switchyard.services.records import (
     RowRejected,
     State,
 )
-from switchyard.services.runtime.endings import (
-    classify,
-    crashed_too_often,
-    finish_request,
-    invalid_outcome,
-)
+from switchyard.services.runtime.attempt import Attempt, attempt
+from switchyard.services.runtime.endings import finish_request, invalid_outcome
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.settings import Settings
 
@@ -69,7 +64,6 @@ class InlineRunner:
         self._registry = registry
         self._ledger = ledger
         self._patience = patience
-        self._policy = RetryPolicy.over(settings.retry_delays)
         self._executor = Executor(min(settings.worker_concurrency, os.cpu_count() or 1))
         self._slots = asyncio.Semaphore(settings.worker_concurrency)
         self._worker_id = f"inline-{new_instance_id()}"
@@ -145,7 +139,8 @@ class InlineRunner:
             claim_id, crashes = await self._claim(job)
             if crashes is None:
                 return []
-            decision, following = await self._attempt(job, crashes)
+            ended = await self._attempt(job, crashes)
+            decision, following = ended.decision, ended.following
             if isinstance(decision, Delayed):
                 pause = _pause(decision, self._ledger.clock.now())
                 waited += pause
@@ -182,12 +177,7 @@ class InlineRunner:
             claim = await self._ledger.claim(request)
         return request.claim_id, claim.crashes if isinstance(claim, Claimed) else None
 
-    async def _attempt(self, job: NewJob, crashes: int) -> tuple[Decision, list[NewJob]]:
-        """How the next attempt ends, and the jobs that follow."""
-        died = crashed_too_often(job.message, crashes)
-        if died is not None:
-            return died, []
-        job_type = self._registry.get(job.message.job_type)
+    async def _attempt(self, job: NewJob, crashes: int) -> Attempt:
         ctx = JobContext(
             message=job.message,
             lane=job.lane,
@@ -195,17 +185,7 @@ class InlineRunner:
             settings=self._settings,
             ledger=self._ledger,
         )
-        payload = job_type.validate(job.message.payload)
-        ended: Any = await self._executor.run(job_type, payload, ctx, suspect=crashes > 0)
-        return classify(
-            self._registry,
-            job.message,
-            job.lane,
-            ended,
-            self._policy,
-            now=self._ledger.clock.now(),
-            crashes=crashes,
-        )
+        return await attempt(self._registry, ctx, self._executor, crashes=crashes)
 
     async def _record_end(self, job: NewJob, claim_id: str, decision: Decision) -> None:
         request = finish_request(job.message, claim_id, decision, now=self._ledger.clock.time())

@@ -19,7 +19,7 @@ from switchyard.services.jobs.retry import Decision, Delayed, Died, Failure, Suc
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.records import NewJob, State
-from switchyard.services.runtime.attempt import attempt as attempt_of
+from switchyard.services.runtime.attempt import attempt_alone
 from switchyard.services.settings import Settings
 
 P = ParamSpec("P")
@@ -169,5 +169,5 @@ async def _run(
     registry: Registry, settings: Settings, ledger: Ledger, message: JobMessage, lane: str
 ) -> JobRun:
     ctx = JobContext(message=message, lane=lane, worker_id="test", settings=settings, ledger=ledger)
-    ended = await attempt_of(registry, ctx)
+    ended = await attempt_alone(registry, ctx)
     return JobRun(ended.outcome, tuple(ended.following), ended.decision, ended.seconds)
