@@ -11,9 +11,11 @@ from switchyard.api.models.backfills import (
     JobPreview,
 )
 from switchyard.broker import moments
-from switchyard.services.backfill.progress import BackfillProgress
+from switchyard.services.backfill.progress import progress_of
 from switchyard.services.backfill.spec import BackfillSpec
 from switchyard.services.backfill.starting import Preview
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import BulkOperation
 
 
 def spec_of(plan: BackfillPlan) -> BackfillSpec:
@@ -36,8 +38,9 @@ def preview_view(preview: Preview) -> BackfillPreview:
     )
 
 
-def backfill_view(progress: BackfillProgress) -> BackfillView:
-    operation = progress.operation
+async def view_of(ledger: Ledger, operation: BulkOperation) -> BackfillView:
+    """Raises LedgerUnavailable."""
+    progress = await progress_of(ledger, operation)
     return BackfillView(
         id=operation.id,
         title=operation.title,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import ValidationError
@@ -11,7 +12,6 @@ from pydantic import ValidationError
 from switchyard.api.entry.access import needs
 from switchyard.api.entry.uploads import InvalidUpload, UploadForm
 from switchyard.api.http.problems import invalid, responses
-from switchyard.api.models import jobs as models
 from switchyard.api.models.backfills import (
     BACKFILL_ID,
     EXAMPLE_ID,
@@ -24,13 +24,13 @@ from switchyard.api.models.backfills import (
     Cancellation,
     CancelledBackfill,
 )
-from switchyard.api.routes.backfill_views import backfill_view, preview_view, spec_of
+from switchyard.api.routes.backfill_views import preview_view, spec_of, view_of
+from switchyard.api.routes.bulk import BulkRoutes
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker.message import describe
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.backfill.files import format_of, store_input
 from switchyard.services.backfill.formats import FileFormat
-from switchyard.services.backfill.progress import progress_of
 from switchyard.services.backfill.sources import InvalidBackfill
 from switchyard.services.backfill.spec import KIND, BackfillSpec
 from switchyard.services.backfill.starting import Backfills
@@ -43,6 +43,18 @@ router = APIRouter(prefix="/backfills", tags=["backfills"])
 
 PATIENCE = 5.0
 """Seconds that a request waits for a turn to ask a source."""
+
+BACKFILLS = BulkRoutes(
+    kind=KIND,
+    path="",
+    id_pattern=BACKFILL_ID,
+    view=BackfillView,
+    view_of=view_of,
+    page=BackfillPage,
+    resume=partial(bulk_control.resume, kind=KIND),
+    reads=[needs(Scope.READ)],
+    changes=[needs(Scope.PUBLISH)],
+)
 BackfillId = Annotated[
     str, Path(pattern=BACKFILL_ID, description="The backfill's id.", examples=[EXAMPLE_ID])
 ]
@@ -88,7 +100,7 @@ async def start(
         max_open=body.max_open,
     )
     response.headers["Location"] = f"/backfills/{operation.id}"
-    return backfill_view(await progress_of(state.ledger, operation))
+    return await view_of(state.ledger, operation)
 
 
 @router.post(
@@ -133,30 +145,6 @@ async def store_file(
     return BackfillInput(key=key, format=wanted, name=form.filename)
 
 
-@router.get("", dependencies=[needs(Scope.READ)], responses=responses("invalid", "ledger-away"))
-async def list_backfills(
-    state: Shared,
-    wanted: Annotated[BulkState | None, Query(alias="state")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
-) -> BackfillPage:
-    """Backfills, newest first."""
-    states = [] if wanted is None else [wanted]
-    page = await state.ledger.list_bulk(KIND, states=states, limit=limit, cursor=cursor)
-    found = [backfill_view(await progress_of(state.ledger, each)) for each in page.items]
-    return BackfillPage(backfills=found, next_cursor=page.next_cursor)
-
-
-@router.get(
-    "/{backfill_id}",
-    dependencies=[needs(Scope.READ)],
-    responses=responses("not-found", "ledger-away"),
-)
-async def show(backfill_id: BackfillId, state: Shared) -> BackfillView:
-    """How far a backfill is, and what came of it."""
-    return await _view(state, backfill_id)
-
-
 @router.patch(
     "/{backfill_id}",
     dependencies=[needs(Scope.PUBLISH)],
@@ -164,32 +152,7 @@ async def show(backfill_id: BackfillId, state: Shared) -> BackfillView:
 )
 async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: Shared) -> BackfillView:
     """Change its limits, also while it runs."""
-    changes: dict[str, Any] = body.model_dump(exclude_unset=True)
-    if changes:
-        await bulk_control.set_limits(state.ledger, backfill_id, changes, kind=KIND)
-    return await _view(state, backfill_id)
-
-
-@router.post(
-    "/{backfill_id}/pause",
-    dependencies=[needs(Scope.PUBLISH)],
-    responses=responses("not-found", "wrong-state", "ledger-away"),
-)
-async def pause(backfill_id: BackfillId, state: Shared) -> BackfillView:
-    """Publish nothing more of it, within a second, until it is resumed."""
-    await bulk_control.pause(state.ledger, backfill_id, kind=KIND)
-    return await _view(state, backfill_id)
-
-
-@router.post(
-    "/{backfill_id}/resume",
-    dependencies=[needs(Scope.PUBLISH)],
-    responses=responses("not-found", "wrong-state", "ledger-away"),
-)
-async def resume(backfill_id: BackfillId, state: Shared) -> BackfillView:
-    """Let it go on where it was."""
-    await bulk_control.resume(state.ledger, backfill_id, kind=KIND)
-    return await _view(state, backfill_id)
+    return await BACKFILLS.set_limits(state, backfill_id, body.model_dump(exclude_unset=True))
 
 
 @router.post(
@@ -217,11 +180,6 @@ def _spec(body: BackfillPlan) -> BackfillSpec:
         raise InvalidBackfill(describe(error)) from error
 
 
-async def _view(state: ApiState, backfill_id: str) -> BackfillView:
-    operation = await bulk_control.require_bulk(state.ledger, backfill_id, KIND)
-    return backfill_view(await progress_of(state.ledger, operation))
-
-
 async def _begun(form: UploadForm) -> AsyncIterator[bytes]:
     """The form's file; its name is known by now."""
     parts = form.file()
@@ -233,3 +191,6 @@ async def _begun(form: UploadForm) -> AsyncIterator[bytes]:
             yield part
 
     return all_of_it()
+
+
+BACKFILLS.add_to(router)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from switchyard.api.models import jobs as models
 from switchyard.api.models.dead import NewRedrive, RedrivePlan, RedriveView
+from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkOperation
 from switchyard.services.redrive.sending import Tally
-from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec
+from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, settled
 
 
 def spec_of(order: NewRedrive) -> RedriveSpec:
@@ -32,7 +33,9 @@ def plan_view(tally: Tally) -> RedrivePlan:
     )
 
 
-def redrive_view(operation: BulkOperation) -> RedriveView:
+async def view_of(ledger: Ledger, operation: BulkOperation) -> RedriveView:
+    """With what has become of its letters by now. Raises LedgerUnavailable."""
+    operation = await settled(ledger, operation)
     return RedriveView(
         id=operation.id,
         title=operation.title,
