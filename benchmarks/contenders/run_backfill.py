@@ -27,7 +27,7 @@ from switchyard.services.backfill.handler import BackfillHandler
 from switchyard.services.backfill.spec import parse_spec
 from switchyard.services.backfill.starting import Backfills
 from switchyard.services.bulk.control import require_bulk
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.logs import configure

@@ -25,14 +25,14 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.base.long_running import settle_memory
 from switchyard.cli.bulk.run_here import give_way
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.logs import configure
 from switchyard.services.records import BulkState, NewJob
-from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
 from switchyard.services.settings import Settings
 

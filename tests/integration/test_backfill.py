@@ -15,9 +15,9 @@ from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.sources import InvalidBackfill
 from switchyard.services.backfill.spec import parse_spec
 from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk import operations as bulk
+from switchyard.services.bulk import runner as bulk_runner
 from switchyard.services.bulk.hot_traffic import HotTraffic
-from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkState, JobFilter, State
 from tests.support.arxiv_server import ArxivServer, Paper, answer_well, fails
@@ -126,7 +126,7 @@ async def test_a_csv_with_odd_rows_is_read_all_the_same(user: BackfillUser) -> N
 async def test_an_own_source_is_read_on_after_it_was_away(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(bulk_runner, "FIRST_PAUSE", 0.05)
     await user.system.start_worker()
     operation = await user.start("numbers", {"to": 900, "away_at": 700})
     ended = await user.run(operation)
@@ -167,7 +167,7 @@ async def test_papers_of_arxiv_are_published_page_by_page(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bulk, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(bulk_runner, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(arxiv, "PAGE_SIZE", 10)
     first = datetime(2024, 3, 1, 12, tzinfo=UTC)
     papers = [

@@ -18,7 +18,7 @@ from switchyard.broker.lanes import (
     EVENTS_EXCHANGE,
 )
 from switchyard.broker.message import JobMessage, now
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.files import exported, import_letters, parse_line
 from switchyard.services.dead.indexing import DeadLetterIndexer, index_waiting
 from switchyard.services.dead.letters import LetterFilter

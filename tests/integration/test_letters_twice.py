@@ -11,7 +11,7 @@ from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.cli.system.ports import LOOPBACK
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.purge import PurgeHandler, PurgeProgress, count_letters, start_purge

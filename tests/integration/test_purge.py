@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from switchyard.broker.message import now
 from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.purge import (
     PurgeHandler,

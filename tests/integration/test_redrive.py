@@ -15,14 +15,14 @@ from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.broker.publish.outcome import Outgoing, envelope_of
 from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.changes import Change
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.purge import PurgeHandler, start_purge
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkState, NewJob, RedrivenCopy, State
-from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.redrive.spec import RedriveSpec, resume_redrive, start_redrive
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker

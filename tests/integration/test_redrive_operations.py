@@ -13,13 +13,13 @@ from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.control import BulkConflict
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.changes import Change, InvalidRedrive
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter, cause_of_letter
 from switchyard.services.dead.scan import wait_at_most
 from switchyard.services.records import BulkOperation, BulkState, NewJob, State
-from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.spec import (
     RedriveConflict,

@@ -18,9 +18,10 @@ from unittest.mock import patch
 from switchyard.services import logs
 from switchyard.services.backfill.handler import BackfillHandler
 from switchyard.services.backfill.sources import Sources
-from switchyard.services.bulk import operations as bulk
+from switchyard.services.bulk import session as bulk_session
 from switchyard.services.bulk.control import BulkConflict
-from switchyard.services.bulk.operations import BulkRunner, BulkSession
+from switchyard.services.bulk.runner import BulkRunner
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkState
@@ -66,13 +67,13 @@ async def run_on(backfill: str, pipe: int) -> BulkState:
         handler = TellingHandler(pipe, settings, registry, ledger, sources, lanes=lanes)
         while True:
             try:
-                return (await BulkRunner(ledger, [handler]).run_one(backfill)).state
+                return (await BulkRunner(ledger, [handler], lease=LEASE).run_one(backfill)).state
             except BulkConflict:
                 await asyncio.sleep(0.02)
 
 
 def main(backfill: str, kills: int, seed: int) -> None:
-    bulk.LEASE, bulk.LISTEN = LEASE, 0.05
+    bulk_session.LISTEN = 0.05
     dice = random.Random(seed)
     killed = 0
     while killed < kills:

@@ -23,7 +23,7 @@ from switchyard.services.backfill.sources import (
 from switchyard.services.backfill.spec import parse_spec
 from switchyard.services.backfill.starting import Backfills
 from switchyard.services.bulk.control import require_bulk
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.files.storage import Storage
 from switchyard.services.records import BulkOperation
 from tests.support.system import System

@@ -42,7 +42,7 @@ NEEDED = (
     "switchyard.services.workers.llm",
     "switchyard.services.logs",
     "switchyard.services.publishing.publisher",
-    "switchyard.services.redrive.operations",
+    "switchyard.services.redrive.handler",
     "switchyard.services.jobs.registry",
     "switchyard.services.settings",
     "sqlalchemy.ext.asyncio",

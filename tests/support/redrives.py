@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.changes import Change
 from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.sending import Tally
 from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, start_redrive

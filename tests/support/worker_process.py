@@ -24,13 +24,13 @@ from typing import Any, Self
 
 from pydantic import SecretStr
 
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql import database
 from switchyard.services.logs import configure
 from switchyard.services.publishing.preparing import JobRequest, prepare
-from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import Settings

@@ -46,7 +46,7 @@ OTHER_ROOTS = (BrokerError, ApiError, CommandFailed, Problem)
 SIGNALS = {
     "broker.background.BackgroundFailed": "a defect in a background task: the traceback helps",
     "broker.wire.field_table.Unreadable": "becomes the delivery's own complaint",
-    "services.bulk.operations._LetGo": "ends a handler whose operation another process has",
+    "services.bulk.session.LetGo": "ends a handler whose operation another process has",
     "services.dead.replay._RolledBack": "ends a transaction that must leave nothing",
     "services.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
     "services.redrive.run.Halted": "ends a pass of a redrive that pauses itself",

@@ -19,14 +19,14 @@ from switchyard.services.backfill.sources import (
     Unusable,
 )
 from switchyard.services.bulk.control import require_bulk
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.local_fields import LocalOnly
 from switchyard.services.jobs.outcomes import Done, Outcome
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, job
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import State
-from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.handler import RedriveHandler
 from tests.support.api_server import problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system

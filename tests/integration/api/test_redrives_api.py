@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from switchyard.api.client import AsyncClient, Conflict, Invalid, NotFound
-from switchyard.services.bulk.operations import BulkRunner
+from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.records import State
-from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.handler import RedriveHandler
 from tests.integration.test_redrive_operations import bury, names
 from tests.support.api_server import RunningApi
 from tests.support.eventually import eventually

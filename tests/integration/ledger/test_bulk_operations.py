@@ -4,9 +4,12 @@ import time
 import pytest
 
 from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk import operations as bulk
+from switchyard.services.bulk import runner as bulk_runner
+from switchyard.services.bulk import session as bulk_session
 from switchyard.services.bulk.control import BulkConflict, UnknownBulkOperation
-from switchyard.services.bulk.operations import BulkRunner, BulkSession, TryLater
+from switchyard.services.bulk.handler import BulkFailed, TryLater
+from switchyard.services.bulk.runner import BulkRunner
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkOperation, BulkState, State
 from tests.integration.ledger.made import NOW, message, new_job
@@ -145,7 +148,7 @@ async def test_a_process_that_died_is_replaced(ledger: Ledger) -> None:
 async def test_trouble_is_shown_and_tried_again(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(bulk_runner, "FIRST_PAUSE", 0.1)
     await make(ledger)
     counting = Counting()
     counting.troubles[2] = [TryLater("the source is away")]
@@ -156,7 +159,7 @@ async def test_trouble_is_shown_and_tried_again(
 
 @pytest.mark.parametrize(
     ("error", "note"),
-    [(bulk.BulkFailed("no such file"), "no such file"), (KeyError("x"), "KeyError: 'x'")],
+    [(BulkFailed("no such file"), "no such file"), (KeyError("x"), "KeyError: 'x'")],
 )
 async def test_what_can_not_go_on_says_why(ledger: Ledger, error: Exception, note: str) -> None:
     await make(ledger)
@@ -225,13 +228,12 @@ async def test_there_are_no_slots_behind_the_end(ledger: Ledger) -> None:
 async def test_a_hold_that_had_run_out_is_renewed_and_not_taken_twice(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "LEASE", 0.2)
-    monkeypatch.setattr(bulk, "LISTEN", 60)  # as when the ledger was locked all the while
-    monkeypatch.setattr(bulk, "LOOK", 0.05)
+    monkeypatch.setattr(bulk_session, "LISTEN", 60)  # as when the ledger was locked all the while
+    monkeypatch.setattr(bulk_runner, "LOOK", 0.05)
     await make(ledger)
     counting = Counting()
     gate = counting.gates[2] = asyncio.Event()
-    runner = BulkRunner(ledger, [counting])
+    runner = BulkRunner(ledger, [counting], lease=0.2)
     task = asyncio.create_task(runner.run())
     await eventually(lambda: len(counting.counted) == 2)
     held_until = (await bulk_control.require_bulk(ledger, "count-1")).lease_until

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from switchyard.cli.base.output import console, say
 
 if TYPE_CHECKING:
-    from switchyard.services.bulk.operations import BulkHandler
+    from switchyard.services.bulk.handler import BulkHandler
     from switchyard.services.ledger import Ledger
     from switchyard.services.records import BulkOperation
 
@@ -33,12 +33,12 @@ async def run_here(
     SIGTERM call `stop`, whose coroutine ends it."""
     from switchyard.cli.base.long_running import settle_memory
     from switchyard.services.bulk import control as bulk_control
-    from switchyard.services.bulk import operations as bulk
+    from switchyard.services.bulk.runner import BulkRunner
     from switchyard.services.records import ACTIVE
 
     settle_memory()
     give_way()
-    runner = bulk.BulkRunner(ledger, [handler])
+    runner = BulkRunner(ledger, [handler])
     stopping: set[asyncio.Task[Any]] = set()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

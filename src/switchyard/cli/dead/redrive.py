@@ -190,7 +190,7 @@ async def go_on(
     """Run a redrive in this process; SIGINT and SIGTERM pause it."""
     from switchyard.cli.bulk.run_here import run_here
     from switchyard.services.bulk import control as bulk_control
-    from switchyard.services.redrive.operations import RedriveHandler
+    from switchyard.services.redrive.handler import RedriveHandler
 
     return await run_here(
         ledger,

@@ -49,7 +49,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.cli.base.long_running import settle_memory, showing_metrics
     from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import stop_on_signals
-    from switchyard.services.bulk.operations import BulkRunner
+    from switchyard.services.bulk.runner import BulkRunner
     from switchyard.services.monitoring.metrics import Metrics, watch_ledger
     from switchyard.services.monitoring.system_metrics import SystemMetrics
     from switchyard.services.monitoring.waiting import once_there

@@ -34,7 +34,7 @@ from switchyard.services.backfill.spec import (
     job_or_reason,
 )
 from switchyard.services.bulk.hot_traffic import HotTraffic
-from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.publishing.publisher import JobPublisher

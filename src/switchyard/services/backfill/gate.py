@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from switchyard.broker.lanes import HOT
 from switchyard.services.backfill.sources import InvalidBackfill
 from switchyard.services.bulk.hot_traffic import HotTraffic
-from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.monitoring.lane_pressure import (
     LanePressure,
     QueueDepth,

@@ -14,8 +14,9 @@ from switchyard.services.backfill.sources import (
 )
 from switchyard.services.backfill.spec import KIND, Plan, parse_spec
 from switchyard.services.backfill.starting import Backfills
+from switchyard.services.bulk.handler import BulkFailed, TryLater
 from switchyard.services.bulk.hot_traffic import HotTraffic
-from switchyard.services.bulk.operations import BulkFailed, BulkSession, TryLater
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from switchyard.services.backfill.counts import Counts, ProgressPoint
-from switchyard.services.bulk.operations import AT_ONCE
+from switchyard.services.bulk.runner import AT_ONCE
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import (
     ACTIVE,

@@ -33,7 +33,7 @@ from switchyard.services.bulk.control import (
     new_bulk_id,
     require_bulk,
 )
-from switchyard.services.bulk.operations import LISTEN
+from switchyard.services.bulk.session import LISTEN
 from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.registry import (
     Registry,

@@ -1,6 +1,6 @@
 """What people do to bulk operations: limit, pause, resume and cancel them.
 
-How they run: `services.bulk.operations`.
+How they run: `services.bulk.runner`.
 """
 
 from __future__ import annotations

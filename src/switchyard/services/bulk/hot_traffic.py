@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.ledger import Ledger
 
 STEP = 30

@@ -14,7 +14,7 @@ from typing import Any
 from switchyard.broker.dead.scan import Letter
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.dead.groups import require_group
 from switchyard.services.dead.letters import LetterFilter, was_dead
 from switchyard.services.dead.scan import scanning_in_turn, wait_in
@@ -78,7 +78,7 @@ async def start_purge(
 
 
 class PurgeHandler:
-    """Runs purges; see `services.bulk.operations`."""
+    """Runs purges; see `services.bulk.runner`."""
 
     kind = KIND
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from switchyard.broker.dead.scan import Letter, Scan, scanning
 from switchyard.broker.settings import BrokerSettings
-from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.dead.foreign import told_apart
 from switchyard.services.errors import WrongState
 from switchyard.services.ledger import Ledger

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from switchyard.services.bulk.hot_traffic import HotTraffic
-from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.dead.letters import DeadJob, was_dead
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkState, RedriveOutcome

@@ -10,7 +10,7 @@ from switchyard.broker.lanes import LANES, Lane, lane_named, lane_of, queue_name
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.dead.changes import Change, InvalidRedrive, changed
 from switchyard.services.dead.letters import DeadJob
 from switchyard.services.jobs.registry import Registry

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from switchyard.services.backfill.handler import BackfillHandler
 from switchyard.services.backfill.sources import Sources
+from switchyard.services.bulk.handler import BulkHandler
 from switchyard.services.bulk.hot_traffic import HotTraffic
-from switchyard.services.bulk.operations import BulkHandler
 from switchyard.services.dead.purge import PurgeHandler
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.redrive.operations import RedriveHandler
+from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.settings import Settings
 
 

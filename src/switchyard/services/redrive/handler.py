@@ -16,7 +16,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.depths import queue_depths
 from switchyard.services.bulk.hot_traffic import HotTraffic
-from switchyard.services.bulk.operations import BulkSession
+from switchyard.services.bulk.session import BulkSession
 from switchyard.services.dead.letters import DeadJob
 from switchyard.services.dead.scan import scanning_in_turn, wait_in, waiting_ids
 from switchyard.services.dead.stored import stored_letters
@@ -34,7 +34,7 @@ and other redrives wait for their turn meanwhile."""
 
 
 class RedriveHandler:
-    """Runs redrives; see `services.bulk.operations`."""
+    """Runs redrives; see `services.bulk.runner`."""
 
     kind = KIND
 
