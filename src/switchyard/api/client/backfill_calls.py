@@ -10,6 +10,7 @@ from switchyard.api.client.call import (
     UPLOAD_PATIENCE,
     Call,
     Upload,
+    act,
     get,
     given,
     in_path,
@@ -65,8 +66,7 @@ def preview_backfill(
 ) -> Call[backfill_models.BackfillPreview]:
     """What a backfill would do: the number of items, and the first jobs."""
     plan = _plan(source, options, job_type=job_type, lane=lane, payload=payload)
-    read = backfill_models.BackfillPreview.model_validate_json
-    return Call("POST", "/backfills/preview", read, json=plan, repeatable=True)
+    return act("/backfills/preview", backfill_models.BackfillPreview, plan)
 
 
 @operation("backfills-store_file")
@@ -101,7 +101,7 @@ def backfills_page(
 @operation("backfills-show")
 def backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
     """How far a backfill is, and what came of it."""
-    return get(f"/backfills/{in_path(backfill_id)}", backfill_models.BackfillView)
+    return get(_path(backfill_id), backfill_models.BackfillView)
 
 
 @operation("backfills-set_limits")
@@ -109,23 +109,19 @@ def set_backfill_limits(
     backfill_id: str, **limits: float | None
 ) -> Call[backfill_models.BackfillView]:
     """Change `rate` or `max_open`, also while it runs; None takes a limit away."""
-    read = backfill_models.BackfillView.model_validate_json
-    path = f"/backfills/{in_path(backfill_id)}"
-    return Call("PATCH", path, read, json=limits, repeatable=True)
+    return act(_path(backfill_id), backfill_models.BackfillView, limits, method="PATCH")
 
 
 @operation("backfills-pause")
 def pause_backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
     """Publish nothing more of it, within a second, until it is resumed."""
-    read = backfill_models.BackfillView.model_validate_json
-    return Call("POST", f"/backfills/{in_path(backfill_id)}/pause", read, repeatable=True)
+    return act(f"{_path(backfill_id)}/pause", backfill_models.BackfillView)
 
 
 @operation("backfills-resume")
 def resume_backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
     """Let it go on where it was."""
-    read = backfill_models.BackfillView.model_validate_json
-    return Call("POST", f"/backfills/{in_path(backfill_id)}/resume", read, repeatable=True)
+    return act(f"{_path(backfill_id)}/resume", backfill_models.BackfillView)
 
 
 @operation("backfills-cancel")
@@ -133,9 +129,12 @@ def cancel_backfill(
     backfill_id: str, *, jobs: bool = False
 ) -> Call[backfill_models.CancelledBackfill]:
     """End it for good; with `jobs` also those of its jobs that have not begun."""
-    read = backfill_models.CancelledBackfill.model_validate_json
-    path = f"/backfills/{in_path(backfill_id)}/cancel"
-    return Call("POST", path, read, json={"jobs": jobs}, repeatable=True)
+    answer = backfill_models.CancelledBackfill
+    return act(f"{_path(backfill_id)}/cancel", answer, {"jobs": jobs})
+
+
+def _path(backfill_id: str) -> str:
+    return f"/backfills/{in_path(backfill_id)}"
 
 
 def _plan(source: str, options: Mapping[str, Any] | None, **others: Any) -> dict[str, Any]:

@@ -101,6 +101,11 @@ def get(path: str, answer: type[M], **query: Any) -> Call[M]:
     return Call("GET", path, answer.model_validate_json, query, repeatable=True)
 
 
+def act(path: str, answer: type[M], json: Any = None, *, method: str = "POST") -> Call[M]:
+    """A change that is the same when it is made twice; its answer is of that model."""
+    return Call(method, path, answer.model_validate_json, json=json, repeatable=True)
+
+
 def get_json(path: str, **query: Any) -> Call[dict[str, Any]]:
     """A GET whose answer is any JSON object."""
     return Call("GET", path, _JSON.validate_json, query, repeatable=True)

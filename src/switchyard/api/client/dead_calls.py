@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from switchyard.api.client.call import Call, get, given, in_path, operation
+from switchyard.api.client.call import Call, act, get, given, in_path, operation
 from switchyard.api.models import dead as dead_models
 
 _REDRIVES = "/admin/dead/redrives"
@@ -56,8 +56,7 @@ def plan_redrive(
 ) -> Call[dead_models.RedrivePlan]:
     """What a redrive would do: which letters would go where. Nothing is sent."""
     body = _body(filter, change=change, limit=limit, from_ledger=from_ledger, dry_run=True)
-    read = dead_models.RedrivePlan.model_validate_json
-    return Call("POST", _REDRIVES, read, json=body, repeatable=True)
+    return act(_REDRIVES, dead_models.RedrivePlan, body)
 
 
 @operation("admin-list_redrives")
@@ -77,31 +76,25 @@ def redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
 @operation("admin-set_redrive_rate")
 def set_redrive_rate(redrive_id: str, rate: float | None) -> Call[dead_models.RedriveView]:
     """Change its rate, also while it runs; None takes the limit away."""
-    read = dead_models.RedriveView.model_validate_json
-    return Call("PATCH", _path(redrive_id), read, json={"rate": rate}, repeatable=True)
+    return act(_path(redrive_id), dead_models.RedriveView, {"rate": rate}, method="PATCH")
 
 
 @operation("admin-pause_redrive")
 def pause_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
     """Send nothing more, within a second, until it is resumed."""
-    return _act(redrive_id, "pause")
+    return act(f"{_path(redrive_id)}/pause", dead_models.RedriveView)
 
 
 @operation("admin-resume_redrive")
 def resume_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
     """Let it go on where it was; after a halt it tries again."""
-    return _act(redrive_id, "resume")
+    return act(f"{_path(redrive_id)}/resume", dead_models.RedriveView)
 
 
 @operation("admin-cancel_redrive")
 def cancel_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
     """End it for good. What it has sent stays where it is."""
-    return _act(redrive_id, "cancel")
-
-
-def _act(redrive_id: str, what: str) -> Call[dead_models.RedriveView]:
-    read = dead_models.RedriveView.model_validate_json
-    return Call("POST", f"{_path(redrive_id)}/{what}", read, repeatable=True)
+    return act(f"{_path(redrive_id)}/cancel", dead_models.RedriveView)
 
 
 def _path(redrive_id: str) -> str:
