@@ -6,7 +6,7 @@ import pytest
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk import runner as bulk_runner
 from switchyard.services.bulk import session as bulk_session
-from switchyard.services.bulk.control import BulkConflict, UnknownBulkOperation
+from switchyard.services.bulk.control import BulkConflict, InvalidLimits, UnknownBulkOperation
 from switchyard.services.bulk.handler import BulkFailed, TryLater
 from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.bulk.session import BulkSession
@@ -268,3 +268,16 @@ async def test_open_jobs_are_counted_with_those_that_followed(ledger: Ledger) ->
     assert await ledger.count_open_bulk_jobs("count-1", at_most=9) == 1
     await ledger.cancel(own.message.job_id, NOW)
     assert await ledger.count_open_bulk_jobs("count-1", at_most=9) == 0
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rate": -1.0}, {"rate": 1e-9}, {"rate": 1e9}, {"max_open": 0}, {"rate": 0}]
+)
+async def test_limits_that_cannot_be_meant_change_nothing(
+    ledger: Ledger, changes: dict[str, float]
+) -> None:
+    await make(ledger, rate=5)
+    with pytest.raises(InvalidLimits, match=r"^(rate|max_open) must be"):
+        await bulk_control.set_limits(ledger, "count-1", changes)
+    kept = await bulk_control.require_bulk(ledger, "count-1")
+    assert (kept.rate, kept.max_open) == (5, None)

@@ -23,6 +23,7 @@ from switchyard.api.http.problems import (
 )
 from switchyard.broker.errors import BrokerAway, BrokerError, LaneFull
 from switchyard.services.backfill.sources import InvalidBackfill, SourceAway
+from switchyard.services.bulk.control import InvalidLimits
 from switchyard.services.dead.changes import InvalidRedrive
 from switchyard.services.documents.desk import NotFinished
 from switchyard.services.documents.extractions import ExtractionNotFinished
@@ -70,7 +71,7 @@ def problem_of(error: Exception) -> Problem:
             return _invalid_request(error.errors())
         case InvalidRequest():
             return invalid(*error.complaints)
-        case InvalidBackfill() | InvalidRedrive():
+        case InvalidBackfill() | InvalidRedrive() | InvalidLimits():
             return invalid(Complaint((), str(error)))
         case InvalidCursor():
             return invalid(Complaint(("cursor",), str(error)), place="query")

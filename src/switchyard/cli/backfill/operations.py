@@ -20,7 +20,7 @@ from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import JsonOption, print_json, say
 from switchyard.cli.bulk.commands import IdArgument, add_commands
 from switchyard.cli.bulk.rates import NewRateOption, new_rate
-from switchyard.cli.bulk.records import change, limits
+from switchyard.cli.bulk.records import change, change_limits, limits
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
@@ -32,7 +32,8 @@ app = typer.Typer(
 app.add_typer(backfill_start.app, name="start")
 
 
-add_commands(app, BackfillDisplay())
+VIEW = BackfillDisplay()
+add_commands(app, VIEW)
 
 
 @app.command()
@@ -66,15 +67,7 @@ def set_limits(
         changes["max_open"] = max_open or None
     if not changes:
         raise WrongUsage("name --rate or --max-open")
-
-    async def work(ledger: Ledger) -> BulkOperation:
-        from switchyard.services.backfill.spec import KIND, check_limits
-        from switchyard.services.bulk.control import set_limits
-
-        check_limits(changes)
-        return await set_limits(ledger, operation_id, changes, kind=KIND)
-
-    change(work, "has its new limits", limits, as_json=as_json)
+    change_limits(VIEW.kind, operation_id, changes, as_json=as_json)
 
 
 @app.command()

@@ -269,8 +269,9 @@ def _start(name: str, options: dict[str, Any], common: _Common) -> None:
 async def _run(settings: Settings, name: str, options: dict[str, Any], common: _Common) -> bool:
     from switchyard.broker.lanes import queue_name
     from switchyard.cli.base.queues import require_queues
-    from switchyard.services.backfill.spec import Plan, check_limits, parse_spec
+    from switchyard.services.backfill.spec import Plan, parse_spec
     from switchyard.services.backfill.starting import Backfills
+    from switchyard.services.bulk.control import check_limits
     from switchyard.services.records import LedgerUnavailable
 
     async with open_ledger(settings) as ledger:

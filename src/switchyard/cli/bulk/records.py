@@ -34,6 +34,19 @@ def change(
         say(f"{operation.id} {done.format(id=operation.id)}")
 
 
+def change_limits(
+    kind: str, operation_id: str, changes: Mapping[str, float | int | None], *, as_json: bool
+) -> None:
+    """Change the limits of an operation of that kind, and tell."""
+
+    async def work(ledger: Ledger) -> BulkOperation:
+        from switchyard.services.bulk.control import set_limits
+
+        return await set_limits(ledger, operation_id, changes, kind=kind)
+
+    change(work, "has its new limits", limits, as_json=as_json)
+
+
 def record_of(operation: BulkOperation) -> dict[str, Any]:
     """What `--json` says of every operation: what, where it stands, who, why and when."""
     return {

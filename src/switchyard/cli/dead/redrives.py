@@ -19,7 +19,7 @@ from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import JsonOption, print_json, say
 from switchyard.cli.bulk.commands import IdArgument, add_commands
 from switchyard.cli.bulk.rates import NewRateOption, new_rate
-from switchyard.cli.bulk.records import change, limits
+from switchyard.cli.bulk.records import change, change_limits, limits
 from switchyard.cli.dead.view import RedriveDisplay
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ app = typer.Typer(
 )
 
 
-add_commands(app, RedriveDisplay())
+VIEW = RedriveDisplay()
+add_commands(app, VIEW)
 
 
 @app.command()
@@ -90,12 +91,4 @@ def set_rate(
     """Change its rate, also while it runs."""
     if rate is None:
         raise WrongUsage("name --rate")
-    per_second = new_rate(rate)
-
-    async def work(ledger: Ledger) -> BulkOperation:
-        from switchyard.services.bulk.control import set_limits
-        from switchyard.services.redrive.spec import KIND
-
-        return await set_limits(ledger, operation_id, {"rate": per_second}, kind=KIND)
-
-    change(work, "has its new rate", limits, as_json=as_json)
+    change_limits(VIEW.kind, operation_id, {"rate": new_rate(rate)}, as_json=as_json)

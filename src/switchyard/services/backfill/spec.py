@@ -26,13 +26,11 @@ from switchyard.services.jobs.registry import (
 )
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.records import NewJob
-from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING
+from switchyard.services.records.bulk import MOST_WAITING
 
 KIND = "backfill"
 NOTE_LENGTH = 300
 """Characters of what is noted about an item that can't be used."""
-MOST: Mapping[str, int] = {"rate": MOST_RATE, "max_open": 2_000_000_000}
-"""The highest limits; no limit at all is another matter."""
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/backfills")
 
@@ -117,21 +115,6 @@ class Plan:
             vouched=values if self.source.vouches else None,
         )
         return prepare(self.registry, request, remote=self.spec.remote)
-
-
-def check_limits(limits: Mapping[str, float | int | None]) -> None:
-    """Raises InvalidBackfill for a rate or a number of open jobs that is not positive."""
-    for name, value in limits.items():
-        if value is None:
-            continue
-        if name == "rate" and 0 < value < LEAST_RATE:
-            raise InvalidBackfill(f"rate must be at least {LEAST_RATE:g} a second")
-        if not value > 0:
-            raise InvalidBackfill(f"{name} must be more than 0; to stop publishing, pause it")
-        if value > MOST[name]:
-            raise InvalidBackfill(
-                f"{name} must be at most {MOST[name]:,}; leave it out for no limit"
-            )
 
 
 def parse_spec(values: Mapping[str, Any]) -> BackfillSpec:

@@ -25,11 +25,11 @@ from switchyard.services.backfill.spec import (
     KIND,
     BackfillSpec,
     Plan,
-    check_limits,
     job_or_reason,
 )
 from switchyard.services.bulk.control import cancel as cancel_bulk
 from switchyard.services.bulk.control import (
+    check_limits,
     new_bulk_id,
     require_bulk,
 )
@@ -134,8 +134,8 @@ class Backfills:
         rate: float | None = None,
         max_open: int | None = None,
     ) -> BulkOperation:
-        """Check and record a backfill; a scheduler runs it. Raises InvalidBackfill, SourceAway,
-        LedgerUnavailable."""
+        """Check and record a backfill; a scheduler runs it. Raises InvalidLimits, InvalidBackfill,
+        SourceAway, LedgerUnavailable."""
         check_limits({"rate": rate, "max_open": max_open})
         preview = await self.preview(spec)
         return await self.ledger.create_bulk(

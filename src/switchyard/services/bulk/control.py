@@ -8,13 +8,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Mapping
 
-from switchyard.services.errors import Unknown, WrongState
+from switchyard.services.errors import InvalidInput, Unknown, WrongState
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import ACTIVE, ENDED, RESUMABLE, BulkOperation, BulkState
+from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE
+
+MOST: Mapping[str, int] = {"rate": MOST_RATE, "max_open": 2_000_000_000}
+"""The highest limits; no limit at all is another matter."""
 
 
 class UnknownBulkOperation(Unknown):
     """The ledger has no such operation."""
+
+
+class InvalidLimits(InvalidInput):
+    """A rate or a number of open jobs that can't be meant."""
 
 
 class BulkConflict(WrongState):
@@ -34,6 +42,19 @@ async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = Non
     return found
 
 
+def check_limits(limits: Mapping[str, float | int | None]) -> None:
+    """Raises InvalidLimits for a rate or a number of open jobs that is out of range."""
+    for name, value in limits.items():
+        if value is None:
+            continue
+        if name == "rate" and 0 < value < LEAST_RATE:
+            raise InvalidLimits(f"rate must be at least {LEAST_RATE:g} a second")
+        if not value > 0:
+            raise InvalidLimits(f"{name} must be more than 0; to stop publishing, pause it")
+        if value > MOST[name]:
+            raise InvalidLimits(f"{name} must be at most {MOST[name]:,}; leave it out for no limit")
+
+
 async def set_limits(
     ledger: Ledger,
     operation_id: str,
@@ -42,7 +63,8 @@ async def set_limits(
     kind: str | None = None,
 ) -> BulkOperation:
     """Change `rate` (jobs a second) or `max_open`, or take it away with None; also while it runs.
-    Raises UnknownBulkOperation, BulkConflict when it is over."""
+    Raises InvalidLimits, UnknownBulkOperation, BulkConflict when it is over."""
+    check_limits(changes)
     found = await require_bulk(ledger, operation_id, kind)
     if found.state in ENDED:
         raise BulkConflict(f"{operation_id} is {found.state}: it is over")

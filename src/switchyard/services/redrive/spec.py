@@ -139,9 +139,10 @@ async def start_redrive(
 ) -> BulkOperation:
     """Record a redrive; a scheduler runs it, or whoever calls `BulkRunner.run_one`.
 
-    Raises InvalidRedrive, UnknownGroup, RedriveConflict, LedgerUnavailable.
+    Raises InvalidRedrive, InvalidLimits, UnknownGroup, RedriveConflict, LedgerUnavailable.
     """
     spec.check()
+    bulk_control.check_limits({"rate": rate})
     await require_group(ledger, spec.which)
     async with ledger.holding_lease(_START):
         await refuse_overlap(ledger, spec)
