@@ -1,0 +1,74 @@
+"""Backfills and redrives over HTTP: one implementation, and each kind sees its own only."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.settings import Settings
+from tests.support.api_server import serving
+
+KINDS = {"backfill": "/backfills", "redrive": "/admin/dead/redrives"}
+
+
+@asynccontextmanager
+async def two_of_each(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """The API without a broker, and two operations of each kind in its ledger."""
+    settings = Settings(data_dir=tmp_path, amqp_url=None, _env_file=None)
+    await upgrade(settings.ledger_url)
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        for kind in KINDS:
+            for number in "ab":
+                await ledger.create_bulk(
+                    f"{kind}-{number * 10}",
+                    kind=kind,
+                    title="all",
+                    spec={"filter": {"job_type": number}, "change": {}},
+                    created_by="test",
+                    rate=5,
+                )
+        async with serving(settings) as api:
+            yield api.client
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_operation_is_listed_paused_limited_and_resumed(kind: str, tmp_path: Path) -> None:
+    path, one = KINDS[kind], f"{kind}-{'a' * 10}"
+    async with two_of_each(tmp_path) as client:
+        page = (await client.get(path, params={"limit": 1})).json()
+        assert [each["id"] for each in page[f"{kind}s"]] == [f"{kind}-{'b' * 10}"]
+        page = (await client.get(path, params={"cursor": page["next_cursor"]})).json()
+        assert [each["id"] for each in page[f"{kind}s"]] == [one]
+        paused = await client.post(f"{path}/{one}/pause")
+        assert (paused.status_code, paused.json()["state"]) == (200, "paused")
+        listed = (await client.get(path, params={"state": "paused"})).json()[f"{kind}s"]
+        assert [each["id"] for each in listed] == [one]
+        limited = await client.patch(f"{path}/{one}", json={"rate": 7})
+        assert (limited.json()["rate"], limited.json()["state"]) == (7, "paused")
+        resumed = await client.post(f"{path}/{one}/resume")
+        assert resumed.json()["state"] == "waiting"
+        cancelled = await client.post(f"{path}/{one}/cancel")
+        assert cancelled.json()["state"] == "cancelled"
+        refused = await client.post(f"{path}/{one}/resume")
+        assert (refused.status_code, refused.json()["type"].rpartition("/")[2]) == (
+            409,
+            "wrong-state",
+        )
+
+
+async def test_an_operation_of_another_kind_is_unknown(tmp_path: Path) -> None:
+    async with two_of_each(tmp_path) as client:
+        other = f"/backfills/redrive-{'a' * 10}"
+        for answer in (
+            await client.get(other),
+            await client.post(f"{other}/pause"),
+            await client.post(f"{other}/resume"),
+            await client.patch(other, json={"rate": 1}),
+        ):
+            assert answer.status_code == 404
+        assert (await client.get(f"/admin/dead/redrives/redrive-{'a' * 10}")).json()[
+            "state"
+        ] == "waiting"
