@@ -16,7 +16,7 @@ from switchyard.api.client import (
     Invalid,
     NotAnApi,
     Unavailable,
-    calls,
+    service_calls,
 )
 from switchyard.api.client.common import DEFAULT_URL
 from switchyard.api.client.errors import error_of
@@ -124,7 +124,7 @@ def test_the_password_of_an_address_is_not_shown() -> None:
         assert repr(client) == "Client('http://api.example')"
         answer = httpx.Response(200, text="hello", request=httpx.Request("GET", client.base_url))
         with pytest.raises(NotAnApi) as caught:
-            client._result(calls.live.call(), answer)
+            client._result(service_calls.live.call(), answer)
     assert "secret" not in str(caught.value)
     with pytest.raises(ValueError, match="is not the address") as refused:
         Client("ftp://somebody:secret@api.example")

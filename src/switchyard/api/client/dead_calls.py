@@ -1,4 +1,4 @@
-"""Operations on dead letters as values: groups, and redrives with a record."""
+"""Operations on dead letters as values: letters, groups, and redrives with a record."""
 
 from __future__ import annotations
 
@@ -9,6 +9,37 @@ from switchyard.api.client.call import Call, act, get, given, in_path, operation
 from switchyard.api.models import dead as dead_models
 
 _REDRIVES = "/admin/dead/redrives"
+
+
+@operation("admin-list_dead")
+def dead_page(
+    *,
+    state: str | None = None,
+    reason: str | None = None,
+    job_type: str | None = None,
+    lane: str | None = None,
+    error_type: str | None = None,
+    limit: int | None = None,
+    cursor: str | None = None,
+) -> Call[dead_models.DeadLetterPage]:
+    """A page of the dead letters, the latest first."""
+    return get(
+        "/admin/dead",
+        dead_models.DeadLetterPage,
+        state=state,
+        reason=reason,
+        job_type=job_type,
+        lane=lane,
+        error_type=error_type,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@operation("admin-show_dead")
+def dead_letter(letter_id: str) -> Call[dead_models.DeadLetterDetails]:
+    """A dead letter with its headers and body."""
+    return get(f"/admin/dead/{in_path(letter_id)}", dead_models.DeadLetterDetails)
 
 
 @operation("admin-dead_groups")

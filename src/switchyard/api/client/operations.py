@@ -1,4 +1,8 @@
-"""The operations as methods: each is named once here, and is a method of both clients."""
+"""The operations as methods: each is named once here, and is a method of both clients.
+
+What one sends and how its answer is read stands in a module for each subject (`job_calls`,
+`dead_calls`, …): a function there describes one operation, whose id in `/openapi.json` it names.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequ
 from functools import wraps
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from switchyard.api.client import backfill_calls, calls, dead_calls
+from switchyard.api.client import (
+    backfill_calls,
+    dead_calls,
+    document_calls,
+    job_calls,
+    service_calls,
+)
 from switchyard.api.client.call import AsyncSender, Operation, Sender
 
 P = ParamSpec("P")
@@ -95,21 +105,21 @@ class Listing(Generic[P, PageT, Item]):
 class Operations:
     """What both clients can do; `await` it in AsyncClient. docs/client.md has examples."""
 
-    publish = Method(calls.publish)
-    jobs_page = Method(calls.jobs_page)
-    jobs = Listing(calls.jobs_page, lambda page: page.jobs)
-    job = Method(calls.job)
-    job_status = Method(calls.job_status)
-    cancel = Method(calls.cancel)
+    publish = Method(job_calls.publish)
+    jobs_page = Method(job_calls.jobs_page)
+    jobs = Listing(job_calls.jobs_page, lambda page: page.jobs)
+    job = Method(job_calls.job)
+    job_status = Method(job_calls.job_status)
+    cancel = Method(job_calls.cancel)
 
-    upload = Method(calls.upload)
-    documents_page = Method(calls.documents_page)
-    documents = Listing(calls.documents_page, lambda page: page.documents)
-    document = Method(calls.document)
-    document_result = Method(calls.document_result)
-    extract_text = Method(calls.extract_text)
-    extracted_text = Method(calls.extracted_text)
-    search = Method(calls.search)
+    upload = Method(document_calls.upload)
+    documents_page = Method(document_calls.documents_page)
+    documents = Listing(document_calls.documents_page, lambda page: page.documents)
+    document = Method(document_calls.document)
+    document_result = Method(document_calls.document_result)
+    extract_text = Method(document_calls.extract_text)
+    extracted_text = Method(document_calls.extracted_text)
+    search = Method(document_calls.search)
 
     start_backfill = Method(backfill_calls.start_backfill)
     preview_backfill = Method(backfill_calls.preview_backfill)
@@ -122,21 +132,21 @@ class Operations:
     resume_backfill = Method(backfill_calls.resume_backfill)
     cancel_backfill = Method(backfill_calls.cancel_backfill)
 
-    backpressure = Method(calls.backpressure)
-    schemas = Method(calls.schemas)
-    schema = Method(calls.schema)
-    asyncapi = Method(calls.asyncapi)
-    problems = Method(calls.problems)
-    problem = Method(calls.problem)
-    live = Method(calls.live)
-    ready = Method(calls.ready)
-    health = Method(calls.health_of_all)
+    backpressure = Method(service_calls.backpressure)
+    schemas = Method(service_calls.schemas)
+    schema = Method(service_calls.schema)
+    asyncapi = Method(service_calls.asyncapi)
+    problems = Method(service_calls.problems)
+    problem = Method(service_calls.problem)
+    live = Method(service_calls.live)
+    ready = Method(service_calls.ready)
+    health = Method(service_calls.health_of_all)
 
-    lanes = Method(calls.lanes)
-    workers = Method(calls.workers)
-    dead_page = Method(calls.dead_page)
-    dead = Listing(calls.dead_page, lambda page: page.dead_letters)
-    dead_letter = Method(calls.dead_letter)
+    lanes = Method(service_calls.lanes)
+    workers = Method(service_calls.workers)
+    dead_page = Method(dead_calls.dead_page)
+    dead = Listing(dead_calls.dead_page, lambda page: page.dead_letters)
+    dead_letter = Method(dead_calls.dead_letter)
     dead_groups = Method(dead_calls.dead_groups)
     start_redrive = Method(dead_calls.start_redrive)
     plan_redrive = Method(dead_calls.plan_redrive)

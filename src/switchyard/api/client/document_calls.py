@@ -1,0 +1,131 @@
+"""Operations on documents as values: sent, followed, read, searched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel
+
+from switchyard.api.client.call import (
+    UPLOAD_PATIENCE,
+    Call,
+    Upload,
+    get,
+    get_json,
+    given,
+    in_path,
+    operation,
+)
+from switchyard.api.models import documents as document_models
+
+M = TypeVar("M", bound=BaseModel)
+
+Mode = Literal["hybrid", "vector", "keyword"]
+
+
+@operation("documents-send_document")
+def upload(
+    file: Upload,
+    *,
+    source: str | None = None,
+    title: str | None = None,
+    lane: Literal["hot", "backfill"] | None = None,
+    filename: str | None = None,
+) -> Call[document_models.DocumentView]:
+    """Send a document. It is read as it is sent."""
+    return _upload("/documents", document_models.DocumentView, file, source, title, lane, filename)
+
+
+@operation("documents-list_documents")
+def documents_page(
+    *,
+    state: str | None = None,
+    source: str | None = None,
+    limit: int | None = None,
+    cursor: str | None = None,
+) -> Call[document_models.DocumentList]:
+    """A page of the documents, newest first."""
+    return get(
+        "/documents",
+        document_models.DocumentList,
+        state=state,
+        source=source,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@operation("documents-document_status")
+def document(document_id: str) -> Call[document_models.DocumentView]:
+    """How far a document is."""
+    return get(f"/documents/{in_path(document_id)}", document_models.DocumentView)
+
+
+@operation("documents-document_result")
+def document_result(document_id: str, *, with_text: bool = False) -> Call[dict[str, Any]]:
+    """What was made of a document; with its text, page by page, where that is wanted."""
+    include = "text" if with_text else None
+    return get_json(f"/documents/{in_path(document_id)}/result", include=include)
+
+
+@operation("extraction-order_text")
+def extract_text(
+    file: Upload,
+    *,
+    title: str | None = None,
+    lane: Literal["hot", "backfill"] | None = None,
+    filename: str | None = None,
+) -> Call[document_models.ExtractionView]:
+    """Have a file's text extracted; the file is not kept as a document."""
+    view = document_models.ExtractionView
+    return _upload("/extract/text", view, file, None, title, lane, filename)
+
+
+@operation("extraction-extracted_text")
+def extracted_text(job_id: str) -> Call[dict[str, Any]]:
+    """That text, page by page; Conflict as long as it is not there."""
+    return get_json(f"/extract/text/{in_path(job_id)}")
+
+
+@operation("search-search")
+def search(
+    query: str,
+    *,
+    mode: Mode | None = None,
+    limit: int | None = None,
+    per_document: int | None = None,
+    document_ids: Sequence[str] | None = None,
+    source: str | None = None,
+) -> Call[document_models.SearchAnswer]:
+    """Places in documents that answer a query, best first."""
+    filters = given({"document_ids": document_ids and list(document_ids), "source": source})
+    body = {
+        "query": query,
+        "mode": mode,
+        "limit": limit,
+        "per_document": per_document,
+        "filters": filters or None,
+    }
+    read = document_models.SearchAnswer.model_validate_json
+    return Call("POST", "/search", read, json=given(body), repeatable=True)
+
+
+def _upload(
+    path: str,
+    answer: type[M],
+    file: Upload,
+    source: str | None,
+    title: str | None,
+    lane: str | None,
+    filename: str | None,
+) -> Call[M]:
+    return Call(
+        "POST",
+        path,
+        answer.model_validate_json,
+        form=given({"source": source, "title": title, "lane": lane}),
+        file=file,
+        filename=filename,
+        patience=UPLOAD_PATIENCE,
+    )

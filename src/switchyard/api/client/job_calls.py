@@ -1,0 +1,100 @@
+"""Operations on jobs as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from switchyard.api.client.call import (
+    Call,
+    get,
+    given,
+    in_path,
+    operation,
+)
+from switchyard.api.models import jobs as models
+
+
+@operation("jobs-publish")
+def publish(
+    routing_key: str,
+    payload: Mapping[str, Any] | None = None,
+    *,
+    priority: int | None = None,
+    max_attempts: int | None = None,
+    delay: float | None = None,
+    run_at: datetime | None = None,
+    expires_at: datetime | None = None,
+    source: str | None = None,
+    idempotency_key: str | None = None,
+    traceparent: str | None = None,
+) -> Call[models.AcceptedJob]:
+    """Publish a job. With an `idempotency_key`, again is the same job, and it may be retried."""
+    body = {
+        "routing_key": routing_key,
+        "payload": dict(payload or {}),
+        "priority": priority,
+        "max_attempts": max_attempts,
+        "delay": delay,
+        "run_at": run_at.isoformat() if run_at else None,
+        "expires_at": expires_at.isoformat() if expires_at else None,
+        "source": source,
+    }
+    headers = {"Idempotency-Key": idempotency_key, "Traceparent": traceparent}
+    return Call(
+        "POST",
+        "/jobs",
+        models.AcceptedJob.model_validate_json,
+        json=given(body),
+        headers=given(headers),
+        repeatable=idempotency_key is not None,
+    )
+
+
+@operation("jobs-list_jobs")
+def jobs_page(
+    *,
+    state: str | None = None,
+    lane: str | None = None,
+    job_type: str | None = None,
+    worker: str | None = None,
+    source: str | None = None,
+    parent_id: str | None = None,
+    since: datetime | None = None,
+    limit: int | None = None,
+    cursor: str | None = None,
+) -> Call[models.JobPage]:
+    """A page of the jobs, newest first."""
+    return get(
+        "/jobs",
+        models.JobPage,
+        state=state,
+        lane=lane,
+        job_type=job_type,
+        worker=worker,
+        source=source,
+        parent_id=parent_id,
+        since=since.isoformat() if since else None,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@operation("jobs-show")
+def job(job_id: str) -> Call[models.JobDetails]:
+    """A job with its payload, its result and its timeline."""
+    return get(f"/jobs/{in_path(job_id)}", models.JobDetails)
+
+
+@operation("jobs-show_status")
+def job_status(job_id: str) -> Call[models.JobStatus]:
+    """How things stand with a job."""
+    return get(f"/jobs/{in_path(job_id)}/status", models.JobStatus)
+
+
+@operation("jobs-cancel")
+def cancel(job_id: str) -> Call[models.CancelledJob]:
+    """Call a job off; `stopping` says that it runs and its worker has been told."""
+    read = models.CancelledJob.model_validate_json
+    return Call("DELETE", f"/jobs/{in_path(job_id)}", read)

@@ -1,0 +1,86 @@
+"""Operations on the service itself as values: its lanes and workers, contract, health."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from switchyard.api.client.call import (
+    Call,
+    get,
+    get_json,
+    in_path,
+    operation,
+)
+from switchyard.api.models import lanes as lane_models
+from switchyard.api.models import service
+
+
+@operation("lanes-backpressure")
+def backpressure() -> Call[lane_models.PressureView]:
+    """How full each lane is."""
+    return get("/backpressure", lane_models.PressureView)
+
+
+@operation("contract-list_schemas")
+def schemas() -> Call[service.JobTypes]:
+    """The job types, with the JSON Schemas of their payloads."""
+    return get("/schemas", service.JobTypes)
+
+
+@operation("contract-show_schema")
+def schema(job_type: str) -> Call[dict[str, Any]]:
+    """The JSON Schema of one job type's payload."""
+    return get_json(f"/schemas/{in_path(job_type)}")
+
+
+@operation("contract-show_asyncapi")
+def asyncapi() -> Call[dict[str, Any]]:
+    """The AsyncAPI document of the exchange."""
+    return get_json("/asyncapi.json")
+
+
+@operation("contract-list_problems")
+def problems() -> Call[service.ProblemKinds]:
+    """The kinds of problems that the service answers with."""
+    return get("/problems", service.ProblemKinds)
+
+
+@operation("contract-show_problem")
+def problem(name: str) -> Call[service.ProblemKind]:
+    """One of them."""
+    return get(f"/problems/{in_path(name)}", service.ProblemKind)
+
+
+@operation("health-live")
+def live() -> Call[service.Liveness]:
+    """Whether the service's process answers."""
+    return get("/health/live", service.Liveness)
+
+
+@operation("health-ready")
+def ready() -> Call[service.Readiness]:
+    """What the service stands on; one that is away is in the answer, and no error."""
+    return _health("/health/ready")
+
+
+@operation("health-health")
+def health_of_all() -> Call[service.Readiness]:
+    """The same as `ready`."""
+    return _health("/health")
+
+
+@operation("admin-lanes")
+def lanes() -> Call[lane_models.LaneList]:
+    """Each lane's queues, and its jobs by state."""
+    return get("/admin/lanes", lane_models.LaneList)
+
+
+@operation("admin-workers")
+def workers() -> Call[lane_models.WorkerList]:
+    """The workers, those that started last first."""
+    return get("/admin/workers", lane_models.WorkerList)
+
+
+def _health(path: str) -> Call[service.Readiness]:
+    read = service.Readiness.model_validate_json
+    return Call("GET", path, read, also=frozenset({503}), repeatable=True)
