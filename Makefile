@@ -81,6 +81,10 @@ format: venv ## Format the code, and fix what can be fixed by itself
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
+.PHONY: train-citations
+train-citations: venv ## Make the model that cuts references, and measure it (ARGS=--help)
+	@$(BIN)/python -m benchmarks.citations $(ARGS)
+
 .PHONY: bench
 bench: venv test-deps ## Compare with Celery and others (ARGS="publish --rounds 5"; ARGS=--help lists all)
 	@# An environment of its own: Celery pins what we use in a newer version.

@@ -1,0 +1,1 @@
+"""References of papers, cut into fields by the model that comes along."""

@@ -1,0 +1,106 @@
+"""A reference's tokens: words, numbers, single signs, and each identifier or address as one."""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from typing import NamedTuple
+
+# Longer texts are not one reference: one with a hundred authors has about 2,000 characters.
+MAX_REFERENCE_CHARS = 5_000
+
+
+class Token(NamedTuple):
+    """A stretch of the text; `kind` is "word", "number", "sign", or what identifier it is."""
+
+    text: str
+    kind: str
+    start: int
+    end: int
+
+
+# Each is linear: no two neighbouring repeats can match the same character.
+_IDENTIFIERS = {
+    "doi": re.compile(
+        r"(?:https?://)?(?:dx\.)?(?:doi\.org/)?\b(10\.\d{4,9}/[^\s\"<>{}|\\^`]+)", re.IGNORECASE
+    ),
+    "arxiv": re.compile(
+        r"(?:https?://)?(?:arxiv\.org/(?:abs|pdf)/|arxiv\s?:\s?(?:abs/)?)(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7})",
+        re.IGNORECASE,
+    ),
+    "url": re.compile(r"(?:https?://|ftp://|www\.)[^\s\"<>{}|\\^`]+", re.IGNORECASE),
+    "isbn": re.compile(
+        r"\bISBN(?:-1[03])?:?\s?((?:97[89][- ]?)?\d(?:[- ]?\d){8}[- ]?[\dXx])\b", re.IGNORECASE
+    ),
+}
+_WORD = re.compile(r"(\d+)|([^\W\d_]+(?:['’][^\W\d_]+)*)|(\S)")
+_TRAILING = ".,;:!?'’”\"»"
+_JOINED = re.compile(r"(?<=[^\W\d_])[-\u00ad\u00ac]\s*\n\s*(?=[a-zà-ÿ])")
+_JOINED_SOFT = re.compile(r"[\u00ad\u00ac]\s*")
+_BROKEN_ADDRESS = re.compile(r"(?<=[/\-_.=])[ \t]*\n[ \t]*(?=[\w/?=&%-])")
+_SPACE = re.compile(r"\s+")
+
+
+def cleaned(text: str) -> str:
+    """A reference as one line: ligatures undone, words whole that a line's end had cut."""
+    text = unicodedata.normalize("NFC", text[:MAX_REFERENCE_CHARS])
+    text = text.translate(_LIGATURES)
+    text = _JOINED.sub("", text)
+    text = _JOINED_SOFT.sub("", text)
+    if "http" in text or "doi" in text.lower():
+        text = _BROKEN_ADDRESS.sub("", text)
+    return _SPACE.sub(" ", text).strip()
+
+
+_LIGATURES = {
+    ord(sign): unicodedata.normalize("NFKC", sign) for sign in "ﬀﬁﬂﬃﬄﬅﬆ\u2007\u202f\u00a0"
+} | {ord(sign): None for sign in "\u200b\u200c\u200d\u2060\ufeff\x00"}
+
+
+def tokens_of(text: str) -> list[Token]:
+    """The tokens of a cleaned text, in their order."""
+    return list(_tokens(text))
+
+
+def _tokens(text: str) -> Iterator[Token]:
+    start = 0
+    for kind, begin, end in _identifiers(text):
+        yield from _plain(text, start, begin)
+        yield Token(text[begin:end], kind, begin, end)
+        start = end
+    yield from _plain(text, start, len(text))
+
+
+def _plain(text: str, start: int, end: int) -> Iterator[Token]:
+    for match in _WORD.finditer(text, start, end):
+        kind = ("number", "word", "sign")[(match.lastindex or 1) - 1]
+        yield Token(match.group(), kind, match.start(), match.end())
+
+
+def _identifiers(text: str) -> list[tuple[str, int, int]]:
+    """Where identifiers stand; the table's first wins where two meet (a DOI's address is a URL)."""
+    taken: list[tuple[str, int, int]] = []
+    for kind, pattern in _IDENTIFIERS.items():
+        for match in pattern.finditer(text):
+            begin, end = match.start(), match.end()
+            while end > begin and (text[end - 1] in _TRAILING or _unopened(text, begin, end)):
+                end -= 1
+            if end > begin and all(end <= other[1] or begin >= other[2] for other in taken):
+                taken.append((kind, begin, end))
+    return sorted(taken, key=lambda place: place[1])
+
+
+def _unopened(text: str, begin: int, end: int) -> bool:
+    """Whether the stretch ends with a bracket that it does not open."""
+    pairs = {")": "(", "]": "[", ">": "<"}
+    last = text[end - 1]
+    return last in pairs and text.count(pairs[last], begin, end) < text.count(last, begin, end)
+
+
+def identifier(token: Token) -> str:
+    """What an identifier's token names: the DOI without its address, the ISBN's digits alone."""
+    match = _IDENTIFIERS[token.kind].match(token.text)
+    if token.kind == "url" or match is None:
+        return token.text
+    if token.kind == "isbn":
+        return re.sub(r"[- ]", "", match.group(1)).upper()
+    return match.group(1).lower() if token.kind == "doi" else match.group(1)

@@ -1,0 +1,116 @@
+"""Lists of references as they stand in papers, cut into single ones and tied to the text."""
+
+import pytest
+
+from switchyard.services.citations.reference import Person, Reference
+from switchyard.services.citations.sections import citations_in, split
+
+_NUMBERED = """[1] K. He, X. Zhang, S. Ren, and J. Sun. Deep residual learning. In
+CVPR, pages 770–778, 2016.
+[2] A. Vaswani et al. Attention is all you need. In Advances in Neural
+Information Processing Systems, 2017."""
+
+
+def texts(*pages: str) -> list[str]:
+    return [reference.text.split(".")[0] for reference in split(pages).references]
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        *["References", "REFERENCES", "7. References", "VI. REFERENCES", "## References"],
+        *["Bibliography:", "Literaturverzeichnis", "Références bibliographiques", "Referencias"],
+        *["Works Cited", "参考文献"],
+    ],
+)
+def test_a_list_is_found_by_its_heading(heading):
+    found = split([f"Some text of 2001.\n{heading}\n{_NUMBERED}"])
+    assert [reference.label for reference in found.references] == ["1", "2"]
+    assert found.references[0].text.endswith("CVPR, pages 770–778, 2016.")
+    assert "He" not in found.body[0]
+
+
+def test_numbers_without_brackets_are_followed_in_their_order():
+    # "12." begins a line inside of the first: a volume, not the twelfth reference.
+    text = (
+        "References\n1. Smith J. A first title. Nature. 2001;\n12. 33-40.\n"
+        "2. Doe A. A second title. Science. 2002;5:1-2.\n3. Roe B. A third. Cell. 2003;1:1."
+    )
+    assert [reference.label for reference in split([text]).references] == ["1", "2", "3"]
+    assert "12. 33-40" in split([text]).references[0].text
+
+
+def test_references_without_numbers_begin_with_their_authors():
+    text = """References
+Bishop, C. M. (2006). Pattern recognition and machine learning. New York:
+Springer.
+Dempster, A. P., Laird, N. M., & Rubin, D. B. (1977). Maximum-likelihood from
+incomplete data via the EM algorithm. Journal of the Royal Statistical Society,
+39, 1-38.
+van der Pol, B. (1927). Frequency demultiplication. Nature, 120, 363-364."""
+    assert texts(text) == ["Bishop, C", "Dempster, A", "van der Pol, B"]
+
+
+def test_a_list_goes_on_over_pages_and_ends_where_the_appendix_begins():
+    pages = [
+        "Text.\nReferences\n[1] A. One. First. Nature, 1999.",
+        "[2] B. Two. Second,\nScience, 2000.\nAppendix A. Proofs\n[3] is not a reference of 2001.",
+    ]
+    found = split(pages)
+    assert [(reference.label, reference.page) for reference in found.references] == [
+        ("1", 1), ("2", 2),
+    ]  # fmt: skip
+    assert "not a reference" in found.body[1]
+
+
+def test_each_chapter_may_have_its_own_list():
+    chapter = f"A chapter's text.\nReferences\n{_NUMBERED}\n"
+    found = split([f"Chapter 1\n{chapter}Chapter 2\n{chapter}"])
+    assert [reference.label for reference in found.references] == ["1", "2", "1", "2"]
+
+
+def test_a_numbered_list_without_a_heading_is_found_at_the_end():
+    pages = ["As [1] and [2] say.", f"{_NUMBERED}\n[3] J. Dean. MapReduce. 2004."]
+    assert len(split(pages).references) == 3
+
+
+@pytest.mark.parametrize(
+    "pages", [[], [""], ["No list here. References are rare."], ["References\nNone."]]
+)
+def test_a_paper_without_a_list_has_no_references(pages):
+    assert split(pages).references == []
+
+
+def test_markers_are_tied_to_what_they_cite_with_the_sentence_around_them():
+    pages = [
+        "Deep networks [1] win. Many say so [1, 3–4]. He was not there [99]. Nothing [x].",
+        "Kuhn (1962) disagrees. It is known (see Roe et al., 1999; Kuhn, 1962, p. 4).",
+        "References\n[1] A. Roe. One. 1999.\n[3] T. Kuhn. Two. 1962.\n[4] E. Fox. Three. 2001.",
+    ]
+    found = split(pages)
+    parsed = [
+        Reference("", authors=(Person("Roe", "A."),), year=1999),
+        Reference("", authors=(Person("Kuhn", "T."),), year=1962),
+        Reference("", authors=(Person("Fox", "E."),), year=2001),
+    ]
+    cited = citations_in(found.body, found.references, parsed)
+    assert [(one.marker, one.references, one.page) for one in cited] == [
+        ("[1]", (0,), 1),
+        ("[1, 3–4]", (0, 1, 2), 1),
+        ("Kuhn (1962)", (1,), 2),
+        ("(see Roe et al., 1999; Kuhn, 1962, p. 4)", (0, 1), 2),
+    ]
+    assert cited[0].sentence == "Deep networks [1] win."
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["[1] ", "[1]\n", "(", "(Smith, 1999", "References\n", "1. A\n", "A. ", "[1,", "Smith (1999) ",
+     "Smith, J. (1999). A.\n", "Aa Aa Aa ", "-", "###### "],
+)  # fmt: skip
+@pytest.mark.timeout(20)  # quadratic work on these 400 KB takes minutes
+def test_hostile_pages_cost_no_more_than_their_length(piece):
+    pages = [piece * (400_000 // len(piece)), "References\n" + piece * 1000]
+    found = split(pages)
+    citations_in(found.body, found.references, [])
+    assert len(found.references) <= 5_000

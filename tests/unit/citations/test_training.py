@@ -1,0 +1,81 @@
+"""The model is made from nothing, and measured on what it has never seen."""
+
+import random
+
+import pytest
+
+from benchmarks.citations.__main__ import train
+from benchmarks.citations.evaluation import evaluated, truth
+from benchmarks.citations.faults import with_faults
+from benchmarks.citations.labelling import labelled
+from benchmarks.citations.works import Works, listed
+from benchmarks.citations.writing import Writer, styles
+from switchyard.services.citations.parsing import OfflineParser
+from switchyard.services.citations.tokens import cleaned
+
+
+def test_there_are_forty_styles_to_learn_from_and_others_held_back():
+    learned, held = styles()
+    assert len(learned) >= 40
+    assert len(held) >= 10
+    assert not {style.title for style in learned} & {style.title for style in held}
+
+
+def test_works_to_measure_with_name_other_journals_than_those_to_learn_from():
+    def named(*, held_out: bool) -> set[str]:
+        works = Works(1, held_out=held_out)
+        made = (works.next() for _ in range(400))
+        return {work.fields["publisher"] for work in made if work.kind in ("book", "chapter")}
+
+    common = named(held_out=False) & named(held_out=True)
+    assert not common & set(listed("publishers"))  # others are made up anew for each work
+
+
+def test_the_same_seed_makes_the_same_references():
+    def written() -> list[str]:
+        rng = random.Random(5)
+        works, writer = Works(5), Writer(rng, vary=True)
+        return [with_faults(writer.write(works.next(), styles()[0][0]), rng)[0] for _ in range(20)]
+
+    assert written() == written()
+
+
+def test_each_token_has_the_label_of_its_letters_through_all_faults():
+    rng = random.Random(9)
+    works, writer = Works(9), Writer(rng, vary=True)
+    for number in range(300):
+        style = styles()[0][number % len(styles()[0])]
+        work = works.next()
+        text, labels = with_faults(writer.write(work, style), rng, share=1)
+        tokens, of_tokens = labelled(text, labels)
+        years = [t.text for t, label in zip(tokens, of_tokens, strict=True) if label == "year"]
+        assert not years or years[0][:4] in work.fields["year"]
+        assert len(labels) == len(text)
+        assert all(cleaned(text)[token.start : token.end] == token.text for token in tokens)
+
+
+def test_the_truth_of_a_made_up_reference_is_its_fields():
+    text = "Smith, J. (2001). A title. Nature, 12, 3-4."
+    spans = [("Smith", "family"), (", ", "asep"), ("J.", "given"), (" (", "o"), ("2001", "year"),
+             ("). ", "o"), ("A title", "title"), (". ", "o"), ("Nature", "container"), (", ", "o"),
+             ("12", "volume"), (", ", "o"), ("3-4", "pages"), (".", "o")]  # fmt: skip
+    assert "".join(piece for piece, _ in spans) == text
+    found = truth(text, [label for piece, label in spans for _ in piece])
+    assert (found.title, found.container, found.pages) == ("A title", "Nature", "3–4")
+    assert str(found.authors[0]) == "Smith, J."
+
+
+def test_the_model_of_the_package_cuts_styles_that_it_has_never_seen():
+    report = evaluated(OfflineParser(), per_style=15, seed=11)
+    assert report.total.f1 > 0.93
+    for style, score in report.by_style.items():
+        assert score.f1 > 0.80, style
+    assert report.by_field["title"].f1 > 0.9
+    assert report.by_field["authors"].f1 > 0.85
+
+
+@pytest.mark.timeout(120)
+def test_a_model_is_made_from_nothing(tmp_path):
+    path = tmp_path / "small.crfsuite"
+    train(path, count=400, iterations=25)
+    assert evaluated(OfflineParser(path), per_style=4).total.f1 > 0.6
