@@ -6,7 +6,8 @@ from datetime import timedelta
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import now
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.monitoring.ledger_checks import ledger_checks
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.monitoring.checks.workers import lacking
 from switchyard.services.records import UNKNOWN_TYPE, Lacking, State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -51,9 +52,10 @@ async def test_a_type_that_nobody_knows_is_told_and_ends_with_its_lanes_age(
         assert (record.error_type, record.worker_id) == (UNKNOWN_TYPE, worker.worker_id)
         assert "does not know the job type 'noop'" in (record.error_message or "")
         assert "JOBS_MODULES" in (record.error_message or "")
-        checks = {check.name: check async for check in ledger_checks(system.settings)}
-        assert checks["job types"].status == "wrong"
-        assert f"{worker.worker_id} does not know noop (1 jobs" in checks["job types"].detail
+        examined = Examined(system.settings, system.registry, ledger=system.ledger)
+        (check,) = await lacking(examined)
+        assert check.status == "wrong"
+        assert f"{worker.worker_id} does not know noop (1 jobs" in check.detail
         letter = await system.wait_for_letter(job_id)
         assert letter.certificate.reason is Reason.EXPIRED
         assert "does not know the job type 'noop'" in (letter.certificate.message or "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
@@ -93,6 +94,15 @@ class ManagementClient:
         """The broker's version, such as `4.3.6`."""
         overview = await self.get("/overview")
         return str(overview["rabbitmq_version"])
+
+    async def time(self) -> float:
+        """The broker's own time, to the second; seconds since the epoch."""
+        response = await self._request("GET", "/whoami")
+        self._check(response)
+        try:
+            return parsedate_to_datetime(response.headers["date"]).timestamp()
+        except (KeyError, ValueError) as error:
+            raise ManagementError(f"{self._base} does not tell its time") from error
 
     async def exchanges(self) -> tuple[Exchange, ...]:
         return tuple(exchange_from(item) for item in await self.get(self._path("exchanges")))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from switchyard.cli.base.common import (
     IncludeOption,
-    load_registry,
     load_settings,
     quiet_logs,
     require_broker,
@@ -23,17 +22,17 @@ MARKS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "wrong": "[red]✗[/]
 
 
 def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
-    """Check broker, topology, ledger and workers one by one. Exit code 1: something is wrong."""
+    """Check broker, lanes, ledger, workers and this host one by one. Exit code 1: something is
+    wrong."""
     from switchyard.services.monitoring.doctor import diagnose
 
     quiet_logs("error")
     settings = load_settings()
     require_broker(settings)
-    registry = load_registry(settings, include)
     found: list[Check] = []
 
     async def check() -> None:
-        async for each in diagnose(settings, registry):
+        async for each in diagnose(settings, include or ()):
             found.append(each)
             if not as_json:
                 _print(each)
@@ -45,7 +44,11 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     if wrong:
         names = ", ".join(each.name for each in wrong)
         raise CommandFailed(f"{len(wrong)} of {len(found)} checks failed: {names}")
-    if not as_json:
+    if as_json:
+        return
+    if odd := [each.name for each in found if each.status == "warning"]:
+        echo(f"Nothing is wrong; worth a look: {', '.join(odd)}.")
+    else:
         echo("Everything is as it must be.")
 
 

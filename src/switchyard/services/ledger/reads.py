@@ -30,6 +30,7 @@ from switchyard.services.ledger.sql.paging import fetch_page
 from switchyard.services.ledger.sql.tables import attempts, jobs, workers
 from switchyard.services.records.requests import JobFilter
 from switchyard.services.records.results import (
+    TIMED_OUT,
     AttemptRecord,
     JobRecord,
     JobSummary,
@@ -94,6 +95,23 @@ class JobReads(LedgerBase):
             return found
 
         return await self._database.read(work)
+
+    async def timed_out(self, since: float) -> dict[str, int]:
+        """Jobs, by type, that ran into their time limit since then and wait for another attempt or
+        are dead."""
+        query = (
+            select(jobs.c.job_type, func.count())
+            .where(
+                jobs.c.state.in_([State.RETRYING, State.DEAD]),
+                jobs.c.error_type == TIMED_OUT,
+                jobs.c.updated_at >= since,
+            )
+            .group_by(jobs.c.job_type)
+            .order_by(func.count().desc())
+        )
+        return await self._database.read(
+            lambda connection: {row[0]: row[1] for row in connection.execute(query)}
+        )
 
     async def pipeline(self, pipeline_id: str, *, limit: int = 1_000) -> list[JobSummary]:
         """The jobs of one run of a pipeline, oldest first, its first job included."""

@@ -1,12 +1,55 @@
-"""One question about the system, answered."""
+"""One question about the system, answered; and every answer that is not "well"."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 Status = Literal["ok", "warning", "wrong"]
 """`warning`: look at it some time."""
+
+
+class Finding(StrEnum):
+    """What the doctor can find. docs/doctor.md has a line for each: its cause, and the remedy."""
+
+    MODULE_MISSING = "module-missing"
+    BROKER_AWAY = "broker-away"
+    BROKER_REFUSES = "broker-refuses"
+    BROKER_TOO_OLD = "broker-too-old"
+    PROFILE_WRONG = "profile-wrong"
+    MANAGEMENT_AWAY = "management-away"
+    TOPOLOGY_MISSING = "topology-missing"
+    TOPOLOGY_OTHER = "topology-other"
+    POLICY_OVERRIDDEN = "policy-overridden"
+    TYPES_UNKNOWN = "types-unknown"
+    LEFTOVER = "leftover"
+    ALARM_MEMORY = "alarm-memory"
+    ALARM_DISK = "alarm-disk"
+    NODE_DOWN = "node-down"
+    CONSUMER_TIMEOUT = "consumer-timeout"
+    LEDGER_AWAY = "ledger-away"
+    LEDGER_REFUSES = "ledger-refuses"
+    LEDGER_LOCKED = "ledger-locked"
+    LEDGER_TABLES = "ledger-tables"
+    LEDGER_ADDRESS = "ledger-address"
+    CLOCK_LEDGER = "clock-ledger"
+    CLOCK_BROKER = "clock-broker"
+    DISK_FULL = "disk-full"
+    DISK_LOW = "disk-low"
+    STORAGE_AWAY = "storage-away"
+    KEY_WEAK = "key-weak"
+    LANE_FULL = "lane-full"
+    LANE_FILLING = "lane-filling"
+    QUEUE_UNWORKED = "queue-unworked"
+    QUEUE_FROZEN = "queue-frozen"
+    SCHEDULER_NONE = "scheduler-none"
+    WORKERS_NONE = "workers-none"
+    WORKERS_SILENT = "workers-silent"
+    TYPES_LACKING = "types-lacking"
+    TYPE_TIMES_OUT = "type-times-out"
+    JOB_OVERDUE = "job-overdue"
+    DEAD_WAITING = "dead-waiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +61,27 @@ class Check:
     detail: str
     remedy: str = ""
     """What to do; empty where nothing is to be done."""
+    finding: Finding | None = None
+    """What was found; None where all is well."""
+
+
+def well(name: str, detail: str) -> Check:
+    return Check(name, "ok", detail)
+
+
+def warning(name: str, finding: Finding, detail: str, remedy: str) -> Check:
+    return Check(name, "warning", detail, remedy, finding)
+
+
+def wrong(name: str, finding: Finding, detail: str, remedy: str) -> Check:
+    return Check(name, "wrong", detail, remedy, finding)
+
+
+NAMED = 3
+"""Of many things of a kind, so many are named."""
+
+
+def some(texts: list[str]) -> str:
+    """The first few, and how many more there are."""
+    more = f"; and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
+    return "; ".join(texts[:NAMED]) + more

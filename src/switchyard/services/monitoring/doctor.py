@@ -2,18 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
 
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.monitoring.broker_checks import broker_checks
-from switchyard.services.monitoring.check import Check
-from switchyard.services.monitoring.ledger_checks import ledger_checks
+from switchyard.broker.errors import BrokerAway, ManagementError
+from switchyard.services.monitoring.check import Check, Finding, wrong
+from switchyard.services.monitoring.checks import (
+    alarms,
+    broker,
+    clocks,
+    host,
+    jobs,
+    lanes,
+    ledger,
+    limits,
+    management,
+    modules,
+    topology,
+    workers,
+)
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.records import LedgerError
 from switchyard.services.settings import Settings
 
+Look = Callable[[Examined], Awaitable[list[Check]]]
 
-async def diagnose(settings: Settings, registry: Registry) -> AsyncIterator[Check]:
-    """All checks, in the order in which one thing builds on another. What is away is an answer."""
-    async for check in broker_checks(settings, registry):
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One subject."""
+
+    look: Look
+    broker: bool = False
+    """It is asked only where the broker was reached; so with the two that follow."""
+    management: bool = False
+    ledger: bool = False
+
+    def can_be_asked(self, system: Examined) -> bool:
+        return not (
+            (self.broker and system.broker is None)
+            or (self.management and system.management is None)
+            or (self.ledger and system.ledger is None)
+        )
+
+
+STEPS = (
+    _Step(broker.broker),
+    _Step(broker.version, broker=True),
+    _Step(management.management, broker=True),
+    _Step(topology.topology, management=True),
+    _Step(alarms.alarms, management=True),
+    _Step(limits.consumer_timeout, management=True),
+    _Step(ledger.ledger),
+    _Step(clocks.ledger_clock, ledger=True),
+    _Step(clocks.broker_clock, management=True),
+    _Step(host.disk),
+    _Step(host.storage),
+    _Step(host.keys),
+    _Step(lanes.lanes, broker=True),
+    _Step(workers.scheduler, ledger=True),
+    _Step(workers.workers, ledger=True),
+    _Step(workers.lacking, ledger=True),
+    _Step(jobs.timeouts, ledger=True),
+    _Step(jobs.overdue, ledger=True),
+    _Step(jobs.dead, ledger=True),
+)
+"""In the order in which one thing builds on another."""
+
+
+async def diagnose(settings: Settings, include: Iterable[str] = ()) -> AsyncIterator[Check]:
+    """All checks, with the job types of JOBS_MODULES and of `include`. What is away is an answer,
+    given within seconds."""
+    registry, missing = modules.load_types(settings, include)
+    for check in missing:
         yield check
-    async for check in ledger_checks(settings):
-        yield check
+    system = Examined(settings, registry)
+    try:
+        for step in STEPS:
+            if step.can_be_asked(system):
+                for check in await _asked(step.look, system):
+                    yield check
+    finally:
+        await system.close()
+
+
+async def _asked(look: Look, system: Examined) -> list[Check]:
+    """The answers; that something went away meanwhile is one, too."""
+    try:
+        return await look(system)
+    except ManagementError as error:
+        return [management.unreachable(error)]
+    except BrokerAway as error:
+        remedy = "start the broker, or correct JOBS_AMQP_URL"
+        return [wrong("broker", Finding.BROKER_AWAY, str(error), remedy)]
+    except LedgerError as error:
+        return [ledger.unusable(system, error)]

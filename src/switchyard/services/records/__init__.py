@@ -32,6 +32,7 @@ from switchyard.services.records.requests import (
     RedrivenCopy,
 )
 from switchyard.services.records.results import (
+    TIMED_OUT,
     UNKNOWN_TYPE,
     AlreadyFinished,
     AttemptRecord,
@@ -77,6 +78,7 @@ __all__ = [
     "ENDINGS",
     "FINISHED",
     "RESUMABLE",
+    "TIMED_OUT",
     "TRANSITIONS",
     "UNCONFIRMED",
     "UNKNOWN_TYPE",

@@ -216,6 +216,9 @@ class DeadGroup:
     """The one that died last."""
 
 
+TIMED_OUT = "TimeLimitExceeded"
+"""The error type of jobs that ran longer than they may."""
+
 UNKNOWN_TYPE = "UnknownJobType"
 """The error type of jobs that a worker has sent on because it does not know their type."""
 

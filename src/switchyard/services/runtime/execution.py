@@ -20,7 +20,7 @@ from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Snooze
 from switchyard.services.jobs.registry import JobType
 from switchyard.services.jobs.retry import Failure
-from switchyard.services.records import LedgerUnavailable
+from switchyard.services.records import TIMED_OUT, LedgerUnavailable
 from switchyard.services.runtime.child import (
     LEDGER_AWAY_PAUSE,
     OUT_OF_MEMORY,
@@ -196,9 +196,7 @@ def _portable(ctx: JobContext) -> Mapping[str, Any]:
 
 
 def _too_slow(job_type: JobType) -> Failure:
-    return Failure(
-        "TimeLimitExceeded", f"{job_type.name} ran longer than its {job_type.timeout:g} s"
-    )
+    return Failure(TIMED_OUT, f"{job_type.name} ran longer than its {job_type.timeout:g} s")
 
 
 def _too_big(name: str, limit_mb: int | None) -> str:

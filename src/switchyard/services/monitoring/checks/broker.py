@@ -1,0 +1,53 @@
+"""Whether the broker is there, lets us in, and is one that the profile can be used with."""
+
+from __future__ import annotations
+
+import re
+
+from switchyard.broker.errors import BrokerAway, BrokerRefuses
+from switchyard.broker.wire.connection import address_of, connected, underlying
+from switchyard.services.monitoring.check import Check, Finding, well, wrong
+from switchyard.services.monitoring.checks.examined import Examined
+
+CONNECTION = "doctor"
+"""The name under which the broker shows its connections."""
+LEAST_VERSION = {"classic": (3, 10), "quorum": (4, 3)}
+"""The first release with all that a profile needs."""
+
+
+async def broker(system: Examined) -> list[Check]:
+    """Reach it."""
+    url = system.settings.require_amqp_url()
+    try:
+        async with connected(url, CONNECTION) as connection:
+            system.broker = dict(underlying(connection).server_properties)
+    except BrokerRefuses as error:
+        remedy = (
+            "correct user, password and vhost in JOBS_AMQP_URL (of a system that `jobctl up` runs: "
+            "`source .switchyard/env`), or set the password there: "
+            "`rabbitmqctl change_password USER PASSWORD`"
+        )
+        return [wrong("broker", Finding.BROKER_REFUSES, str(error), remedy)]
+    except BrokerAway as error:
+        remedy = "start the broker, or correct host and port in JOBS_AMQP_URL"
+        return [wrong("broker", Finding.BROKER_AWAY, str(error), remedy)]
+    return [well("broker", f"reached at {address_of(url)}")]
+
+
+async def version(system: Examined) -> list[Check]:
+    """Whether it has all that the profile needs."""
+    value = (system.broker or {}).get("version", "")
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    numbers = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+    profile = system.settings.profile
+    if numbers >= LEAST_VERSION[profile]:
+        return [well("version", f"RabbitMQ {text} with the profile {profile}")]
+    needed = ".".join(map(str, LEAST_VERSION[profile]))
+    return [
+        wrong(
+            "version",
+            Finding.BROKER_TOO_OLD,
+            f"the profile {profile} needs RabbitMQ {needed} or later, this is {text}",
+            "`export JOBS_PROFILE=classic`" if profile == "quorum" else "upgrade the broker",
+        )
+    ]

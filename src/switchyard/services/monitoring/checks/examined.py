@@ -1,0 +1,75 @@
+"""The system that is examined: what could be reached of it so far."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.worker_status import is_current, status_of
+from switchyard.services.records import WorkerRecord
+from switchyard.services.settings import Settings
+
+
+@dataclass
+class Examined:
+    """Each part is there once the check that reaches it was answered well."""
+
+    settings: Settings
+    registry: Registry
+    broker: dict[str, Any] | None = None
+    """What the broker says of itself in the AMQP handshake."""
+    management: ManagementClient | None = None
+    ledger: Ledger | None = None
+
+    def now(self) -> float:
+        """The ledger's time, or this host's where there is none. Seconds since the epoch."""
+        return time.time() if self.ledger is None else self.ledger.clock.time()
+
+    async def close(self) -> None:
+        """Let go of all that was reached."""
+        if self.management is not None:
+            await self.management.close()
+        if self.ledger is not None:
+            await self.ledger.close()
+
+    def need_management(self) -> ManagementClient:
+        assert self.management is not None
+        return self.management
+
+    def need_ledger(self) -> Ledger:
+        assert self.ledger is not None
+        return self.ledger
+
+    async def workers(self) -> tuple[list[WorkerRecord], list[WorkerRecord]]:
+        """Those that are alive, and those that fell silent within a day and whose work no later
+        one has taken on. Raises LedgerError."""
+        ledger = self.need_ledger()
+        found = await ledger.list_workers()
+        now = ledger.clock.time()
+        by_status: dict[str, list[WorkerRecord]] = {"alive": [], "silent": [], "stopped": []}
+        for worker in found:
+            status = status_of(worker, takeover_after=self.settings.takeover_after, now=now)
+            by_status[status].append(worker)
+        alive = by_status["alive"]
+        silent = [
+            worker
+            for worker in by_status["silent"]
+            if is_current(worker, now) and not _is_replaced(worker, alive)
+        ]
+        return alive, silent
+
+
+def _is_replaced(worker: WorkerRecord, alive: list[WorkerRecord]) -> bool:
+    later = [each for each in alive if each.started_at > worker.beat_at]
+    return set(worker.kinds) <= {kind for each in later for kind in each.kinds}
+
+
+def restart_of(workers: list[WorkerRecord]) -> str:
+    """How to end workers that hang or have died, and start others in their place."""
+    ended = "; ".join(f"on {worker.host}: `kill -9 {worker.pid}`" for worker in workers[:3])
+    kinds = " ".join(sorted({kind for worker in workers for kind in worker.kinds}))
+    return f"end them, if they still run ({ended}), and start `jobctl worker {kinds}`"

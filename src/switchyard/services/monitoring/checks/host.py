@@ -1,0 +1,81 @@
+"""Whether this host has room for what is kept on it, and the storage takes files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from switchyard.services.files.storage import Storage
+from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.settings import Settings
+
+MIB = 1024 * 1024
+FULL = 16 * MIB
+"""Bytes that are left on a disk that counts as full: a ledger's log alone may grow by as much."""
+LOW, LOW_PART = 10 * 1024 * MIB, 0.1
+"""Bytes, and part of the disk, that both are undercut on one that is nearly full."""
+STORAGE_TIMEOUT = 2.0
+LEAST_KEY = 24
+"""Characters of a key that nobody guesses."""
+
+
+async def disk(system: Examined) -> list[Check]:
+    """Room for ledger, files and index, as far as they lie here."""
+    found = []
+    for place in dict.fromkeys(kept_here(system.settings)):
+        usage = shutil.disk_usage(place)
+        left = f"{usage.free / MIB:,.0f} MiB are left of {usage.total / MIB:,.0f} at {place}"
+        remedy = f"make room there: `df -h {place}`, `du -xh -d 2 {place} | sort -h | tail`"
+        if usage.free < FULL:
+            found.append(wrong("disk", Finding.DISK_FULL, left, remedy))
+        elif usage.free < LOW and usage.free < LOW_PART * usage.total:
+            found.append(warning("disk", Finding.DISK_LOW, left, remedy))
+    return found or [well("disk", "there is room for ledger, files and index")]
+
+
+def kept_here(settings: Settings) -> list[Path]:
+    """The directories on this host in which something is kept, as far as they are there."""
+    places = []
+    if settings.ledger_url.startswith("sqlite"):
+        places.append(Path(settings.ledger_url.partition(":///")[2]).parent)
+    for url in (settings.files_url, settings.vectors_url):
+        parts = urlsplit(url)
+        if parts.scheme in ("", "file"):
+            places.append(Path(unquote(parts.path)))
+    return [_nearest(each) for each in places]
+
+
+def _nearest(path: Path) -> Path:
+    """The directory, or the first above it that there is."""
+    return next(each for each in (path, *path.absolute().parents) if each.is_dir())
+
+
+async def storage(system: Examined) -> list[Check]:
+    """Whether it takes a file."""
+    store, key = Storage(system.settings.files_url), f"health/doctor-{os.getpid()}"
+    try:
+        async with asyncio.timeout(STORAGE_TIMEOUT):
+            await store.put_async(key, b"ok")
+            await store.delete_async(key)
+    except Exception as error:  # whatever it is, uploads and outputs can't be kept
+        detail = f"the storage takes no file: {str(error) or type(error).__name__}"
+        user = os.environ.get("USER", "this user")
+        remedy = f"see JOBS_STORAGE_URL: is it right, has it room, may {user} write there?"
+        return [wrong("storage", Finding.STORAGE_AWAY, " ".join(detail.split())[:300], remedy)]
+    return [well("storage", "it takes files")]
+
+
+async def keys(system: Examined) -> list[Check]:
+    """Keys that somebody has thought of; those of `jobctl keys` are made at random."""
+    setting = system.settings.api_keys
+    listed = [] if setting is None else setting.get_secret_value().split(",")
+    short = [each for each in listed if 0 < len(each.partition(":")[0].strip()) < LEAST_KEY]
+    if not short:
+        return []
+    detail = f"{len(short)} keys in JOBS_API_KEYS have fewer than {LEAST_KEY} characters"
+    remedy = "make better ones: `jobctl keys create NAME --scope read`"
+    return [warning("keys", Finding.KEY_WEAK, some([detail]), remedy)]

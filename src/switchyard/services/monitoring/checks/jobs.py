@@ -1,0 +1,83 @@
+"""Whether jobs end well: in their time, and not as dead letters."""
+
+from __future__ import annotations
+
+from switchyard.services.jobs.registry import UnknownJobType
+from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.records import DeadLetterFilter, JobFilter, JobSummary, State
+
+RECENT = 3600.0
+"""Seconds in which a time-out is news."""
+OVER = 30.0
+"""Seconds beyond its limit after which a job that still runs is one that nothing ends."""
+LOOKED_AT = 1000
+"""Running jobs at most."""
+
+
+async def timeouts(system: Examined) -> list[Check]:
+    """Types whose jobs run into their time limit."""
+    ledger = system.need_ledger()
+    found = await ledger.timed_out(ledger.clock.time() - RECENT)
+    if not found:
+        return [well("time limits", "no job has run into its limit within an hour")]
+    told = some(
+        [
+            f"{number:,} jobs of {name} ran into their time limit{_limit(system, name)} within an "
+            "hour, and have not succeeded since"
+            for name, number in found.items()
+        ]
+    )
+    name = next(iter(found))
+    remedy = (
+        "see what they wait for (`jobctl jobs list --type "
+        f"{name}`), or raise `timeout` in their @job and start their workers again; then "
+        f"`jobctl dead redrive --type {name} --yes`"
+    )
+    return [wrong("time limits", Finding.TYPE_TIMES_OUT, told, remedy)]
+
+
+def _limit(system: Examined, name: str) -> str:
+    try:
+        return f" of {system.registry.get(name).timeout:g} s"
+    except UnknownJobType:
+        return ""
+
+
+async def overdue(system: Examined) -> list[Check]:
+    """Jobs that run although their limit should have ended them."""
+    ledger = system.need_ledger()
+    page = await ledger.list_jobs(JobFilter(state=State.RUNNING), limit=LOOKED_AT)
+    late = [job for job in page.items if _is_late(system, job, ledger.clock.time())]
+    if not late:
+        return [well("running jobs", "none runs longer than its type may")]
+    told = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
+    processes = {each.worker_id: each for each in await ledger.list_workers()}
+    holders = [processes[each] for each in {job.worker_id for job in late} if each in processes]
+    ends = "; ".join(f"on {each.host}: `kill -9 {each.pid}`" for each in holders[:3])
+    remedy = (
+        f"its worker's event loop is blocked, or the worker has died: {ends or 'end it'}, and "
+        "start it again: another takes the job over; "
+        'isolation="process" lets such a handler be killed at its limit'
+    )
+    return [
+        wrong("running jobs", Finding.JOB_OVERDUE, f"beyond their time limit run: {told}", remedy)
+    ]
+
+
+def _is_late(system: Examined, job: JobSummary, now: float) -> bool:
+    try:
+        limit = system.registry.get(job.job_type).timeout
+    except UnknownJobType:
+        return False
+    return job.started_at is not None and now - job.started_at > limit + OVER
+
+
+async def dead(system: Examined) -> list[Check]:
+    """Letters that wait for somebody."""
+    page = await system.need_ledger().list_dead(DeadLetterFilter(state="waiting"), limit=100)
+    if not page.items:
+        return [well("dead letters", "none waits")]
+    number = f"{len(page.items)}{' or more' if page.next_cursor else ''}"
+    remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
+    return [warning("dead letters", Finding.DEAD_WAITING, f"{number} wait for somebody", remedy)]

@@ -1,0 +1,82 @@
+"""Whether the lanes have room, and whether somebody works what waits in them."""
+
+from __future__ import annotations
+
+from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
+from switchyard.services.monitoring.checks.examined import Examined, restart_of
+from switchyard.services.monitoring.lane_report import QueueReport, lane_report
+
+FILLING = 80.0
+"""Percent of a queue's limit from which it is told."""
+
+
+async def lanes(system: Examined) -> list[Check]:
+    """Every queue of every lane."""
+    report = await lane_report(system.settings, system.registry, None)
+    queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
+    found = _full(queues) + await _unworked(system, queues)
+    waiting = sum(queue.ready for queue in queues)
+    return found or [
+        well("lanes", f"{waiting:,} jobs wait, there is room, and every queue with jobs is worked")
+    ]
+
+
+def _full(queues: list[QueueReport]) -> list[Check]:
+    checks = []
+    full = [queue for queue in queues if (queue.percent_full or 0) >= 100]
+    filling = [queue for queue in queues if FILLING <= (queue.percent_full or 0) < 100]
+    for found, queues_so, finding, what in (
+        (wrong, full, Finding.LANE_FULL, "is full"),
+        (warning, filling, Finding.LANE_FILLING, "fills up"),
+    ):
+        if queues_so:
+            detail = some(
+                [f"{each.name} {what}: {each.ready:,} of {each.limit:,}" for each in queues_so]
+            )
+            remedy = f"more workers: `jobctl worker {_kinds(queues_so)} --concurrency 8`"
+            checks.append(found("lanes", finding, detail, remedy))
+    return checks
+
+
+async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
+    checks = []
+    held = [queue for queue in queues if queue.ready or queue.unacked]
+    unworked = [queue for queue in held if queue.ready and not queue.consumers]
+    if unworked:
+        detail = some(
+            [f"{each.ready:,} jobs wait in {each.name} and nobody works it" for each in unworked]
+        )
+        remedy = f"start `jobctl worker {_kinds(unworked)}`"
+        checks.append(wrong("consumers", Finding.QUEUE_UNWORKED, detail, remedy))
+    if system.ledger is None:
+        return checks
+    alive, silent = await system.workers()
+    lively = {kind for worker in alive for kind in worker.kinds}
+    frozen = [each for each in held if each not in unworked and _kind(each) not in lively]
+    if frozen:
+        kinds = {_kind(each) for each in frozen}
+        theirs = [worker for worker in silent if kinds & set(worker.kinds)]
+        detail = some(
+            [
+                f"{each.ready + (each.unacked or 0):,} jobs are in {each.name}, whose workers "
+                "give no sign of life"
+                for each in frozen
+            ]
+        )
+        checks.append(
+            wrong(
+                "consumers",
+                Finding.QUEUE_FROZEN,
+                detail,
+                restart_of(theirs) if theirs else f"start `jobctl worker {_kinds(frozen)}`",
+            )
+        )
+    return checks
+
+
+def _kind(queue: QueueReport) -> str:
+    return queue.name.partition(".")[2]
+
+
+def _kinds(queues: list[QueueReport]) -> str:
+    return " ".join(sorted({_kind(queue) for queue in queues}))

@@ -1,0 +1,70 @@
+"""Whether the ledger is there, takes writes, and has the tables of this version."""
+
+from __future__ import annotations
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.check import Check, Finding, well, wrong
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.records import (
+    LedgerError,
+    LedgerMisconfigured,
+    LedgerUnavailable,
+    SchemaOutdated,
+)
+from switchyard.services.records.errors import LedgerRefuses
+
+HOLDER = "doctor"
+LOCKED = ("locked", "does not answer")
+"""What a database says that is there and held by somebody."""
+
+
+async def ledger(system: Examined) -> list[Check]:
+    """Reach it, and write nothing into it."""
+    try:
+        # Somebody waits: what is locked or away says so within two seconds.
+        found = await Ledger.open(system.settings.ledger_url, prompt=True)
+    except LedgerError as error:
+        return [unusable(system, error)]
+    try:
+        await found.check()
+        # A write, for a database that is locked can be read.
+        await found.release_lease(HOLDER, HOLDER)
+    except LedgerError as error:
+        await found.close()
+        return [unusable(system, error)]
+    system.ledger = found
+    return [well("ledger", "reached, it takes writes, and its tables are of this version")]
+
+
+def unusable(system: Examined, error: LedgerError) -> Check:
+    """It can't be used, and what to do about it."""
+    finding, remedy = _remedy(system, error)
+    return wrong("ledger", finding, str(error), remedy)
+
+
+def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
+    file = system.settings.ledger_url.partition(":///")[2]
+    is_sqlite = system.settings.ledger_url.startswith("sqlite")
+    match error:
+        case SchemaOutdated():
+            return Finding.LEDGER_TABLES, "`jobctl db upgrade`"
+        case LedgerMisconfigured():
+            return Finding.LEDGER_ADDRESS, "correct JOBS_DATABASE_URL"
+        case LedgerRefuses():
+            return (
+                Finding.LEDGER_REFUSES,
+                "correct user, password and database in JOBS_DATABASE_URL",
+            )
+        case LedgerUnavailable() if any(each in str(error) for each in LOCKED):
+            who = (
+                f"`fuser -v {file}` shows who has it open"
+                if is_sqlite
+                else "`SELECT pid, state, query FROM pg_stat_activity` shows who holds what"
+            )
+            return Finding.LEDGER_LOCKED, f"end whoever holds it, or let it go on: {who}"
+        case _:
+            return Finding.LEDGER_AWAY, (
+                f"see that {file} can be written, and `df -h`: has the disk room?"
+                if is_sqlite
+                else "start the database, or correct JOBS_DATABASE_URL"
+            )

@@ -1,0 +1,36 @@
+"""Whether the management API is there: topology, alarms and policies are asked of it."""
+
+from __future__ import annotations
+
+from switchyard.broker.errors import ManagementError
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.services.monitoring.check import Check, Finding, well, wrong
+from switchyard.services.monitoring.checks.examined import Examined
+
+TIMEOUT = 3.0
+"""Seconds for each of its answers."""
+
+
+async def management(system: Examined) -> list[Check]:
+    """Reach it."""
+    try:
+        url = system.settings.require_management_url()
+        client = ManagementClient(url, system.settings.vhost, timeout=TIMEOUT)
+        try:
+            await client.policies()
+        except ManagementError:
+            await client.close()
+            raise
+    except (ManagementError, ValueError) as error:
+        return [unreachable(error)]
+    system.management = client
+    return [well("management", "the management API answers")]
+
+
+def unreachable(error: Exception) -> Check:
+    """It does not answer, or refuses."""
+    remedy = (
+        "correct JOBS_MANAGEMENT_URL, or on the broker `rabbitmq-plugins enable "
+        "rabbitmq_management`; without it topology, alarms and policies can't be checked"
+    )
+    return wrong("management", Finding.MANAGEMENT_AWAY, str(error), remedy)

@@ -1,0 +1,54 @@
+"""Whether scheduler and workers are alive, and know the job types that they get."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from switchyard.services.ledger.leases import SCHEDULER
+from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
+from switchyard.services.monitoring.checks.examined import Examined, restart_of
+
+
+async def scheduler(system: Examined) -> list[Check]:
+    """One has to be active."""
+    if await system.need_ledger().lease_remaining(SCHEDULER) > 0:
+        return [well("scheduler", "one is active")]
+    detail = "none is active: delayed jobs are not published, and what a crash left is not healed"
+    return [wrong("scheduler", Finding.SCHEDULER_NONE, detail, "start `jobctl scheduler`")]
+
+
+async def workers(system: Examined) -> list[Check]:
+    """Those of the last day."""
+    alive, silent = await system.workers()
+    kinds = ", ".join(sorted({kind for worker in alive for kind in worker.kinds}))
+    detail = f"{len(alive)} alive ({kinds})" if alive else "none is alive"
+    if silent:
+        now = system.now()
+        names = some(
+            [
+                f"{worker.worker_id} (process {worker.pid} on {worker.host}, for "
+                f"{timedelta(seconds=round(now - worker.beat_at))})"
+                for worker in silent
+            ]
+        )
+        detail += f"; {len(silent)} fell silent within a day, and none took its place: {names}"
+        found = warning if alive else wrong
+        return [found("workers", Finding.WORKERS_SILENT, detail, restart_of(silent))]
+    if not alive:
+        return [wrong("workers", Finding.WORKERS_NONE, detail, "start `jobctl worker all`")]
+    return [well("workers", detail)]
+
+
+async def lacking(system: Examined) -> list[Check]:
+    """Workers that got jobs of types that they do not know."""
+    found = await system.need_ledger().lacking()
+    if not found:
+        return []
+    told = some(
+        [
+            f"{each.worker_id} does not know {each.job_type} ({each.jobs:,} jobs sent on)"
+            for each in found
+        ]
+    )
+    remedy = "start those workers with the modules of these types: JOBS_MODULES, or --include"
+    return [wrong("job types", Finding.TYPES_LACKING, told, remedy)]

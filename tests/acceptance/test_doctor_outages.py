@@ -1,0 +1,272 @@
+"""Each outage is caused for real: the doctor names it, and following its remedy ends it."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchyard.cli.system.node import LocalNode
+from tests.acceptance.conftest import JOBS_MODULE, CommandLine
+from tests.support.brokers import TestBroker
+from tests.support.missing import skip_or_fail
+
+PATIENCE = 60.0
+TMPFS_MIB = 64
+
+
+def findings(jobctl: CommandLine) -> dict[str, dict[str, str]]:
+    """What the doctor finds, by the finding's name; and it exits as it says."""
+    done = jobctl.run("doctor", "--json")
+    checks = json.loads(done.stdout)
+    wrong = any(check["status"] == "wrong" for check in checks)
+    assert done.returncode == (1 if wrong else 0), done.stderr
+    assert all(check["remedy"] for check in checks if check["finding"]), checks
+    return {check["finding"]: check for check in checks if check["finding"]}
+
+
+def until_gone(jobctl: CommandLine, *names: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while left := {name: each for name, each in findings(jobctl).items() if name in names}:
+        assert time.monotonic() < deadline, left
+
+
+def commands(check: dict[str, str], program: str) -> list[list[str]]:
+    """The commands of a remedy, as printed."""
+    printed = [shlex.split(each) for each in re.findall(r"`([^`]+)`", check["remedy"])]
+    return [each for each in printed if each[0] == program]
+
+
+def fill(jobctl: CommandLine, number: int, key: str = "hot.work") -> None:
+    lines = "".join(json.dumps({"n": n}) + "\n" for n in range(number))
+    jobctl.run("publish", key, "--payload", "-", stdin=lines)
+
+
+# --- the broker -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alarm", "finding"),
+    [
+        (("set_vm_memory_high_watermark", "0.0001"), "alarm-memory"),
+        (("set_disk_free_limit", "1000000GB"), "alarm-disk"),
+    ],
+)
+def test_an_alarm(
+    jobctl: CommandLine,
+    own_node: Callable[..., LocalNode],
+    alarm: tuple[str, ...],
+    finding: str,
+) -> None:
+    node = own_node()
+    jobctl.environment |= {
+        "JOBS_AMQP_URL": node.amqp_url,
+        "JOBS_MANAGEMENT_URL": node.management_url,
+    }
+    jobctl.ok("topology", "apply")
+    node.rabbitmqctl(*alarm)
+    deadline = time.monotonic() + PATIENCE
+    while finding not in (found := findings(jobctl)):
+        assert time.monotonic() < deadline, found
+
+    ours = next(each for each in commands(found[finding], "rabbitmqctl") if alarm[0] in each)
+    node.rabbitmqctl(*ours[1:])
+    until_gone(jobctl, finding)
+
+
+def test_a_wrong_password(jobctl: CommandLine, broker310: TestBroker) -> None:
+    password = broker310.node.password
+    right = jobctl.environment["JOBS_AMQP_URL"]
+    jobctl.environment["JOBS_AMQP_URL"] = right.replace(password, "wrong")
+    found = findings(jobctl)
+    assert "JOBS_AMQP_URL" in found["broker-refuses"]["remedy"]
+    jobctl.environment["JOBS_AMQP_URL"] = right
+    assert "broker-refuses" not in findings(jobctl)
+
+
+def test_the_wrong_profile(jobctl: CommandLine, broker43_quorum: TestBroker) -> None:
+    jobctl.environment |= {
+        "JOBS_AMQP_URL": broker43_quorum.amqp_url,
+        "JOBS_MANAGEMENT_URL": broker43_quorum.management_url,
+        "JOBS_PROFILE": "quorum",
+    }
+    jobctl.ok("topology", "apply")
+    jobctl.environment["JOBS_PROFILE"] = "classic"
+    ((_, setting),) = commands(findings(jobctl)["profile-wrong"], "export")
+    name, _, value = setting.partition("=")
+    jobctl.environment[name] = value
+    found = findings(jobctl)
+    assert not {"profile-wrong", "topology-other", "topology-missing"} & found.keys()
+
+
+async def test_a_deleted_queue_and_a_deleted_policy(
+    jobctl: CommandLine, broker310: TestBroker
+) -> None:
+    ours = ["-p", broker310.vhost]
+    broker310.node.rabbitmqctl(*ours, "delete_queue", "hot.tester")
+    broker310.node.rabbitmqctl(*ours, "clear_policy", "jobs.lane.hot")
+    found = findings(jobctl)["topology-missing"]
+    assert "hot.tester" in found["detail"]
+    assert "policy jobs.lane.hot is missing" in found["detail"]
+    ((_, *command),) = commands(found, "jobctl")
+    jobctl.ok(*command)
+    until_gone(jobctl, "topology-missing")
+
+
+# --- lanes and workers ----------------------------------------------------------------------------
+
+
+def test_a_full_lane_whose_only_worker_is_frozen(jobctl: CommandLine) -> None:
+    with jobctl.worker() as frozen:
+        os.killpg(frozen.pid, signal.SIGSTOP)
+        fill(jobctl, 1_010)
+        deadline = time.monotonic() + PATIENCE
+        while not {"lane-full", "queue-frozen"} <= findings(jobctl).keys():
+            assert time.monotonic() < deadline, findings(jobctl)
+        (kill,) = commands(findings(jobctl)["queue-frozen"], "kill")
+        assert kill == ["kill", "-9", str(frozen.pid)]
+        subprocess.run(kill, check=True)
+        frozen.wait()
+        (_, *worker) = commands(findings(jobctl)["queue-unworked"], "jobctl")[0]
+        with jobctl.started(*worker):
+            until_gone(
+                jobctl,
+                "lane-full",
+                "lane-filling",
+                "queue-frozen",
+                "queue-unworked",
+                "workers-silent",
+            )
+
+
+def test_jobs_of_a_module_that_is_missing_are_not_to_be_removed(jobctl: CommandLine) -> None:
+    job_id = jobctl.publish()
+    jobctl.environment["JOBS_MODULES"] = "no_such_module"
+    found = findings(jobctl)
+    assert "JOBS_MODULES" in found["module-missing"]["remedy"]
+    told = found["types-unknown"]
+    assert "1 jobs wait in hot.tester" in told["detail"]
+    assert "delete" not in told["remedy"]
+    assert "hot.tester" not in found.get("leftover", {}).get("remedy", "")
+    jobctl.environment["JOBS_MODULES"] = JOBS_MODULE
+    (_, *worker) = commands(told, "jobctl")[0]
+    with jobctl.started(*worker):
+        jobctl.until_state(job_id, "succeeded")
+    assert not {"module-missing", "types-unknown"} & findings(jobctl).keys()
+
+
+def test_an_empty_leftover_is_removed_by_the_command_that_is_printed(
+    jobctl: CommandLine, broker310: TestBroker
+) -> None:
+    jobctl.environment["JOBS_MODULES"] = ""
+    for command in commands(findings(jobctl)["leftover"], "rabbitmqctl"):
+        broker310.node.rabbitmqctl(*command[1:])
+    until_gone(jobctl, "leftover")
+
+
+def test_a_job_type_that_times_out(jobctl: CommandLine) -> None:
+    jobctl.environment |= {
+        "JOBS_MODULES": f"{JOBS_MODULE},tests.acceptance.brief_jobs",
+        "BRIEF_TIMEOUT": "0.2",
+    }
+    jobctl.ok("topology", "apply")
+    with jobctl.worker():
+        job_id = jobctl.publish("hot.brief", seconds=1)
+        jobctl.until_state(job_id, "dead")
+    told = findings(jobctl)["type-times-out"]
+    assert "1 jobs of brief ran into their time limit of 0.2 s" in told["detail"]
+    jobctl.environment["BRIEF_TIMEOUT"] = "30"
+    with jobctl.worker():
+        for _, *command in commands(told, "jobctl"):
+            jobctl.ok(*command)
+        jobctl.until_state(job_id, "succeeded")
+        assert "type-times-out" not in findings(jobctl)
+
+
+# --- the ledger, the host -------------------------------------------------------------------------
+
+
+def test_a_locked_ledger_is_told_within_seconds(jobctl: CommandLine) -> None:
+    file = Path(jobctl.environment["JOBS_DATA_DIR"]) / "ledger.db"
+    holder = sqlite3.connect(file, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    told = findings(jobctl)["ledger-locked"]
+    assert time.monotonic() - began < 10
+    assert str(file) in told["remedy"]
+    holder.close()
+    until_gone(jobctl, "ledger-locked")
+
+
+def test_a_ledger_that_is_away(jobctl: CommandLine) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # not listening: refused
+        port = taken.getsockname()[1]
+        url = f"postgresql+asyncpg://u:p@127.0.0.1:{port}/jobs"
+        jobctl.environment["JOBS_DATABASE_URL"] = url
+        assert "JOBS_DATABASE_URL" in findings(jobctl)["ledger-away"]["remedy"]
+    del jobctl.environment["JOBS_DATABASE_URL"]
+    assert "ledger-away" not in findings(jobctl)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own, of 64 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_MIB}m", "tmpfs", str(place)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        skip_or_fail("a small disk can be mounted by root alone")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_is_full(jobctl: CommandLine, small_disk: Path) -> None:
+    jobctl.environment["JOBS_STORAGE_URL"] = small_disk.as_uri()
+    assert not {"disk-full", "disk-low"} & findings(jobctl).keys()
+    (small_disk / "large").write_bytes(b"\0" * (TMPFS_MIB - 8) * 1024 * 1024)
+    told = findings(jobctl)["disk-full"]
+    assert str(small_disk) in told["detail"]
+    for command in re.findall(r"`([^`]+)`", told["remedy"]):
+        shown = subprocess.run(command, shell=True, check=True, capture_output=True, text=True)
+        assert str(small_disk) in shown.stdout
+    (small_disk / "large").unlink()
+    until_gone(jobctl, "disk-full")
+
+
+def test_a_clock_that_is_two_hours_ahead(jobctl: CommandLine) -> None:
+    def found(**environment: str) -> dict[str, Any]:
+        jobctl.environment |= environment
+        done = jobctl.run_skewed(7200, "doctor", "--json")
+        checks = json.loads(done.stdout)
+        return {check["finding"]: check for check in checks if check["finding"]}
+
+    assert "2:00:00 ahead of the ledger's" in found()["clock-ledger"]["detail"]
+    assert "clock-broker" not in found()
+    assert not {"clock-ledger", "clock-broker"} & findings(jobctl).keys()
+    # Without a ledger, it is the broker's clock that this host's is held against.
+    without = found(JOBS_DATABASE_URL="mysql://nowhere/")
+    assert "2:00:0" in without["clock-broker"]["detail"]
+
+
+# --- the last line --------------------------------------------------------------------------------
+
+
+def test_no_all_clear_stands_beside_a_warning(jobctl: CommandLine) -> None:
+    with jobctl.started("scheduler"), jobctl.worker():
+        jobctl.until_state(jobctl.publish(fail=True), "dead")
+        deadline = time.monotonic() + PATIENCE
+        while set(findings(jobctl)) != {"dead-waiting"}:
+            assert time.monotonic() < deadline, findings(jobctl)
+        told = jobctl.ok("doctor")
+        assert "Nothing is wrong; worth a look: dead letters." in told
+        assert "Everything is as it must be" not in told

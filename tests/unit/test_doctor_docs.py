@@ -1,0 +1,19 @@
+"""docs/doctor.md has a line for every finding, and no other; every finding can be found."""
+
+import re
+from pathlib import Path
+
+from switchyard.services.monitoring import checks
+from switchyard.services.monitoring.check import Finding
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_finding_is_documented_and_no_other() -> None:
+    page = (ROOT / "docs" / "doctor.md").read_text()
+    assert re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE) == [str(each) for each in Finding]
+
+
+def test_every_finding_is_found_by_a_check() -> None:
+    code = "".join(path.read_text() for path in Path(checks.__path__[0]).glob("*.py"))
+    assert [each for each in Finding if f"Finding.{each.name}" not in code] == []
