@@ -101,8 +101,8 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --no-config --universal -
 lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versions)
 	@$(BIN)/pip install -qq --disable-pip-version-check uv
 	@$(COMPILE) $(ARGS) -o requirements/runtime.txt >/dev/null
-	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra dev -o requirements/dev.txt >/dev/null
-	@$(COMPILE) $(ARGS) --extra bench -o requirements/bench.txt >/dev/null
+	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra dev --extra ocr -o requirements/dev.txt >/dev/null
+	@$(COMPILE) $(ARGS) --extra bench --extra ocr -o requirements/bench.txt >/dev/null
 
 .PHONY: clean
 clean: ## Remove what was installed and built here

@@ -98,6 +98,11 @@ class Settings(BrokerSettings):
     )
     embed_model: str = Field(default="default", description="Model asked for at that server.")
     embed_api_key: SecretStr | None = Field(default=None, description="Its API key.")
+    ocr_models: Path | None = Field(
+        default=None,
+        description="Directory with models for OCR in other languages, LANGUAGE.onnx each, as "
+        "PaddleOCR's recognition models converted for RapidOCR, with their characters inside.",
+    )
     arxiv_base_url: str = Field(
         default="https://export.arxiv.org/api/query",
         pattern="^https?://",

@@ -78,7 +78,7 @@ async def ended(client: httpx.AsyncClient, document_id: str, timeout: float = 60
         answer = await client.get(f"/documents/{document_id}")
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
-        return found if found["state"] in ("completed", "needs_ocr", "failed") else None
+        return found if found["state"] in ("completed", "failed") else None
 
     found: dict[str, Any] = await eventually(status, timeout, f"the end of {document_id}")
     return found

@@ -21,7 +21,7 @@ from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import in_parts, send, serving
 from tests.integration.ledger import made
-from tests.integration.pipeline.pdfs import encrypted, pdf, scanned, sized
+from tests.integration.pipeline.pdfs import encrypted, pdf, scan, scanned, sized, slips
 from tests.support.eventually import eventually
 
 STAGES = [
@@ -112,7 +112,7 @@ async def test_uploads_at_the_same_time_make_one_document(client: httpx.AsyncCli
 @pytest.mark.parametrize(
     ("content", "name", "said"),
     [
-        (b"\x89PNG\r\n\x1a\n" + bytes(100), "paper.pdf", "PNG"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), "paper.pdf", "no PDF"),
         (b"PK\x03\x04" + bytes(9000), "paper.pdf", "ZIP"),
         (b"<html><body>hello</body></html>", "paper.pdf", "HTML"),
         (b"", "paper.pdf", "empty"),
@@ -237,9 +237,12 @@ async def test_a_run_that_found_its_document_known_does_not_hide_that_it_has_fai
     assert again.json()["job_id"] not in (failed["job_id"], idle.message.job_id)
 
 
-async def test_images_alone_wait_for_ocr(client: httpx.AsyncClient):
-    document = (await send(client, scanned())).json()
-    assert (document["state"], document["result"]["state"]) == ("needs_ocr", "needs_ocr")
+async def test_images_alone_are_read(client: httpx.AsyncClient):
+    document = (await send(client, scan(slips(["A heron in the reeds"])))).json()
+    assert (document["state"], document["result"]["title"]) == ("completed", "A heron in the reeds")
+    blank = await send(client, scanned())
+    assert blank.status_code == 422
+    assert "no words" in blank.json()["detail"]
 
 
 def huge_image() -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +20,7 @@ from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.records import State
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving
-from tests.integration.pipeline.pdfs import pdf, scanned
+from tests.integration.pipeline.pdfs import pdf, scan, slips
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
@@ -174,17 +175,43 @@ async def test_a_failed_document_sent_again_gets_another_run(
         assert (await send(client, sample(0).content)).status_code == 200
 
 
-async def test_images_alone_need_ocr(broker310: TestBroker, sqlite_url: str, tmp_path: Path):
+async def test_images_alone_wait_for_a_worker_that_reads_them(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+):
     async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
         await system.start_worker(*WORKERS)
-        accepted = await send(client, scanned(), lane="backfill")
-        done = await ended(client, accepted.json()["document_id"])
-        assert (done["state"], done["completed_stages"]) == (
-            "needs_ocr",
-            ["ingest_document", "extract_text"],
+        accepted = await send(client, scan(slips(["A heron in the reeds"])), lane="backfill")
+        address = f"/documents/{accepted.json()['document_id']}"
+
+        async def waits() -> dict[str, Any] | None:
+            found: dict[str, Any] = (await client.get(address)).json()
+            return found if found["state"] == "needs_ocr" else None
+
+        waiting = await eventually(waits, 60)
+        assert waiting["completed_stages"] == ["ingest_document", "extract_text"]
+        await eventually(
+            lambda: _is_at_ocr(client, address), 30, "the job of OCR to be in its queue"
         )
-        record = await system.record(done["job_id"])
-        assert record.lane == "backfill"
+        again = await send(client, scan(slips(["A heron in the reeds"])))
+        assert (again.status_code, again.json()["duplicate"]) == (200, True)
+        early = await client.get(f"{address}/result")
+        assert (early.status_code, early.json()["type"]) == (409, "/problems/not-finished")
+        await system.start_worker("ocr", slots=1)
+        done = await ended(client, accepted.json()["document_id"])
+        assert (done["state"], done["title"]) == ("completed", None)
+        assert "ocr_pdf" in done["completed_stages"]
+        found = (await client.post("/search", json={"query": "heron reeds"})).json()
+        assert [hit["document_id"] for hit in found["hits"]] == [done["document_id"]]
+        (job_id,) = [
+            each.id
+            for each in await system.ledger.pipeline(done["job_id"])
+            if each.job_type == "summarize_content"
+        ]
+        assert (await system.record(job_id)).lane == "backfill"
+
+
+async def _is_at_ocr(client: httpx.AsyncClient, address: str) -> bool:
+    return bool((await client.get(address)).json()["current_stage"] == "ocr_pdf")
 
 
 async def test_the_text_alone_is_had_by_its_job(

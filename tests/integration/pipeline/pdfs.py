@@ -43,3 +43,24 @@ def sized(width: float, height: float) -> bytes:
     document = pymupdf.open()
     document.new_page(width=width, height=height).insert_text((20, 20), "hello there")
     return bytes(document.tobytes(no_new_id=True))
+
+
+def scan(document: bytes, dpi: int = 150) -> bytes:
+    """The same pages as pictures alone, as a scanner makes them."""
+    made = pymupdf.open()
+    with pymupdf.open(stream=document, filetype="pdf") as opened:
+        for page in opened:
+            picture = page.get_pixmap(dpi=dpi).tobytes("png")
+            made.new_page(width=page.rect.width, height=page.rect.height).insert_image(
+                page.rect, stream=picture
+            )
+    return bytes(made.tobytes(no_new_id=True))
+
+
+def slips(texts: Sequence[str]) -> bytes:
+    """Small pages, one for each text, that OCR reads fast."""
+    document = pymupdf.open()
+    for text in texts:
+        page = document.new_page(width=220, height=220)  # narrower ones are drawn larger
+        page.insert_textbox(pymupdf.Rect(10, 20, 210, 200), text, fontsize=12)
+    return bytes(document.tobytes(no_new_id=True))

@@ -20,7 +20,7 @@ from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import embedder_for
 from switchyard.services.index.ranking import Hit, search
 from switchyard.services.index.wordllama import WordllamaEmbedder
-from switchyard.services.jobs.outcomes import Done, PermanentError
+from switchyard.services.jobs.outcomes import Done, Next, PermanentError
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
 from switchyard.services.records import NewJob
@@ -391,26 +391,29 @@ async def test_a_document_that_two_jobs_work_at_once_is_whole(pipeline: Pipeline
 # --- when it does not work ------------------------------------------------------------------
 
 
-async def test_images_alone_end_in_a_state_that_says_so(pipeline: Pipeline, tmp_path: Path):
+async def test_a_document_that_waits_for_ocr_says_so(pipeline: Pipeline, tmp_path: Path):
     payload = written(tmp_path, "scan.pdf", scanned())
-    assert await pipeline.run("ingest_document", payload) == [
-        "ingest_document",
-        "extract_text",
-        "await_ocr",
-    ]
-    assert pipeline.result("extract_text")["needs_ocr"]
-    document_id = pipeline.result("ingest_document")["document_id"]
+    ingested = await pipeline.one("ingest_document", payload)
+    assert isinstance(ingested, Next)
+    document_id = ingested.result["document_id"]
+    following = {"document_id": document_id}
+    extracted = await pipeline.one("extract_text", following)
+    assert isinstance(extracted, Next)
+    assert extracted.result["needs_ocr"]
+    waits = await pipeline.one("await_ocr", following)
+    assert isinstance(waits, Next)
+    (job,) = waits.jobs
+    assert (job.job_type, job.lane) == ("ocr_pdf", "vlm_ocr")
     known = await document(pipeline, document_id)
     assert (known.state, known.current_stage) == ("needs_ocr", "extract_text")
-    assert whole_result(pipeline, document_id)["state"] == "needs_ocr"
-    assert await pipeline.run("ingest_document", payload) == ["ingest_document"]
+    assert known.completed_stages == ("ingest_document", "extract_text")
 
 
 async def test_what_is_no_document_is_refused_and_leaves_nothing(
     pipeline: Pipeline, tmp_path: Path
 ):
-    with pytest.raises(UnsupportedDocument, match="PNG"):
-        await pipeline.run("ingest_document", written(tmp_path, "a.pdf", b"\x89PNG..."))
+    with pytest.raises(UnsupportedDocument, match="no PDF"):
+        await pipeline.run("ingest_document", written(tmp_path, "a.pdf", b"\x89PNG\r\n\x1a\n..."))
     assert [stored async for stored in pipeline.storage.list_async()] == []
 
 

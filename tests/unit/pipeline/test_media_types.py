@@ -6,10 +6,14 @@ import pytest
 
 from switchyard.services.files.errors import UnsupportedDocument
 from switchyard.services.files.media import (
+    JPEG,
     MARKDOWN,
     PDF,
     PLAIN_TEXT,
+    PNG,
     SNIFF_BYTES,
+    TIFF,
+    WEBP,
     media_type_of,
 )
 
@@ -20,6 +24,11 @@ from switchyard.services.files.media import (
         (b"%PDF-1.7\n...", "paper.pdf", PDF),
         (b"%PDF-1.7\n...", "paper.txt", PDF),
         (b"junk before\n%PDF-1.4", None, PDF),
+        (b"\x89PNG\r\n\x1a\n...", "scan.txt", PNG),
+        (b"\xff\xd8\xff\xe0...", None, JPEG),
+        (b"II*\x00...", "a.tif", TIFF),
+        (b"MM\x00*...", "a.tif", TIFF),
+        (b"RIFF\x10\x00\x00\x00WEBPVP8 ", None, WEBP),
         (b"Hello", None, PLAIN_TEXT),
         (b"Hello", "paper.txt", PLAIN_TEXT),
         (b"# Title", "README.MD", MARKDOWN),
@@ -38,8 +47,9 @@ def test_type_follows_from_the_content(data: bytes, filename: str | None, expect
     [
         (b"", "empty"),
         (b"PK\x03\x04rest", "ZIP"),
-        (b"\x89PNG\r\n\x1a\n", "PNG"),
-        (b"\xff\xd8\xff\xe0", "JPEG"),
+        (b"\x89PNG\n\x1a\n", "PNG"),
+        (b"\x89PNG\r\n\x1a\n", "no PDF"),
+        (b"\xff\xd8\xff\xe0", "no PDF"),
         (b"GIF89a", "GIF"),
         (b"{\\rtf1 text}", "Rich Text"),
         (b"  <!DOCTYPE HTML><html>", "HTML"),

@@ -9,7 +9,10 @@ import pytest
 
 from switchyard.services.jobs.registry import InvalidPayload, Registry
 
-HEAVY = ("lancedb", "numpy", "obstore", "openai", "pyarrow", "pymupdf", "sqlalchemy", "tenacity")
+HEAVY = (
+    *("PIL", "cv2", "lancedb", "numpy", "obstore", "onnxruntime", "openai", "pyarrow", "pymupdf"),
+    *("rapidocr", "sqlalchemy", "tenacity"),
+)
 
 
 def test_stages_run_on_the_workers_and_in_the_lanes_of_the_specification():
@@ -22,6 +25,7 @@ def test_stages_run_on_the_workers_and_in_the_lanes_of_the_specification():
         "ingest_document": ("ingest", ("hot", "backfill"), "task"),
         "extract_text": ("ingest", ("hot", "backfill"), "process"),
         "await_ocr": ("ingest", ("hot", "backfill"), "task"),
+        "ocr_pdf": ("ocr", ("vlm_ocr",), "task"),
         "summarize_content": ("llm", ("hot", "backfill"), "task"),
         "embed_content": ("embed", ("hot", "backfill"), "task"),
         "link_content": ("link", ("hot", "maintenance"), "task"),
@@ -51,6 +55,7 @@ def test_importing_the_job_types_loads_nothing_heavy():
         ("ingest_document", {"path": "a", "source": ""}, "source"),
         ("extract_text", {}, "document_id"),
         ("extract_text", {"document_id": "../x"}, "document_id"),
+        ("ocr_pdf", {"document_id": "a", "language": "../de"}, "language"),
         ("summarize_content", {"document_id": "a", "top_k": 3}, "top_k"),
         ("link_content", {"document_id": "a", "top_k": 0}, "top_k"),
     ],

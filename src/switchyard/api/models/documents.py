@@ -26,8 +26,9 @@ class DocumentView(BaseModel):
     document_id: str
     state: str = Field(
         examples=["summarizing"],
-        description="queued, storing, extracting, summarizing, embedding, linking, completed, "
-        "needs_ocr or failed; further stages bring states of their own.",
+        description="queued, storing, extracting, needs_ocr (waits for OCR), recognizing, "
+        "summarizing, embedding, linking, completed or failed; further stages bring states of "
+        "their own.",
     )
     current_stage: str | None = Field(examples=["summarize_content"])
     completed_stages: list[str] = Field(examples=[["ingest_document", "extract_text"]])

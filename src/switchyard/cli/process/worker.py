@@ -29,7 +29,8 @@ ALL = "all"
 
 def worker(
     kinds: Annotated[
-        list[str], typer.Argument(metavar="KIND…", help="ingest, llm, embed, link, …; or: all.")
+        list[str],
+        typer.Argument(metavar="KIND…", help="ingest, ocr, llm, embed, link, …; or: all."),
     ],
     lanes: Annotated[
         str | None,

@@ -98,7 +98,7 @@ def start_all(supervisor: Supervisor, registry: Registry) -> None:
 def kinds_of(registry: Registry) -> list[str]:
     """Kinds of worker, in the order in which a document needs them."""
     kinds = {job_type.worker for job_type in registry}
-    order = [kind for kind in ("ingest", "llm", "embed", "link") if kind in kinds]
+    order = [kind for kind in ("ingest", "ocr", "llm", "embed", "link") if kind in kinds]
     return order + sorted(kinds.difference(order))
 
 

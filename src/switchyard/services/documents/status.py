@@ -38,8 +38,8 @@ class DocumentStatus:
 
     document_id: str
     state: str
-    """queued, then the state of the stage under way (extracting, summarizing, …), and in the end
-    completed, needs_ocr or failed."""
+    """queued, then the state of the stage under way (extracting, summarizing, …; needs_ocr while
+    it waits for OCR), and in the end completed or failed."""
     current_stage: str | None
     """The job type of the stage under way, or of the one that failed; None at the end."""
     completed_stages: tuple[str, ...]
@@ -120,7 +120,8 @@ def _place(
         if stage is None or waits_at_first:
             state = QUEUED if waits_at_first or document is None else document.state
         else:
-            state = stage.state
+            is_running = job.state is State.RUNNING
+            state = stage.state if is_running else stage.waiting or stage.state
         return _Place(state, _stage_name(job, document))
     if document is None:
         return _Place(QUEUED, INGEST.name)

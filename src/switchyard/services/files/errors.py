@@ -1,7 +1,7 @@
 """Why a document can't be taken in; no further attempt helps.
 
 PermanentError
-├── UnsupportedDocument   neither a PDF nor plain text or Markdown
+├── UnsupportedDocument   neither a PDF, an image, plain text nor Markdown
 ├── CorruptDocument       cut off, damaged, or without any content
 ├── EncryptedDocument     a password is needed
 └── DocumentTooLarge      more bytes, pages, pixels or characters than are allowed
@@ -15,7 +15,7 @@ from switchyard.services.jobs.outcomes import PermanentError
 
 
 class UnsupportedDocument(PermanentError):
-    """The file is neither a PDF nor plain text or Markdown; the text says what it looks like."""
+    """The file is nothing that is taken in; the text says what it looks like."""
 
 
 class CorruptDocument(PermanentError):

@@ -10,6 +10,12 @@ from switchyard.services.files.errors import UnsupportedDocument
 PDF = "application/pdf"
 MARKDOWN = "text/markdown"
 PLAIN_TEXT = "text/plain"
+PNG = "image/png"
+JPEG = "image/jpeg"
+TIFF = "image/tiff"
+WEBP = "image/webp"
+IMAGES = frozenset({PNG, JPEG, TIFF, WEBP})
+"""They have no text of their own: OCR reads them."""
 
 MAX_DOCUMENT_BYTES = 100 * 1024 * 1024
 """Largest file that is taken in."""
@@ -24,11 +30,9 @@ _PDF_BODY = re.compile(rb"(?:^|[\r\n])\d{1,10} \d{1,5} obj\b")
 
 _NAMED = (
     (b"PK\x03\x04", "a ZIP archive or an Office document"),
-    (b"\x89PNG", "a PNG image"),
-    (b"\xff\xd8\xff", "a JPEG image"),
     (b"GIF8", "a GIF image"),
-    (b"II*\x00", "a TIFF image"),
-    (b"MM\x00*", "a TIFF image"),
+    (b"\x89PNG", "a PNG image that is broken"),
+    (b"BM", "a bitmap"),
     (b"\x1f\x8b", "a gzip file"),
     (b"\xd0\xcf\x11\xe0", "an old Office document"),
     (b"\x7fELF", "a program"),
@@ -41,6 +45,15 @@ _NAMED = (
     (b"<svg", "an SVG image"),
 )
 
+_IMAGE_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", PNG),
+    (b"\xff\xd8\xff", JPEG),
+    (b"II*\x00", TIFF),
+    (b"MM\x00*", TIFF),
+)
+
+TAKEN = "only PDF, images (PNG, JPEG, TIFF, WebP), plain text and Markdown are taken"
+
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0c\x1b")
 
 
@@ -51,15 +64,15 @@ def refuse_unsupported(head: bytes) -> None:
     """
     if not head:
         raise UnsupportedDocument("the file is empty")
-    if _is_pdf(head) or _has_pdf_body(head):
+    if _is_pdf(head) or _has_pdf_body(head) or _image_type(head) is not None:
         return
     start = head.lstrip()[:16].lower()
     for magic, name in _NAMED:
         if head.startswith(magic) or start.startswith(magic):
-            raise UnsupportedDocument(f"{name}: only PDF, plain text and Markdown are taken")
+            raise UnsupportedDocument(f"{name}: {TAKEN}")
     encoding = _encoding(head)
     if encoding == "utf-8" and any(byte < 32 and byte not in _TEXT_CONTROLS for byte in head):
-        raise UnsupportedDocument("binary data: only PDF, plain text and Markdown are taken")
+        raise UnsupportedDocument(f"binary data: {TAKEN}")
     decoder = codecs.getincrementaldecoder(encoding)("strict")
     try:
         decoder.decode(head)  # not final: the last character may be cut in the middle
@@ -75,12 +88,17 @@ def refuse_false_pdf(head: bytes, filename: str | None) -> None:
 
 
 def media_type_of(data: bytes, filename: str | None = None) -> str:
-    """`application/pdf`, `text/markdown` or `text/plain`, from a whole file's content.
+    """`application/pdf`, one of IMAGES, `text/markdown` or `text/plain`, from a whole file's
+    content.
 
     The name only tells Markdown from other text, and what was meant to be a PDF. Raises
     UnsupportedDocument.
     """
     refuse_unsupported(data[:SNIFF_BYTES])
+    image = _image_type(data)
+    if image is not None:
+        refuse_false_pdf(data, filename)
+        return image
     if _is_pdf(data):
         return PDF
     # Without its first line, by its objects: a text may show such a line, too.
@@ -90,6 +108,12 @@ def media_type_of(data: bytes, filename: str | None = None) -> str:
     refuse_false_pdf(data, filename)
     markdown = filename is not None and filename.lower().endswith((".md", ".markdown"))
     return MARKDOWN if markdown else PLAIN_TEXT
+
+
+def _image_type(head: bytes) -> str | None:
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return WEBP
+    return next((media_type for magic, media_type in _IMAGE_MAGIC if head.startswith(magic)), None)
 
 
 def _is_pdf(head: bytes) -> bool:

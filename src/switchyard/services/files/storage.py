@@ -265,15 +265,29 @@ def _not_stored(key: str, error: Exception) -> NoReturn:
     raise NotStored(f"there is no file {key!r} in the storage") from error
 
 
+_SUFFIXES = {
+    "application/pdf": "pdf",
+    "text/markdown": "md",
+    "image/png": "png",
+    "image/jpeg": "jpg",
+    "image/tiff": "tif",
+    "image/webp": "webp",
+}
+
+
 def upload_key(document_id: str, media_type: str) -> str:
     """Where a document's original lies."""
-    suffix = {"application/pdf": "pdf", "text/markdown": "md"}.get(media_type, "txt")
-    return f"uploads/{document_id}/input.{suffix}"
+    return f"uploads/{document_id}/input.{_SUFFIXES.get(media_type, 'txt')}"
 
 
 def stage_key(document_id: str, stage: str) -> str:
     """Where a stage keeps its output."""
     return f"intermediate/{document_id}/{stage}/output.json"
+
+
+def page_key(document_id: str, stage: str, number: int) -> str:
+    """Where a stage that works page by page keeps what it made of one."""
+    return f"intermediate/{document_id}/{stage}/pages/{number}.json"
 
 
 def result_key(document_id: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from switchyard.broker.message import JobMessage
+from switchyard.services.jobs.outcomes import RetryableError
 
 if TYPE_CHECKING:  # whoever only declares a handler needs neither
     from switchyard.services.ledger import Ledger
@@ -22,6 +23,25 @@ class Compute(Protocol):
     """Runs CPU-bound work outside of the event loop."""
 
     async def __call__(self, work: Callable[..., Any], *args: Any, characters: int) -> Any: ...
+
+
+class InProcess(Protocol):
+    """Runs work on foreign files in a process of its own."""
+
+    async def __call__(
+        self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
+    ) -> Any: ...
+
+
+class ProcessCrashed(RetryableError):
+    """The process in which a part of a job ran has died."""
+
+
+async def _in_thread_unlimited(
+    work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
+) -> Any:
+    async with asyncio.timeout(timeout):
+        return await asyncio.to_thread(work, *args)
 
 
 async def _in_thread(work: Callable[..., Any], *args: Any, characters: int) -> Any:
@@ -44,6 +64,12 @@ class JobContext:
     """`await ctx.compute(work, *args, characters=n)`: CPU-bound work on a foreign text of that
     length, for handlers in the event loop. A long text goes to a process that is killed when the
     job's time is up, so `work` stands at the top level of its module."""
+
+    in_process: InProcess = field(default=_in_thread_unlimited, compare=False)
+    """`await ctx.in_process(work, *args, timeout=60, memory_limit_mb=1024)`: a part of a job that
+    opens a foreign file, for handlers in the event loop; `work` stands at the top level of its
+    module. It runs for that many seconds, in that much address space (MiB), and its process is
+    killed otherwise. Raises TimeoutError, MemoryError, ProcessCrashed, and what `work` raises."""
 
     @property
     def job_id(self) -> str:

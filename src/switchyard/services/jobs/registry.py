@@ -24,6 +24,7 @@ from switchyard.services.jobs.local_fields import Refusal, local_fields, refusal
 BUILT_IN_MODULES = (
     "switchyard.services.workers.ingest.documents",
     "switchyard.services.workers.ingest.arxiv",
+    "switchyard.services.workers.ocr",
     "switchyard.services.workers.llm",
     "switchyard.services.workers.embed",
     "switchyard.services.workers.link",

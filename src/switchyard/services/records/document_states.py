@@ -2,6 +2,7 @@
 
 COMPLETED = "completed"
 NEEDS_OCR = "needs_ocr"
+"""It is made of images, and waits for a worker that reads them."""
 FAILED = "failed"
-FINISHED_STATES = frozenset({COMPLETED, NEEDS_OCR})
+FINISHED_STATES = frozenset({COMPLETED})
 """States of a document that its pipeline leaves alone."""

@@ -94,7 +94,27 @@ async def _task(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) ->
     from switchyard.services.ledger import Ledger
 
     async with await Ledger.open(ctx["settings"].ledger_url) as ledger:
-        return await handler(payload, JobContext(**ctx, ledger=ledger))
+        return await handler(payload, JobContext(**ctx, ledger=ledger, in_process=_Here()))
+
+
+class _Here:
+    """`JobContext.in_process` where the job has a process of its own already: within the same
+    limits, one part at a time. A part that does not end in time is killed with the job."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def __call__(
+        self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
+    ) -> Any:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        async with self._turn:
+            resource.setrlimit(resource.RLIMIT_AS, (memory_limit_mb * 1024 * 1024, hard))
+            try:
+                async with asyncio.timeout(timeout):
+                    return await asyncio.to_thread(work, *args)
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | None) -> Any:

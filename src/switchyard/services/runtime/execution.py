@@ -16,7 +16,7 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 from pydantic import BaseModel
 
-from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.jobs.outcomes import Snooze
 from switchyard.services.jobs.registry import JobType
 from switchyard.services.jobs.retry import Failure
@@ -69,7 +69,7 @@ class Executor:
             async with self._turns[ctx.lane]:
                 return await _run_alone(job_type, payload, ctx)
         limit = asyncio.timeout(job_type.timeout)
-        ctx = replace(ctx, compute=self.compute)
+        ctx = replace(ctx, compute=self.compute, in_process=self.in_process)
         try:
             async with limit:
                 return await job_type.handler(payload, ctx)
@@ -96,6 +96,21 @@ class Executor:
             if error.exitcode in (OUT_OF_MEMORY, WORN_OUT):
                 raise MemoryError(_too_big(work.__name__, COMPUTE_MEMORY_MB)) from error
             raise
+
+    async def in_process(
+        self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
+    ) -> Any:
+        """What the work gives or raises: JobContext.in_process for a handler in the event loop.
+        The time begins when a process is free for it."""
+        name = work.__name__
+        try:
+            return await self._in_process(run, [work, args, memory_limit_mb], timeout)
+        except ProcessExpired as error:
+            if error.exitcode in (OUT_OF_MEMORY, WORN_OUT):
+                raise MemoryError(_too_big(name, memory_limit_mb)) from error
+            raise ProcessCrashed(
+                f"the process of {name} ended with exit code {error.exitcode}"
+            ) from error
 
     async def _run_in_process(
         self,

@@ -1,12 +1,13 @@
-"""A stored original as text: one form for PDF, plain text and Markdown."""
+"""A stored original as text: one form for PDF, images, plain text and Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
-from switchyard.services.files.media import PDF, decode_text
+from switchyard.services.files.media import IMAGES, PDF, decode_text
+from switchyard.services.text.images import count_pages
 from switchyard.services.text.pdf import Limits, PdfPage, read_pdf
 from switchyard.services.text.plain import clean, count_words, paragraphs, shorten
 
@@ -23,6 +24,11 @@ def extract(
         read = read_pdf(data)
         pages, found, metadata = read.pages, read.title, read.metadata
         needs_ocr, repaired = read.needs_ocr, read.repaired
+    elif media_type in IMAGES:
+        limits = Limits()
+        count = count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
+        pages = tuple(PdfPage(number, "") for number in range(1, count + 1))
+        found, metadata, needs_ocr, repaired = None, {}, True, False
     else:
         pages = (PdfPage(1, _plain(data)),)
         found, metadata, needs_ocr, repaired = None, {}, False, False
@@ -32,13 +38,50 @@ def extract(
         "media_type": media_type,
         "metadata": metadata,
         "page_count": len(pages),
-        "word_count": sum(count_words(text) for text in texts),
-        "character_count": sum(len(text) for text in texts),
-        "pages_without_text": [page.number for page in pages if not page.text],
-        "broken_pages": [page.number for page in pages if page.is_broken],
+        **_counts(pages),
         "needs_ocr": needs_ocr,
         "repaired": repaired,
         "pages": [{"page": page.number, "text": page.text} for page in pages],
+    }
+
+
+def with_ocr(
+    text: Mapping[str, Any],
+    read: Mapping[int, str | None],
+    *,
+    title: str | None,
+    filename: str | None,
+) -> dict[str, Any]:
+    """The output of `extract_text` with what OCR has read, by page; None is one that can't be
+    read. Titles are as in `extract`; one that was only the file's name gives way to a headline.
+    """
+    broken = set(text.get("broken_pages", ()))
+    pages = []
+    for page in text["pages"]:
+        number = page["page"]
+        found = read.get(number, page["text"]) or ""
+        is_broken = not found and (read[number] is None if number in read else number in broken)
+        pages.append(PdfPage(number, found, is_broken))
+    texts = [page.text for page in pages]
+    if len(texts) and text["title"] == _title(None, None, [], filename):
+        named = _title(title, None, texts, filename)
+    else:
+        named = text["title"]
+    return dict(text) | {
+        "title": named,
+        **_counts(pages),
+        "needs_ocr": False,
+        "ocr_pages": sorted(number for number, found in read.items() if found),
+        "pages": [{"page": page.number, "text": page.text} for page in pages],
+    }
+
+
+def _counts(pages: Sequence[PdfPage]) -> dict[str, Any]:
+    return {
+        "word_count": sum(count_words(page.text) for page in pages),
+        "character_count": sum(len(page.text) for page in pages),
+        "pages_without_text": [page.number for page in pages if not page.text],
+        "broken_pages": [page.number for page in pages if page.is_broken],
     }
 
 

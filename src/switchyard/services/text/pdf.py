@@ -220,3 +220,26 @@ def _has_end(data: bytes) -> bool:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+
+
+def draw_page(data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> Any:
+    """A page, from 1, as rows of pixels (red, green, blue): at that resolution, or at a lower one
+    where it would be longer or wider than `side` pixels.
+
+    Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, MemoryError.
+    """
+    import numpy as np
+
+    library = _library()
+    with (
+        _reading(library, data, f"page {number}"),
+        library.open(stream=data, filetype="pdf") as document,
+    ):
+        _check_document(document, data, limits)
+        page = document.load_page(number - 1)
+        _check_pixels(page, number, limits)
+        zoom = min(dpi / 72, side / max(page.rect.width, page.rect.height, 1))
+        drawn = page.get_pixmap(
+            matrix=library.Matrix(zoom, zoom), colorspace=library.csRGB, alpha=False
+        )
+        return np.frombuffer(drawn.samples, np.uint8).reshape(drawn.h, drawn.w, 3).copy()

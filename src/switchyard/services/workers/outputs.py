@@ -148,6 +148,16 @@ class DocumentFiles:
             await self.storage.put_async(self._key(stage), _encode(made))
         return _output(made, reused=reused)
 
+    async def replace_async(
+        self, stage: Stage, before: StageOutput, result: Mapping[str, Any]
+    ) -> StageOutput:
+        """Keep another result of a stage for the same input: one that a later stage completes.
+        Raises ContentReplaced."""
+        made = _envelope(stage, before.input_hash, before.content, result)
+        await self.require_async(before.content)
+        await self.storage.put_async(self._key(stage), _encode(made))
+        return _output(made, reused=False)
+
     async def put_result_async(self, result: Mapping[str, Any]) -> str:
         """Write the document's `result.json`; gives its key."""
         key = result_key(self.document_id)

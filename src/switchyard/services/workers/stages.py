@@ -1,6 +1,6 @@
 """The stages of the document pipeline: their names, and what the ledger is told of them.
 
-ingest_document → extract_text → summarize_content → embed_content → link_content
+ingest_document → extract_text (→ ocr_pdf) → summarize_content → embed_content → link_content
 
 What each of them keeps, and when that is used again, is in `outputs`.
 """
@@ -22,6 +22,7 @@ from switchyard.services.records.document_states import (
     COMPLETED,
     FAILED,
     FINISHED_STATES,
+    NEEDS_OCR,
 )
 
 _DOCUMENT_NAMESPACE = UUID("5d3f6c0e-3a0b-5f7e-8c55-0a7b6a1f4c21")
@@ -50,17 +51,21 @@ class Stage:
     name: str
     state: str
     """The document's state while the stage is under way."""
+    waiting: str | None = None
+    """Its state while the stage's job waits for a worker; None is the same."""
     version: int = 1
     """Raised when the stage's code makes something else of the same input."""
 
 
 INGEST = Stage("ingest_document", "storing")
 EXTRACT = Stage("extract_text", "extracting", version=2)
+OCR = Stage("ocr_pdf", "recognizing", waiting=NEEDS_OCR)
 SUMMARIZE = Stage("summarize_content", "summarizing")
 EMBED = Stage("embed_content", "embedding")
 LINK = Stage("link_content", "linking")
 
-PIPELINE = (INGEST, EXTRACT, SUMMARIZE, EMBED, LINK)
+PIPELINE = (INGEST, EXTRACT, OCR, SUMMARIZE, EMBED, LINK)
+"""All stages in their order; most documents need no OCR."""
 
 
 class ContentReplaced(Exception):
@@ -92,22 +97,33 @@ def document_id_of(sha256: str) -> str:
     return str(uuid5(_DOCUMENT_NAMESPACE, sha256))
 
 
+@dataclass(slots=True)
+class AtStage:
+    """A job at a stage."""
+
+    goes_on: bool = False
+    """Another job does the rest: the stage is not done yet."""
+
+
 @asynccontextmanager
-async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIterator[None]:
+async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIterator[AtStage]:
     """Note in the ledger that the document is at this stage, and how that ended.
 
     A stage that fails for good leaves the document `failed`, at that stage; a redrive takes it
     up again. Without a ledger nothing is noted.
     """
     await note(ctx, document_id, stage, stage.state)
+    at = AtStage()
     try:
-        yield
+        yield at
     except ContentReplaced:
         raise
     except Exception as error:
         if isinstance(error, PermanentError) or ctx.attempt >= ctx.message.metadata.max_attempts:
             await note(ctx, document_id, stage, FAILED)
         raise
+    if at.goes_on:
+        return
     last = stage is PIPELINE[-1]
     await note(ctx, document_id, stage, COMPLETED if last else stage.state, completed=True)
 

@@ -38,10 +38,11 @@ from switchyard.services.workers.ingest.intake import (
     is_taken,
     known_already,
 )
-from switchyard.services.workers.outputs import DocumentFiles, damage_of, entry_of
+from switchyard.services.workers.outputs import DocumentFiles
 from switchyard.services.workers.stages import (
     EXTRACT,
     INGEST,
+    OCR,
     ContentReplaced,
     DocumentId,
     DocumentJob,
@@ -170,7 +171,7 @@ class ExtractText(BaseModel):
     memory_limit_mb=2048,
 )
 def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
-    """The text of a document, page by page. A document of images alone waits for OCR.
+    """The text of a document, page by page. A document of images alone goes to OCR.
 
     Of an upload alone, the text is the job's result in storage, and nothing follows.
     """
@@ -226,25 +227,10 @@ def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
 @job("await_ocr", worker="ingest", lanes=("hot", "backfill"), timeout=60)
 @ends_when_superseded
 async def await_ocr(payload: DocumentJob, ctx: JobContext) -> Outcome:
-    """End the pipeline of a document without text, in a state that says so.
+    """Send a document without text to OCR, and note that it waits for that.
 
     A job of its own because `extract_text` runs in a process that has no ledger.
     """
-    files = DocumentFiles.of(ctx, payload.document_id)
-    about = (await files.output_of_async(INGEST)).result
-    text = (await files.output_of_async(EXTRACT)).result
-    result = {
-        "document_id": payload.document_id,
-        "state": NEEDS_OCR,
-        "title": text["title"],
-        "source": about["source"],
-        "filename": about["filename"],
-        "media_type": about["media_type"],
-        "page_count": text["page_count"],
-        "word_count": 0,
-        **damage_of(text),
-        **entry_of(about),
-    }
-    key = await files.put_result_async(result)
     await note(ctx, payload.document_id, EXTRACT, NEEDS_OCR, completed=True)
-    return Done({"document_id": payload.document_id, "state": NEEDS_OCR, "result": key})
+    following = Job(OCR.name, payload.model_dump(), lane="vlm_ocr")
+    return Next([following], {"document_id": payload.document_id, "state": NEEDS_OCR})

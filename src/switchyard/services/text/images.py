@@ -1,0 +1,98 @@
+"""Pictures that come as documents: measured before anything is decoded, and drawn for OCR."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
+
+
+def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
+    """How many pages an image has: those of a TIFF, else one. Nothing is decoded.
+
+    Raises CorruptDocument, and DocumentTooLarge for more than that many pages, or pixels on one
+    of them.
+    """
+    with _opened(data) as image:
+        # A TIFF says of no page how many there are: each is looked up behind the one before.
+        for number in range(pages):
+            _check(image, number + 1, pixels)
+            if image.format != "TIFF" or not _has_next(image, number + 1):
+                return number + 1
+    raise DocumentTooLarge(f"the image has more than the {pages:,} pages allowed")
+
+
+def draw(data: bytes, number: int, *, pixels: int, side: int) -> Image:
+    """A page of an image, from 1, upright, in colour, at most `side` pixels long and wide.
+
+    Raises CorruptDocument, DocumentTooLarge, MemoryError.
+    """
+    from PIL import ImageOps
+
+    with _opened(data) as image:
+        if number > 1 and not _has_next(image, number - 1):
+            raise CorruptDocument(f"the image has no page {number}")
+        _check(image, number, pixels)
+        image.draft("RGB", (side, side))  # a JPEG is decoded at a fraction of its size
+        # Not by `thumbnail` alone: palettes and 16 bits have no smooth way of being made smaller.
+        drawn: Image = _in_colour(image)
+        drawn.thumbnail((side, side))
+        return ImageOps.exif_transpose(drawn)
+
+
+def _in_colour(image: Image) -> Image:
+    from PIL import Image as Images
+
+    if image.mode.startswith("I;16"):
+        image = image.point(lambda value: value / 256).convert("L")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        white = Images.new("RGB", image.size, "white")
+        alpha = image.convert("RGBA")
+        white.paste(alpha, mask=alpha.getchannel("A"))
+        return white
+    return image.convert("RGB")
+
+
+def _has_next(image: Image, number: int) -> bool:
+    """Go to the page of that number, from 0; whether there is one."""
+    try:
+        image.seek(number)
+    except EOFError:
+        return False
+    return True
+
+
+def _check(image: Image, number: int, pixels: int) -> None:
+    width, height = image.size
+    if width * height > pixels:
+        raise DocumentTooLarge(
+            f"page {number} of the image has {width} × {height} pixels, {pixels:,} are allowed"
+        )
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[Image]:
+    from PIL import Image as Images
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes that are within our own limit
+        try:
+            with Images.open(io.BytesIO(data), formats=_FORMATS) as image:
+                yield image
+        except Images.DecompressionBombError as error:
+            raise DocumentTooLarge(f"the image is too large: {error}") from error
+        except (CorruptDocument, DocumentTooLarge, MemoryError):
+            raise
+        # Its readers of damaged files raise whatever they run into.
+        except Exception as error:
+            said = str(error).strip() or type(error).__name__
+            raise CorruptDocument(f"the image is corrupt: {said[:200]}") from error

@@ -1,0 +1,200 @@
+"""The order in which a person reads what stands on a page.
+
+A page comes as lines with their places, from a PDF or from OCR, in whatever order. Columns are
+found by their gutters, and lines that lie across a gutter (headings, a table over both columns)
+divide the columns into what stands above and below them. Everything here takes time in proportion
+to n log n of the lines, and gives up finer order beyond limits that no page for people reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+MAX_LINES = 20_000
+"""Lines of a page beyond which they are only sorted."""
+_MAX_DEPTH = 24
+"""Divisions within divisions."""
+_GUTTER = 0.5
+"""Least width of the space between two columns, in heights of a line."""
+_CROSSED = 0.34
+"""How much of a gutter's height lines may cross, as a part of the lower side of it."""
+_SAME_ROW = 0.5
+"""Part of the lower of two lines' heights that both share when they stand side by side."""
+_NEW_PARAGRAPH = 1.3
+"""From line to line, in usual steps, where a paragraph begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of text, or the part of one that stands in a column. Places are from the left and
+    from the top, in any unit."""
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+    text: str
+    size: float
+    """Height of its letters."""
+    bold: bool = False
+
+    @property
+    def height(self) -> float:
+        return self.y1 - self.y0
+
+
+def reading_order(lines: Iterable[Line]) -> list[list[Line]]:
+    """The lines in blocks, one for each column or line across columns, in the order of reading.
+
+    Lines without text, or without a place, are left out.
+    """
+    found = [line for line in lines if line.text.strip() and line.x1 > line.x0 and line.height > 0]
+    if not found:
+        return []
+    if len(found) > MAX_LINES:
+        return [sorted(found, key=lambda line: (line.y0, line.x0))]
+    unit = median(line.height for line in found)
+    blocks: list[list[Line]] = []
+    _order(found, unit, blocks, 0)
+    return blocks
+
+
+def paragraphs_of(block: Sequence[Line]) -> list[list[Line]]:
+    """A block's lines in paragraphs: a new one begins below a wider space, or with letters of
+    another size, or where a line is indented."""
+    rows = _rows(block)
+    if not rows:
+        return []
+    unit = median(line.size for row in rows for line in row)
+    steps = [_middle(below) - _middle(above) for above, below in pairwise(rows)]
+    usual = median(steps) if steps else 0.0
+    left = min(line.x0 for row in rows for line in row)
+    found: list[list[Line]] = [list(rows[0])]
+    for above, below, step in zip(rows, rows[1:], steps, strict=False):
+        spaced = step > _NEW_PARAGRAPH * usual or step > 2.6 * unit
+        resized = not 0.85 < below[0].size / above[0].size < 1.18
+        indented = below[0].x0 - left > 0.8 * unit and above[0].x0 - left < 0.4 * unit
+        if spaced or resized or (indented and len(rows) > 2):
+            found.append([])
+        found[-1].extend(below)
+    return found
+
+
+def _order(lines: list[Line], unit: float, blocks: list[list[Line]], depth: int) -> None:
+    """Append the lines to `blocks`, divided by the gutter that is crossed least."""
+    gutter = _gutter(lines, unit) if depth < _MAX_DEPTH and len(lines) > 3 else None
+    if gutter is None:
+        blocks.append([line for row in _rows(lines) for line in row])
+        return
+    across = [line for line in lines if line.x0 < gutter < line.x1]
+    rest = [line for line in lines if not line.x0 < gutter < line.x1]
+    for bridge, band in _bands(across, rest):
+        left = [line for line in band if line.x1 <= gutter]
+        right = [line for line in band if line.x0 >= gutter]
+        for side in (left, right):
+            if side:
+                _order(side, unit, blocks, depth + 1)
+        if bridge:
+            _order(bridge, unit, blocks, _MAX_DEPTH)
+
+
+def _bands(across: list[Line], rest: list[Line]) -> Iterable[tuple[list[Line], list[Line]]]:
+    """What stands beside a gutter above each run of lines across it, with that run; last, what
+    is below all of them, with none."""
+    across.sort(key=lambda line: (line.y0, line.x0))
+    rest.sort(key=lambda line: line.y0 + line.y1)
+    at = start = 0
+    while start < len(across):
+        middle = across[start].y0 + across[start].y1
+        first = at
+        while at < len(rest) and rest[at].y0 + rest[at].y1 < middle:
+            at += 1
+        next_middle = rest[at].y0 + rest[at].y1 if at < len(rest) else float("inf")
+        end = start
+        while end < len(across) and across[end].y0 + across[end].y1 <= next_middle:
+            end += 1
+        end = max(end, start + 1)
+        yield across[start:end], rest[first:at]
+        start = end
+    yield [], rest[at:]
+
+
+def gutters(lines: Sequence[Line], *, crossed: float) -> list[tuple[float, float]]:
+    """From where to where spaces run down between columns, though lines cross them: as a part of
+    the height of what stands on their emptier side, at most so much."""
+    if not 3 < len(lines) <= MAX_LINES:
+        return []
+    unit = median(line.height for line in lines)
+    return [(at, until) for at, until, _ in _spaces(lines, unit, crossed)]
+
+
+def _gutter(lines: Sequence[Line], unit: float) -> float | None:
+    """The middle of the widest space between two columns that few lines cross; None where there
+    is one column."""
+    spaces = sorted(_spaces(lines, unit, _CROSSED), key=lambda space: -space[2])
+    return next(((at + until) / 2 for at, until, _ in spaces), None)
+
+
+def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[float, float, float]]:
+    """Spaces between columns, from where to where, and how good each is."""
+    edges = sorted(
+        [(line.x0, line.height) for line in lines] + [(line.x1, -line.height) for line in lines]
+    )
+    left_of = right_of = crossing = 0.0
+    total = sum(line.height for line in lines)
+    found: list[tuple[float, float, float]] = []
+    for (at, height), (until, _) in pairwise(edges):
+        crossing += height
+        if height < 0:
+            left_of -= height
+        right_of = total - left_of - crossing
+        width = until - at
+        lower = min(left_of, right_of)
+        if width < _GUTTER * unit or lower < 2 * unit or crossing > crossed * lower:
+            continue
+        found.append((at, until, width / (1 + crossing / lower)))
+    # Looking closer takes time: only the best few, of which a page for people has no more.
+    found.sort(key=lambda space: -space[2])
+    return [space for space in found[:8] if _are_columns(lines, space[0], space[1], unit)]
+
+
+def _are_columns(lines: Sequence[Line], at: float, until: float, unit: float) -> bool:
+    """Whether what stands left and right of a space is text side by side: two lines or more of
+    each, beside one another, and not the labels and values of a form or a list."""
+    left = [line for line in lines if line.x1 <= at]
+    right = [line for line in lines if line.x0 >= until]
+    if len(left) < 2 or len(right) < 2:
+        return False
+    top = max(min(line.y0 for line in left), min(line.y0 for line in right))
+    bottom = min(max(line.y1 for line in left), max(line.y1 for line in right))
+    if bottom - top < 1.5 * unit:
+        return False
+    return all(_is_prose(side, unit) for side in (left, right))
+
+
+def _is_prose(side: Sequence[Line], unit: float) -> bool:
+    """Whether lines are long enough to be a column of text: six letters' heights and more."""
+    return median(line.x1 - line.x0 for line in side) > 6 * unit
+
+
+def _rows(lines: Iterable[Line]) -> list[list[Line]]:
+    """Lines from top to bottom; those side by side are one row, from left to right."""
+    rows: list[list[Line]] = []
+    for line in sorted(lines, key=lambda line: (line.y0 + line.y1, line.x0)):
+        if rows:
+            last = rows[-1][-1]
+            shared = min(last.y1, line.y1) - max(last.y0, line.y0)
+            if shared > _SAME_ROW * min(last.height, line.height):
+                rows[-1].append(line)
+                continue
+        rows.append([line])
+    for row in rows:
+        row.sort(key=lambda line: line.x0)
+    return rows
+
+
+def _middle(row: Sequence[Line]) -> float:
+    return sum(line.y0 + line.y1 for line in row) / (2 * len(row))

@@ -1,0 +1,307 @@
+"""Text of pictures, with RapidOCR: a page of a PDF or an image is drawn, and its lines are read.
+
+Runs in a process of its own, like all that opens foreign files. The models lie in the package
+(Apache-2.0) and are loaded once in a process; nothing is fetched at run time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from math import atan2, cos, sin
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.files.media import PDF
+from switchyard.services.files.storage import Storage
+from switchyard.services.jobs.outcomes import PermanentError
+from switchyard.services.text.layout import Line, gutters, paragraphs_of, reading_order
+from switchyard.services.text.pdf import Limits, draw_page
+from switchyard.services.text.plain import clean, unwrap
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Picture = NDArray[np.uint8]
+
+OCR_VERSION = "rapidocr-3/ppocr-v6-small"
+"""Of the models, and of what is made of their lines: another one reads pages anew."""
+DPI = 150
+LONGEST_SIDE = 3_000
+"""Pixels: larger pages are drawn smaller. The models look at 2,000."""
+MEMORY_MB = 3072
+"""Address space of a process that reads pages, in MiB, of which a page of A4 takes about half;
+resident it has some 0.5 GB, and 0.9 GB at the most."""
+
+BUILT_IN = frozenset(
+    (
+        *("af", "az", "bs", "ca", "ch", "chinese_cht", "cs", "cy", "da", "de", "en", "es", "et"),
+        *("eu", "fi", "fr", "ga", "gl", "hr", "hu", "id", "is", "it", "japan", "ku", "la", "lb"),
+        *("lt", "lv", "mi", "ms", "mt", "nl", "no", "oc", "pl", "pt", "qu", "rm", "ro"),
+        *("rs_latin", "sk", "sl", "sq", "sv", "sw", "tl", "tr", "uz", "vi"),
+    )
+)
+"""Languages that the model of the package reads, without being told which."""
+_NAMES = {"zh": "ch", "zh_cn": "ch", "zh_tw": "chinese_cht", "ja": "japan"}
+_MODELS = "models"
+_DETECTION, _DIRECTION, _RECOGNITION = (
+    "PP-OCRv6_det_small.onnx",
+    "ch_ppocr_mobile_v2.0_cls_mobile.onnx",
+    "PP-OCRv6_rec_small.onnx",
+)
+_LEVEL = 0.01
+"""Radians up to which a page is level: half a degree."""
+_PRINT = 64
+"""Shades, of 256, between paper and ink."""
+_SURE = 0.5
+"""Certainty below which a line is taken for a pattern, not for text."""
+
+
+class OcrNotInstalled(PermanentError):
+    """This worker has no OCR."""
+
+
+class UnknownLanguage(PermanentError):
+    """No model reads that language here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A document's file, where every process finds it."""
+
+    storage: Storage
+    key: str
+    sha256: str
+    """Of its content, or of what stands for it: another one is read anew."""
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPage:
+    """What OCR made of a page."""
+
+    text: str
+    """Paragraphs with blank lines between them, in reading order."""
+    certainty: float
+    """0 to 1; the mean of its lines, 0 where there are none."""
+    turned: int
+    """Degrees by which the picture had to be turned to the left: 0, 90, 180 or 270."""
+
+
+def require_ocr(language: str | None, models: Path | None) -> None:
+    """Raises OcrNotInstalled, UnknownLanguage."""
+    if find_spec("rapidocr") is None or find_spec("onnxruntime") is None:
+        raise OcrNotInstalled(
+            "this worker has no OCR: install switchyard[ocr] there and redrive the job"
+        )
+    _model_of(language, models)
+
+
+def read_page(
+    original: Original, number: int, language: str | None = None, models: Path | None = None
+) -> ReadPage:
+    """Read one page, from 1.
+
+    Raises what opening and drawing it raises (CorruptDocument, EncryptedDocument,
+    DocumentTooLarge, NotStored), OcrNotInstalled, UnknownLanguage, MemoryError.
+    """
+    require_ocr(language, models)
+    data = _content(original)
+    limits = Limits()
+    if original.media_type == PDF:
+        picture = draw_page(data, number, dpi=DPI, side=LONGEST_SIDE, limits=limits)
+    else:
+        import numpy as np
+
+        from switchyard.services.text.images import draw
+
+        drawn = draw(data, number, pixels=limits.page_pixels, side=LONGEST_SIDE)
+        picture = np.asarray(drawn)
+    return read_picture(picture, str(_model_of(language, models)))
+
+
+def read_picture(picture: Picture, model: str | None = None) -> ReadPage:
+    """Read a picture: rows of pixels, each red, green and blue."""
+    import numpy as np
+
+    engine = _engine(model or str(_model_of(None, None)))
+    picture = np.ascontiguousarray(picture[:, :, ::-1])  # its models have learnt them backwards
+    boxes, texts, scores, turned = _read_upright(engine, picture)
+    sure = [
+        (box, text.strip(), score)
+        for box, text, score in zip(boxes, texts, scores, strict=True)
+        if score >= _SURE and text.strip()
+    ]
+    if not sure:
+        return ReadPage("", 0.0, turned)
+    lines = _lines([box for box, _, _ in sure], [text for _, text, _ in sure])
+    found = [
+        unwrap(clean("\n".join(line.text for line in paragraph)))
+        for block in reading_order(lines)
+        for paragraph in paragraphs_of(block)
+    ]
+    certainty = sum(score for _, _, score in sure) / len(sure)
+    return ReadPage("\n\n".join(each for each in found if each), round(certainty, 3), turned)
+
+
+def _model_of(language: str | None, models: Path | None) -> Path:
+    """The file of the model that reads a language. Raises UnknownLanguage."""
+    package = find_spec("rapidocr")
+    if package is None or package.origin is None:
+        raise OcrNotInstalled("this worker has no OCR: install switchyard[ocr] there")
+    name = _NAMES.get(language or "", language)
+    if name is None or name in BUILT_IN:
+        return Path(package.origin).parent / _MODELS / _RECOGNITION
+    own = models / f"{name}.onnx" if models is not None else None
+    if own is not None and own.is_file():
+        return own
+    raise UnknownLanguage(
+        f"no model here reads {name!r}: put {name}.onnx into the directory of JOBS_OCR_MODELS, or "
+        f"name one of {', '.join(sorted(BUILT_IN))}"
+    )
+
+
+@lru_cache(maxsize=1)
+def _content(original: Original) -> bytes:
+    """Kept for the pages that follow, which are mostly of the same document."""
+    return original.storage.get(original.key)
+
+
+@lru_cache(maxsize=1)
+def _engine(model: str) -> Any:
+    """RapidOCR with its models: a second, and some 400 MB."""
+    import cv2
+    from rapidocr import RapidOCR
+
+    folder = Path(model).parent
+    package = find_spec("rapidocr")
+    if package is not None and package.origin is not None:
+        folder = Path(package.origin).parent / _MODELS
+    paths = {
+        "Det.model_path": folder / _DETECTION,
+        "Cls.model_path": folder / _DIRECTION,
+        "Rec.model_path": Path(model),
+    }
+    for path in paths.values():
+        if not path.is_file():  # it would be fetched
+            raise OcrNotInstalled(f"the model {path.name} is not there: install rapidocr again")
+    cv2.setNumThreads(1)
+    return RapidOCR(
+        params={name: str(path) for name, path in paths.items()}
+        | {
+            "Global.log_level": "critical",
+            # Pages are read side by side, by as many processes as there are slots.
+            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+            # In batches, each line would be as wide as the widest: slower, and twice the memory.
+            "Rec.rec_batch_num": 1,
+        }
+    )
+
+
+def _read_upright(engine: Any, picture: Picture) -> tuple[list[Any], list[str], list[float], int]:
+    """Boxes, texts, certainties, and by how much the picture was turned for them.
+
+    Its own way reads lines that stand upright or upside down, but leaves them where they are: the
+    page is turned first, so that there is an order to read them in.
+    """
+    import numpy as np
+    from rapidocr.main import RapidOCRError
+
+    turned = 0
+    try:
+        picture, record = engine.preprocess_img(picture)
+        crops, found = engine.detect_and_crop(picture, record)
+        if _stands_upright(found.boxes):
+            turned = 90
+            picture = np.ascontiguousarray(np.rot90(picture))
+            crops, found = engine.detect_and_crop(picture, record)
+        _, direction = engine.cls_and_rotate(crops)
+        backwards = [label for label, score in direction.cls_res if "180" in label and score > 0.9]
+        if len(backwards) > len(crops) / 2:
+            turned += 180
+            picture = np.ascontiguousarray(np.rot90(picture, 2))
+            crops, found = engine.detect_and_crop(picture, record)
+        divided = _divided(picture, list(found.boxes))
+        if divided is not None:
+            found.boxes = divided
+            crops = engine.crop_text_regions(picture, divided)
+        read = engine.recognize_txt(crops)
+    except RapidOCRError:  # its word for a page without text
+        return [], [], [], turned
+    return list(found.boxes), list(read.txts), list(read.scores), turned
+
+
+def _divided(picture: Picture, boxes: list[Any]) -> list[Any] | None:
+    """Boxes that reach over two columns in two; None where there are none. Where columns are
+    close, detection takes some lines of both for one."""
+    import numpy as np
+
+    lines = _lines(boxes, ["x"] * len(boxes))
+    spaces = gutters(lines, crossed=2.0)
+    if not spaces or abs(_angle(boxes)) > _LEVEL:
+        return None
+    found = []
+    for box in boxes:
+        x0, x1 = min(x for x, _ in box), max(x for x, _ in box)
+        y0, y1 = int(min(y for _, y in box)), int(max(y for _, y in box))
+        cuts = [
+            (at, until)
+            for at, until in spaces
+            if x0 < at and until < x1 and _is_empty(picture[y0:y1, int(at) + 1 : int(until)])
+        ]
+        for at, until in sorted(cuts):
+            found.append(np.array([[x0, y0], [at, y0], [at, y1], [x0, y1]], np.float32))
+            x0 = until
+        if cuts:
+            box = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float32)
+        found.append(box)
+    return found if len(found) > len(boxes) else None
+
+
+def _is_empty(part: Picture) -> bool:
+    """Whether nothing is printed there."""
+    return part.size > 0 and int(part.max()) - int(part.min()) < _PRINT
+
+
+def _stands_upright(boxes: Any) -> bool:
+    """Whether lines run up or down: most of what is longer than it is wide."""
+    upright = level = 0.0
+    for box in boxes:
+        width, height = _length(box[0], box[1]), _length(box[0], box[3])
+        if height > 1.5 * width:
+            upright += height
+        elif width > 1.5 * height:
+            level += width
+    return upright > level
+
+
+def _length(start: Any, end: Any) -> float:
+    return float(((start[0] - end[0]) ** 2 + (start[1] - end[1]) ** 2) ** 0.5)
+
+
+def _angle(boxes: list[Any]) -> float:
+    """By how much most lines slope, in radians."""
+    return median(atan2(box[1][1] - box[0][1], box[1][0] - box[0][0]) for box in boxes)
+
+
+def _lines(boxes: list[Any], texts: list[str]) -> list[Line]:
+    """Boxes as lines of a level page: turned back by the angle at which most of them lie."""
+    angle = _angle(boxes)
+    along, across = cos(-angle), sin(-angle)
+    usual = median(_length(box[0], box[3]) for box in boxes)
+    found = []
+    for box, text in zip(boxes, texts, strict=True):
+        xs = [float(x * along - y * across) for x, y in box]
+        ys = [float(x * across + y * along) for x, y in box]
+        height = _length(box[0], box[3])
+        middle = sum(ys) / len(ys)
+        # What detection adds above and below would make neighbours overlap.
+        y0, y1 = middle - 0.4 * height, middle + 0.4 * height
+        # A line without ascenders has a lower box, and letters of the same size.
+        size = usual if 0.7 < height / usual < 1.4 else height
+        found.append(Line(min(xs), y0, max(xs), y1, text, size))
+    return found

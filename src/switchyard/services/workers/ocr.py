@@ -1,0 +1,202 @@
+"""Job types of the OCR worker: the text of pages that are pictures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from switchyard.services.files.storage import NotStored, content_hash, page_key
+from switchyard.services.jobs.context import JobContext, ProcessCrashed
+from switchyard.services.jobs.outcomes import Job, Next, Outcome, PermanentError
+from switchyard.services.jobs.registry import job
+from switchyard.services.workers.outputs import DocumentFiles, StageOutput
+from switchyard.services.workers.stages import (
+    EXTRACT,
+    INGEST,
+    OCR,
+    DocumentJob,
+    at_stage,
+    ends_when_superseded,
+)
+
+PAGE_TIMEOUT = 120.0
+"""Seconds that one page may take; a dense one of A4 takes some 6 on one core."""
+SHIFT = 120.0
+"""Seconds after which a job begins no more pages: another one, behind those that wait, does."""
+OCR_TIMEOUT = SHIFT + 3 * PAGE_TIMEOUT
+
+
+class NoTextFound(PermanentError):
+    """OCR has read all pages of a document, and there are no words on them."""
+
+
+class OcrPdf(DocumentJob):
+    """Read the pages of a document that have no text; with `force`, all of them."""
+
+    language: str | None = Field(default=None, pattern="^[a-z]{2,20}(_[a-z]{2,10})?$")
+    """A code such as `de` or `ar`; None is any that the model of the package reads."""
+
+
+@job("ocr_pdf", worker="ocr", lanes=("vlm_ocr",), timeout=OCR_TIMEOUT)
+@ends_when_superseded
+async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
+    """Read pages, several at once, and put their text into the document.
+
+    Each page is kept when it is read, so that no worker reads it again: not the one that takes
+    over from one that died, and not the next job, which goes on where this one's shift ends.
+    """
+    document_id = payload.document_id
+    files = DocumentFiles.of(ctx, document_id)
+    async with at_stage(ctx, document_id, OCR) as at:
+        text = await files.output_of_async(EXTRACT)
+        about = (await files.output_of_async(INGEST)).result
+        pages = _Pages(ctx, payload, files, about, text.content)
+        numbers = [
+            page["page"] for page in text.result["pages"] if payload.force or not page["text"]
+        ]
+        read = await pages.read(numbers)
+        told: dict[str, Any] = {"document_id": document_id, "pages_read": pages.fresh}
+        if len(read) < len(numbers):
+            at.goes_on = True
+            told |= {"pages_done": len(read), "pages": len(numbers)}
+            return Next([Job("ocr_pdf", payload.model_dump(exclude_none=True))], told)
+        output = await _put_back(files, text, about, read)
+    told |= {
+        "page_count": output.result["page_count"],
+        "word_count": output.result["word_count"],
+        "broken_pages": output.result["broken_pages"],
+    }
+    following = {"document_id": document_id, "force": payload.force}
+    return Next([Job("summarize_content", following, lane=_lane_of(ctx))], told)
+
+
+def _lane_of(ctx: JobContext) -> str:
+    """Documents that came slowly go on slowly: their priority is that of the backfill lane."""
+    from switchyard.broker.lanes import BACKFILL
+
+    return "backfill" if ctx.message.priority <= BACKFILL.default_priority else "hot"
+
+
+async def _put_back(
+    files: DocumentFiles,
+    text: StageOutput,
+    about: Mapping[str, Any],
+    read: Mapping[int, Mapping[str, Any]],
+) -> StageOutput:
+    """The document's text with that of the pages in place; what the next stages work on."""
+    from switchyard.services.text.extraction import with_ocr
+
+    found = {number: page["text"] for number, page in read.items()}
+    whole = with_ocr(text.result, found, title=about["title"], filename=about["filename"])
+    if not whole["word_count"]:
+        pages = "page" if whole["page_count"] == 1 else f"{whole['page_count']} pages"
+        raise NoTextFound(f"OCR has found no words on its {pages}")
+    return await files.replace_async(EXTRACT, text, whole)
+
+
+class _Pages:
+    """The pages of one document, as one job reads them."""
+
+    def __init__(
+        self,
+        ctx: JobContext,
+        payload: OcrPdf,
+        files: DocumentFiles,
+        about: Mapping[str, Any],
+        content: str | None,
+    ) -> None:
+        from switchyard.services.text.ocr import OCR_VERSION, Original, require_ocr
+
+        require_ocr(payload.language, ctx.settings.ocr_models)
+        self._ctx = ctx
+        self._payload = payload
+        self._files = files
+        self._content = content
+        self._original = Original(files.storage, about["key"], content or "", about["media_type"])
+        self._hash = content_hash([content, OCR_VERSION, payload.language])
+        self._last_start = time.monotonic() + SHIFT
+        self.fresh = 0
+        """Pages that this job has read itself."""
+
+    async def read(self, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+        """The pages by number, as they are kept: those that are done when the shift is over."""
+        found: dict[int, Mapping[str, Any]] = {}
+        left = iter(numbers)
+
+        async def work() -> None:
+            for number in left:
+                page = await self._kept(number)
+                if page is None and not self._is_over():
+                    page = await self._fresh(number)
+                if page is not None:
+                    found[number] = page
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(len(numbers), self._at_once())):
+                group.create_task(work())
+        return found
+
+    def _at_once(self) -> int:
+        return min(self._ctx.settings.worker_concurrency, os.cpu_count() or 1)
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._last_start or self._ctx.is_cancelled()
+
+    async def _kept(self, number: int) -> Mapping[str, Any] | None:
+        """The page, where it was read before: with `force`, by this run."""
+        try:
+            page = json.loads(await self._files.storage.get_async(self._key(number)))
+            if page["input_hash"] == self._hash and (
+                not self._payload.force or page["run"] == self._ctx.pipeline
+            ):
+                return dict(page)
+        except NotStored:
+            return None
+        except (ValueError, KeyError, TypeError):  # somebody's hand: reading again mends it
+            return None
+        return None
+
+    async def _fresh(self, number: int) -> Mapping[str, Any]:
+        page = await self._recognised(number)
+        page |= {"page": number, "input_hash": self._hash, "run": self._ctx.pipeline}
+        await self._files.require_async(self._content)
+        await self._files.storage.put_async(
+            self._key(number), json.dumps(page, ensure_ascii=False).encode()
+        )
+        self.fresh += 1
+        return page
+
+    async def _recognised(self, number: int) -> dict[str, Any]:
+        """What the page says; without text, and with the reason, where it can't be read. The
+        others are read nevertheless."""
+        from switchyard.services.text.ocr import MEMORY_MB, OcrNotInstalled, read_page
+
+        ctx = self._ctx
+        try:
+            read = await ctx.in_process(
+                read_page,
+                self._original,
+                number,
+                self._payload.language,
+                ctx.settings.ocr_models,
+                timeout=PAGE_TIMEOUT,
+                memory_limit_mb=MEMORY_MB,
+            )
+        except OcrNotInstalled:
+            raise
+        except (TimeoutError, MemoryError, PermanentError) as error:
+            return {"text": None, "error": f"{type(error).__name__}: {error}"}
+        except ProcessCrashed as error:
+            if ctx.attempt < ctx.message.metadata.max_attempts:
+                raise  # it may have been killed from outside
+            return {"text": None, "error": f"{type(error).__name__}: {error}"}
+        return {"text": read.text, "certainty": read.certainty, "turned": read.turned}
+
+    def _key(self, number: int) -> str:
+        return page_key(self._files.document_id, OCR.name, number)
