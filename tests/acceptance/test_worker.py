@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
@@ -53,9 +54,10 @@ def test_a_second_signal_ends_it_at_once_and_the_job_is_taken_over(jobctl: Comma
 def test_worker_says_what_is_missing(bare: CommandLine) -> None:
     assert "run `jobctl topology apply`" in bare.fails("worker", "tester")
     bare.ok("topology", "apply")
-    assert "run `jobctl db upgrade`" in bare.fails("worker", "tester")
-    assert bare.ok("db", "upgrade") == "The ledger is up to date.\n"
-    assert bare.ok("db", "upgrade") == "The ledger is up to date.\n"
+    assert "`jobctl db upgrade` creates" in bare.fails("worker", "tester")
+    file = Path(bare.environment["JOBS_DATA_DIR"]) / "ledger.db"
+    assert bare.ok("db", "upgrade") == f"A new ledger: {file}\n"
+    assert bare.ok("db", "upgrade") == f"The ledger is up to date: {file}\n"
 
 
 def test_worker_of_an_unknown_kind_or_lane_is_refused(jobctl: CommandLine) -> None:

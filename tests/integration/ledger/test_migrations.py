@@ -13,7 +13,7 @@ import switchyard.services.ledger.sql
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.ledger.sql.tables import SCHEMA_REVISION, metadata
-from switchyard.services.records import Created, LedgerError, SchemaOutdated
+from switchyard.services.records import Created, LedgerError, LedgerMissing, SchemaOutdated
 from tests.integration.ledger.made import new_job
 
 
@@ -68,6 +68,26 @@ async def test_tables_of_another_version_are_refused(
     async with await Ledger.open(database_url) as ledger:
         with pytest.raises(SchemaOutdated, match=advice):
             await ledger.check()
+
+
+async def test_a_file_that_is_not_there_is_no_ledger_and_stays_away(sqlite_url: str) -> None:
+    file = Path(sqlite_url.removeprefix("sqlite+aiosqlite:///"))
+    with pytest.raises(LedgerMissing, match=f"there is no ledger at {file}"):
+        await Ledger.open(sqlite_url, check=True)
+    async with await Ledger.open(sqlite_url) as ledger:
+        with pytest.raises(LedgerMissing):
+            await ledger.record(new_job())
+        with pytest.raises(LedgerMissing):
+            await ledger.get("job-1")
+    assert list(file.parent.iterdir()) == []
+
+
+async def test_the_upgrade_says_where_and_whether_it_was_new(database_url: str) -> None:
+    first, second = await upgrade(database_url), await upgrade(database_url)
+    assert (first.is_new, second.is_new) == (True, False)
+    assert first.where == second.where
+    assert "@" not in first.where
+    assert first.where.endswith(database_url.rpartition("/")[2])
 
 
 async def test_the_file_is_made_with_its_directory(tmp_path: Path) -> None:

@@ -18,8 +18,14 @@ def _group() -> None:
 
 @app.command()
 def upgrade() -> None:
-    """Make the ledger's tables, or bring them up to this version; again does no harm."""
+    """Make the ledger where there is none, or bring its tables up to this version.
+
+    Again does no harm. Says where it is.
+    """
     from switchyard.services.ledger import upgrade as bring_up_to_date
 
-    run(bring_up_to_date(load_settings().ledger_url))
-    echo("The ledger is up to date.")
+    done = run(bring_up_to_date(load_settings().ledger_url))
+    if done.is_new:
+        echo(f"A new ledger: {done.where}")
+    else:
+        echo(f"The ledger is up to date: {done.where}")

@@ -93,6 +93,7 @@ class _RollingBack:
         self._database = database
         self.dialect = database.dialect
         self.clock = database.clock
+        self.where = database.where
 
     async def read(self, work: Work[T]) -> T:
         return await self._database.read(work)

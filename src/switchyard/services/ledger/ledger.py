@@ -20,7 +20,7 @@ from switchyard.services.ledger.sql.database import connect
 from switchyard.services.ledger.sql.tables import SCHEMA_REVISION
 from switchyard.services.ledger.sql.timed import Observe, TimedDatabase
 from switchyard.services.ledger.workers import Workers
-from switchyard.services.records.errors import SchemaOutdated
+from switchyard.services.records.errors import LedgerMissing, SchemaOutdated
 
 
 class Ledger(
@@ -65,8 +65,8 @@ class Ledger(
         self._database = TimedDatabase(self._database, observe)
 
     async def check(self) -> None:
-        """Raises LedgerUnavailable when the database is away, SchemaOutdated when its tables
-        are missing or of another version."""
+        """Raises LedgerUnavailable when the database is away, LedgerMissing when there are no
+        tables in it, SchemaOutdated when they are of another version."""
 
         def work(connection: Connection) -> str | None:
             revision: str | None = connection.scalar(
@@ -74,14 +74,26 @@ class Ledger(
             )
             return revision
 
-        revision = await self._database.read(work)
-        if revision is None or revision < SCHEMA_REVISION:
+        try:
+            revision = await self._database.read(work)
+        except LedgerMissing:
+            raise
+        except SchemaOutdated as error:
+            raise LedgerMissing(self._database.where) from error
+        if revision is None:
+            raise LedgerMissing(self._database.where)
+        if revision < SCHEMA_REVISION:
             raise SchemaOutdated("the ledger's tables are old: run `jobctl db upgrade`")
         if revision > SCHEMA_REVISION:
             raise SchemaOutdated(
                 f"the ledger's tables are of version {revision}, this program knows "
                 f"{SCHEMA_REVISION}: install a newer one"
             )
+
+    @property
+    def where(self) -> str:
+        """The ledger's file, or its server and database, without credentials."""
+        return self._database.where
 
     async def close(self) -> None:
         """Commit what waits, then close the connections."""

@@ -6,7 +6,8 @@ LedgerError
 │   └── LedgerRefuses      the server lets nobody in by this user, password and database
 ├── LedgerMisconfigured    no ledger can be had at that address, or with that library
 ├── LedgerClosed           this process has closed it
-├── SchemaOutdated         the tables are missing or older than this program
+├── SchemaOutdated         the tables are older than this program, or newer
+│   └── LedgerMissing      there is no ledger at that address
 ├── RowRejected            the database refuses this very row; a retry does not help
 └── IdempotencyConflict    the key belongs to a job with another type or payload
 
@@ -47,7 +48,18 @@ class LedgerClosed(LedgerError, Failed):
 
 
 class SchemaOutdated(LedgerError, Misconfigured):
-    """The tables are missing, or are those of another version."""
+    """The tables are those of another version."""
+
+
+class LedgerMissing(SchemaOutdated):
+    """There is no ledger: no such file, or a database without its tables."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"there is no ledger at {where}: go to the folder of yours, or correct "
+            "JOBS_DATABASE_URL or JOBS_DATA_DIR; `jobctl db upgrade` creates a new one there, and "
+            "so does `jobctl up`"
+        )
 
 
 class RowRejected(LedgerError, InvalidInput):

@@ -11,15 +11,22 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import QueuePool
 
 from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.ledger.sql.errors import TransactionRaced, raise_translated
-from switchyard.services.records.errors import LedgerMisconfigured, LedgerUnavailable
+from switchyard.services.records.errors import (
+    LedgerMisconfigured,
+    LedgerMissing,
+    LedgerUnavailable,
+)
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -49,6 +56,8 @@ class Database(Protocol):
 
     dialect: str
     clock: Clock
+    where: str
+    """The file, or server and database, without credentials."""
 
     async def read(self, work: Work[T]) -> T:
         """Run `work` in a transaction that changes nothing. Raises LedgerError."""
@@ -61,16 +70,17 @@ class Database(Protocol):
     async def close(self) -> None: ...
 
 
-def connect(url: str, *, prompt: bool = False) -> Database:
+def connect(url: str, *, prompt: bool = False, create: bool = False) -> Database:
     """The database of that SQLAlchemy address; a `prompt` one gives up waiting after PROMPT
-    seconds. Raises LedgerError for one of another kind."""
+    seconds. A file of SQLite is made only with `create`; else whoever uses one that is not there
+    gets LedgerMissing. Raises LedgerError for an address of another kind."""
     try:
         parsed = make_url(url)
     except exc.ArgumentError as error:
         raise LedgerMisconfigured("the ledger's address can't be read: " + FORMS) from error
     backend = parsed.get_backend_name()
     if backend == "sqlite":
-        return SqliteDatabase(parsed, prompt=prompt)
+        return SqliteDatabase(parsed, prompt=prompt, create=create)
     if backend in ("postgresql", "postgres"):
         return PostgresDatabase(parsed, prompt=prompt)
     raise LedgerMisconfigured(f"the ledger can't use {backend!r}: {FORMS}")
@@ -80,7 +90,7 @@ FORMS = "use sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSWORD@HOST
 
 
 class SqliteDatabase:
-    """A file in WAL mode; made, with its directory, when it does not exist.
+    """A file in WAL mode; made, with its directory, with `create` alone.
 
     An event loop that is busy gives a thread the interpreter lock only now and then. So a
     transaction visits its thread once, as a whole, and not once per statement as the async
@@ -89,7 +99,7 @@ class SqliteDatabase:
 
     dialect = "sqlite"
 
-    def __init__(self, url: URL, *, prompt: bool = False) -> None:
+    def __init__(self, url: URL, *, prompt: bool = False, create: bool = False) -> None:
         if not url.database or url.database == ":memory:":
             raise LedgerMisconfigured(f"the ledger needs a file to outlive the process: {FORMS}")
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
@@ -97,11 +107,12 @@ class SqliteDatabase:
                 f"SQLite {sqlite3.sqlite_version} is too old: use 3.35 or later, or PostgreSQL"
             )
         self.clock = Clock()
-        self._file = Path(url.database)
-        url = url.set(drivername="sqlite")
+        file = Path(url.database).absolute()
+        self.where = str(file)
         busy = PROMPT if prompt else BUSY_TIMEOUT
-        self._write_engine = _sqlite_engine(url, "BEGIN IMMEDIATE", 1, WRITER_CACHE, busy)
-        self._read_engine = _sqlite_engine(url, "BEGIN", READERS, READER_CACHE, busy)
+        opener = partial(_open_file, file, busy, create)
+        self._write_engine = _sqlite_engine(opener, "BEGIN IMMEDIATE", 1, WRITER_CACHE, busy)
+        self._read_engine = _sqlite_engine(opener, "BEGIN", READERS, READER_CACHE, busy)
         self._writer = ThreadPoolExecutor(1, "ledger-writer")
         self._readers = ThreadPoolExecutor(READERS, "ledger-reader")
 
@@ -128,7 +139,6 @@ class SqliteDatabase:
             raise_translated(error)
 
     def _transact(self, engine: Engine, work: Work[T]) -> T:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         with engine.begin() as connection:
             return self.clock.measured(work)(connection)
 
@@ -149,6 +159,8 @@ class PostgresDatabase:
     def __init__(self, url: URL, *, prompt: bool = False) -> None:
         self.clock = Clock()
         self._prompt = prompt
+        server = f"{url.host or 'localhost'}{f':{url.port}' if url.port else ''}"
+        self.where = f"postgresql://{server}/{url.database or ''}"
         self._given_up: set[asyncio.Task[Any]] = set()
         self._engine = create_async_engine(
             url.set(drivername="postgresql+asyncpg"),
@@ -240,6 +252,25 @@ class PostgresDatabase:
         await self._engine.dispose()
 
 
+def _open_file(file: Path, busy_timeout: float, create: bool) -> sqlite3.Connection:
+    """Raises LedgerMissing where there is no such file and none is to be made: a mistyped address
+    must not become an empty ledger."""
+    if create:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    mode = "rwc" if create else "rw"
+    try:
+        return sqlite3.connect(
+            f"file:{quote(str(file))}?mode={mode}",
+            uri=True,
+            timeout=busy_timeout,
+            check_same_thread=False,
+        )
+    except sqlite3.OperationalError as error:
+        if create or file.exists():
+            raise
+        raise LedgerMissing(str(file)) from error
+
+
 def _write_ahead(connection: sqlite3.Connection, busy_timeout: float) -> None:
     """Keep a write-ahead log, which is a property of the file. Two processes that both find a new
     file are told at once that it is locked: SQLite's own patience does not count for this."""
@@ -256,13 +287,14 @@ def _write_ahead(connection: sqlite3.Connection, busy_timeout: float) -> None:
 
 
 def _sqlite_engine(
-    url: URL, begin: str, pool_size: int, cache_kib: int, busy_timeout: float
+    opener: Callable[[], sqlite3.Connection],
+    begin: str,
+    pool_size: int,
+    cache_kib: int,
+    busy_timeout: float,
 ) -> Engine:
     engine = create_engine(
-        url,
-        pool_size=pool_size,
-        max_overflow=0,
-        connect_args={"timeout": busy_timeout, "check_same_thread": False},
+        "sqlite://", creator=opener, poolclass=QueuePool, pool_size=pool_size, max_overflow=0
     )
 
     def prepare(connection: Any, _record: object) -> None:
