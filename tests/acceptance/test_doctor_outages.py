@@ -262,6 +262,7 @@ def test_a_clock_that_is_two_hours_ahead(jobctl: CommandLine) -> None:
 
 
 def test_no_all_clear_stands_beside_a_warning(jobctl: CommandLine) -> None:
+    jobctl.ok("topology", "apply")  # marks the broker as this ledger's
     with jobctl.started("scheduler"), jobctl.worker():
         jobctl.until_state(jobctl.publish(fail=True), "dead")
         deadline = time.monotonic() + PATIENCE

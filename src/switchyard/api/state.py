@@ -13,9 +13,12 @@ from fastapi import Depends, Request
 
 from switchyard.api.http.problems import Problem
 from switchyard.broker.background import Background, end_tasks
+from switchyard.broker.errors import BrokerAway, WrongSystem
 from switchyard.services.access.api_keys import KeyRing, configured_keys
 from switchyard.services.access.rate_limit import RateLimiter
 from switchyard.services.files.storage import Storage
+from switchyard.services.identity.broker import guard, require_same_system
+from switchyard.services.identity.places import claim_places
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.job_events import EventFeed
@@ -63,14 +66,15 @@ class ApiState:
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
     """Open ledger and broker. Raises LedgerError when the ledger's tables are not right or nobody
-    is let in, and RegistryError. A broker or ledger that is away is looked for again later."""
+    is let in, WrongSystem, WrongPlace, and RegistryError. A broker or ledger that is away is looked
+    for again later."""
     registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
     configured = configured_keys(
         settings.api_keys.get_secret_value() if settings.api_keys is not None else ""
     )
     async with (
         await Ledger.open(settings.ledger_url, prompt=True) as ledger,
-        _looking_for(ledger),
+        _looking_for(settings, ledger),
         _open_broker(settings, registry, ledger) as broker,
     ):
         metrics = Metrics()
@@ -91,12 +95,13 @@ async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
 
 
 @asynccontextmanager
-async def _looking_for(ledger: Ledger) -> AsyncIterator[None]:
+async def _looking_for(settings: Settings, ledger: Ledger) -> AsyncIterator[None]:
     """Check the ledger. One that is away is looked for beside the requests, which are answered 503
     meanwhile. Raises LedgerError for one that somebody has to mend."""
     looking: list[asyncio.Task[None]] = []
     try:
         await ledger.check()
+        await claim_places(settings, ledger)
     except LedgerRefuses:
         raise
     except LedgerUnavailable:
@@ -121,7 +126,14 @@ async def _open_broker(
     if settings.amqp_url is None:
         yield None
         return
-    publisher = PromptPublisher(settings, name="api")
+    # Checked at the start, if the broker is there, and with each connection: it may come later.
+    try:
+        await require_same_system(settings, ledger)
+    except WrongSystem:
+        raise
+    except BrokerAway:
+        pass  # it is looked for later
+    publisher = PromptPublisher(settings, name="api", guard=guard(settings, ledger))
     pressure = LanePressure(settings, registry)
     feed = EventFeed(settings)
     background = Background(structlog.get_logger("api"))

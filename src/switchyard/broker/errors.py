@@ -12,6 +12,7 @@ BrokerError
     ├── Blocked               the broker has a memory or disk alarm and takes nothing in
     └── BrokerAway            no connection, or it was cut before the confirm
         └── BrokerRefuses     it is there, and lets nobody in by this user, password and vhost
+            └── WrongSystem   it is another system's, or this ledger is an old copy
 """
 
 from __future__ import annotations
@@ -107,3 +108,11 @@ class BrokerAway(PublishError):
 
 class BrokerRefuses(BrokerAway):
     """The broker is there and refuses user, password or vhost: to wait for it does not help."""
+
+
+class WrongSystem(BrokerRefuses):
+    """The broker belongs to another system than the ledger, or the ledger is an old copy: nothing
+    is to be published or consumed. The text names both and says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, maybe_accepted=False)

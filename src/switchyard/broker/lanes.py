@@ -13,6 +13,7 @@ JOBS_EXCHANGE = "jobs.topic"
 DEAD_EXCHANGE = "jobs.dlx"
 EVENTS_EXCHANGE = "jobs.events"
 CONTROL_EXCHANGE = "jobs.control"
+SYSTEM_EXCHANGE = "jobs.system"
 DEAD_QUEUE = "jobs.dead"
 DEAD_LOG_QUEUE = "jobs.dead.log"
 

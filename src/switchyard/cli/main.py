@@ -47,7 +47,7 @@ from switchyard.cli.demo import command as demo
 from switchyard.cli.jobs import cancel, jobs, publish
 from switchyard.cli.look import doctor, documents, lanes, search, workers
 from switchyard.cli.process import api, scheduler, up, worker
-from switchyard.cli.system import db, keys, topology
+from switchyard.cli.system import db, keys, system, topology
 
 app = typer.Typer(
     name="jobctl",
@@ -92,6 +92,7 @@ app.add_typer(backfill.app, name="backfill", rich_help_panel=WORK)
 app.add_typer(dead.app, name="dead", rich_help_panel=REPAIR)
 app.add_typer(topology.app, name="topology", rich_help_panel=REPAIR)
 app.add_typer(db.app, name="db", rich_help_panel=REPAIR)
+app.add_typer(system.app, name="system", rich_help_panel=REPAIR)
 app.add_typer(keys.app, name="keys", rich_help_panel=REPAIR)
 
 

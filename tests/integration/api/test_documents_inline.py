@@ -16,6 +16,7 @@ from switchyard.services.documents.desk import open_desks, run_id
 from switchyard.services.documents.inbox import About
 from switchyard.services.documents.samples import sample
 from switchyard.services.files.storage import Storage
+from switchyard.services.identity.places import MARKER
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.settings import Settings
@@ -46,7 +47,7 @@ async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
 
 def stored(settings: Settings, below: str = "") -> list[Path]:
     root = settings.data_dir / "files" / below
-    return sorted(path for path in root.rglob("*") if path.is_file())
+    return sorted(path for path in root.rglob("*") if path.is_file() and path.name != MARKER)
 
 
 async def test_an_upload_is_answered_with_its_result(client: httpx.AsyncClient, settings: Settings):

@@ -16,6 +16,7 @@ import pytest
 
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.documents.samples import sample
+from switchyard.services.identity.places import MARKER
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.records import State
 from switchyard.services.settings import Settings
@@ -277,7 +278,9 @@ async def test_a_sender_who_breaks_off_leaves_nothing(
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         files = tmp_path / "files"
-        await eventually(lambda: not [each for each in files.rglob("*") if each.is_file()])
+        await eventually(
+            lambda: {each.name for each in files.rglob("*") if each.is_file()} <= {MARKER}
+        )
         assert not (await system.ledger.list_jobs()).items
 
 

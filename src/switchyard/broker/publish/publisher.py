@@ -44,7 +44,7 @@ from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.broker.wire.link import Link
+from switchyard.broker.wire.link import Guard, Link
 
 
 @dataclass(slots=True)
@@ -64,11 +64,19 @@ class Publisher:
     again after a loss; a publish never waits longer for a connection than the connect timeout.
     """
 
-    def __init__(self, settings: BrokerSettings, *, name: str = "switchyard-publisher") -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        name: str = "switchyard-publisher",
+        guard: Guard | None = None,
+    ) -> None:
+        """`guard` is asked of each connection before anything is published on it."""
         self._profile = settings.profile
         self._window = settings.publish_window
         self._timeout = settings.confirm_timeout
-        self._link = Link(settings.require_amqp_url(), name, structlog.get_logger("publisher"))
+        log = structlog.get_logger("publisher")
+        self._link = Link(settings.require_amqp_url(), name, log, guard=guard)
         self._channel: PipelinedChannel | None = None
         self._opening: asyncio.Task[PipelinedChannel] | None = None
         self.counts: dict[tuple[str, str], int] = {}

@@ -14,6 +14,7 @@ from switchyard.broker.lanes import (
     DEAD_QUEUE,
     EVENTS_EXCHANGE,
     JOBS_EXCHANGE,
+    SYSTEM_EXCHANGE,
 )
 from switchyard.broker.topology.live import LiveQueue, LiveTopology
 from switchyard.broker.topology.model import Arguments, Binding, Exchange, Policy, Queue, Topology
@@ -111,7 +112,8 @@ def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
         elif changes := _changes(_settings(exchange), _settings(actual)):
             yield _other_arguments("exchange", exchange, changes)
     for extra in found.values():
-        if topology.owns(extra.name):
+        # What says whose broker it is is nobody's leftover: `broker.topology.mark`.
+        if topology.owns(extra.name) and extra.name != SYSTEM_EXCHANGE:
             yield _extra("exchange", extra)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable
 
 from aio_pika.abc import AbstractConnection
 from aiormq.connection import Connection
@@ -12,6 +13,9 @@ from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.wire.connection import address_of, closed, connect, underlying
+
+Guard = Callable[[Connection], Awaitable[None]]
+"""Says whether a connection may be used; raises BrokerAway where not."""
 
 FIRST_BACKOFF, LAST_BACKOFF = 0.1, 5.0
 """Seconds between attempts at what was refused: doubled from the first to the last."""
@@ -25,7 +29,11 @@ TELL_AGAIN = 5.0
 class Link:
     """One connection that is opened again whenever it was lost."""
 
-    def __init__(self, url: str, name: str, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self, url: str, name: str, log: FilteringBoundLogger, *, guard: Guard | None = None
+    ) -> None:
+        """`guard` is awaited with each new connection; when it raises, that is not used."""
+        self._guard = guard
         self._url = url
         self._name = name
         self._log = log
@@ -59,7 +67,10 @@ class Link:
             if self._connection is None or self._connection.is_closed:
                 await self._drop()
                 self._owner = await connect(self._url, self._name)
-                self._connection = underlying(self._owner)
+                connection = underlying(self._owner)
+                if self._guard is not None:
+                    await self._guard(connection)
+                self._connection = connection
                 self._tell_from = 0.0
                 self._log.info("broker connected", broker=address_of(self._url), name=self._name)
             return self._connection

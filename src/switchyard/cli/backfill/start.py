@@ -272,9 +272,11 @@ async def _run(settings: Settings, name: str, options: dict[str, Any], common: _
     from switchyard.services.backfill.spec import Plan, parse_spec
     from switchyard.services.backfill.starting import Backfills
     from switchyard.services.bulk.control import check_limits
+    from switchyard.services.identity.broker import require_same_system
     from switchyard.services.records import LedgerUnavailable
 
     async with open_ledger(settings) as ledger:
+        await require_same_system(settings, ledger)
         registry = load_registry(settings, common.include)
         backfills = Backfills.of(settings, registry, ledger, common.include)
         given = {key: value for key, value in options.items() if value is not None}

@@ -135,12 +135,16 @@ def show(
 
 async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registry) -> None:
     """Index what the broker has beyond the ledger. What is indexed is shown without a broker."""
-    from switchyard.broker.errors import BrokerAway
+    from switchyard.broker.errors import BrokerAway, WrongSystem
     from switchyard.services.dead.indexing import index_waiting
+    from switchyard.services.identity.broker import require_same_system
 
     require_broker(settings)
     try:
+        await require_same_system(settings, ledger)
         await index_waiting(settings, ledger, registry)
+    except WrongSystem:
+        raise
     except BrokerAway as error:
         say(f"the latest may be missing: {one_line(str(error))}")
 

@@ -64,9 +64,13 @@ async def job_publisher(
 ) -> AsyncIterator[tuple[JobPublisher, Ledger]]:
     """A publisher with its ledger, closed at the end."""
     from switchyard.broker.publish.publisher import Publisher
+    from switchyard.services.identity.broker import guard
     from switchyard.services.publishing.publisher import JobPublisher
 
-    async with open_ledger(settings) as ledger, Publisher(settings, name="jobctl") as publisher:
+    async with (
+        open_ledger(settings) as ledger,
+        Publisher(settings, name="jobctl", guard=guard(settings, ledger)) as publisher,
+    ):
         yield JobPublisher(registry, ledger, publisher), ledger
 
 

@@ -50,6 +50,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import stop_on_signals
     from switchyard.services.bulk.runner import BulkRunner
+    from switchyard.services.identity.broker import require_same_system
     from switchyard.services.monitoring.metrics import Metrics, watch_ledger
     from switchyard.services.monitoring.system_metrics import SystemMetrics
     from switchyard.services.monitoring.waiting import once_there
@@ -61,6 +62,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     await once_there("broker", lambda: require_queues(url, queues))
     settle_memory()
     async with open_ledger(settings, wait=True) as ledger:
+        await once_there("broker", lambda: require_same_system(settings, ledger))
         metrics = Metrics() if settings.metrics_port is not None else None
         if metrics is not None:
             ledger.observe(watch_ledger(metrics))

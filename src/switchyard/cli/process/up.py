@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.services.settings import Settings
 
-VHOST = "switchyard"
-"""On a broker that happens to run on this machine: its other users are left alone."""
 LOOK_SECONDS = 0.3
 SECRETS = ("amqp_url", "management_url")
 EXPORTED = (*SECRETS, "data_dir", "modules", "api_url")
@@ -48,6 +46,12 @@ def up(
             help="Port of the HTTP API on this machine, 0 for any; JOBS_API_PORT where not given.",
         ),
     ] = None,
+    adopt: Annotated[
+        bool,
+        typer.Option(
+            "--adopt", help="Give broker and files to the ledger here, whosever they were."
+        ),
+    ] = False,
 ) -> None:
     """Run broker, workers, scheduler and HTTP API until Ctrl-C, their data in ./.switchyard.
 
@@ -65,7 +69,7 @@ def up(
     with _alone_in(directory):
         try:
             port = _port(settings.api_port if api_port is None else api_port)
-            _run_until_interrupted(directory, include or [], port)
+            _run_until_interrupted(directory, include or [], port, adopt)
         except KeyboardInterrupt:
             say("Stopped.")
 
@@ -100,18 +104,19 @@ def _port(wanted: int) -> int:
         return port
 
 
-def _run_until_interrupted(directory: Path, include: list[str], api_port: int) -> None:
+def _run_until_interrupted(directory: Path, include: list[str], api_port: int, adopt: bool) -> None:
+    from switchyard.broker.errors import WrongSystem
     from switchyard.cli.system.assembly import assemble, prepare, start_all
     from switchyard.cli.system.brokers import any_broker
     from switchyard.cli.system.ports import LOOPBACK
     from switchyard.cli.system.supervisor import Supervisor
-    from switchyard.cli.system.vhosts import permanent_vhost
+    from switchyard.cli.system.vhosts import own_vhost
 
     given = _given(directory)
     with any_broker(given, directory / "broker", say, keeps=True) as found:
         is_ours = found.is_private or given.amqp_url is not None
         system = assemble(
-            amqp_url=found.amqp_url if is_ours else permanent_vhost(found, VHOST),
+            amqp_url=found.amqp_url if is_ours else run(own_vhost(found, given)),
             management_url=found.management_url,
             data_dir=directory,
             only_in_data_dir=False,
@@ -120,7 +125,12 @@ def _run_until_interrupted(directory: Path, include: list[str], api_port: int) -
             api_port=str(api_port),
             api_url=f"http://{LOOPBACK}:{api_port}",
         )
-        run(prepare(system))
+        try:
+            run(prepare(system, adopt=adopt))
+        except WrongSystem as error:
+            raise CommandFailed(
+                f"{error}. While `jobctl up` does not run: `jobctl up --adopt`"
+            ) from error
         supervisor = Supervisor(directory / "logs", system.environment)
         try:
             start_all(supervisor, system.registry)

@@ -113,6 +113,8 @@ async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> 
     from switchyard.cli.base.long_running import settle_memory, showing_metrics
     from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import stop_on_signals
+    from switchyard.services.identity.broker import require_same_system
+    from switchyard.services.identity.places import claim_places
     from switchyard.services.monitoring.metrics import Metrics, watch_ledger
     from switchyard.services.monitoring.waiting import once_there
     from switchyard.services.runtime.worker import Worker
@@ -122,6 +124,8 @@ async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> 
     await once_there("broker", lambda: require_queues(url, queues))
     settle_memory()
     async with open_ledger(settings, wait=True) as ledger:
+        await once_there("broker", lambda: require_same_system(settings, ledger))
+        await claim_places(settings, ledger)
         metrics = Metrics() if settings.metrics_port is not None else None
         if metrics is not None:
             ledger.observe(watch_ledger(metrics))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from switchyard.cli.base.common import load_registry
+from switchyard.cli.base.common import load_registry, open_ledger
 from switchyard.cli.base.errors import CommandFailed
 
 if TYPE_CHECKING:
@@ -65,19 +65,28 @@ def assemble(
     return System(settings, load_registry(settings), environment)
 
 
-async def prepare(system: System) -> None:
-    """Declare the topology and make the ledger's tables; again does no harm.
+async def prepare(system: System, *, adopt: bool = False) -> None:
+    """Make the ledger, declare the topology, and mark the broker as that ledger's; again does no
+    harm. With `adopt`, whosever the broker was.
 
-    Raises CommandFailed when the broker has something else in its place, ManagementError,
-    LedgerError.
+    Raises CommandFailed when the broker has something else in its place, WrongSystem when it is
+    another system's, ManagementError, LedgerError.
     """
     from switchyard.broker.errors import TopologyMismatch
     from switchyard.broker.topology.build import build
     from switchyard.broker.topology.management import ManagementClient
     from switchyard.broker.topology.reconcile import apply
+    from switchyard.services.identity.broker import mark_broker, require_same_system
+    from switchyard.services.identity.places import claim_places
     from switchyard.services.ledger import upgrade
 
     settings = system.settings
+    await upgrade(settings.ledger_url)
+    async with open_ledger(settings) as ledger:
+        if adopt:
+            await mark_broker(settings, ledger, take=True)
+            await claim_places(settings, ledger, take=True)
+        await require_same_system(settings, ledger)
     topology = build(settings.profile, system.registry.routes, retry_delays=settings.retry_delays)
     async with ManagementClient(settings.require_management_url(), settings.vhost) as client:
         report = await apply(client, topology)
@@ -85,7 +94,8 @@ async def prepare(system: System) -> None:
         report.require_success()
     except TopologyMismatch as error:
         raise CommandFailed(f"{error}; see `jobctl topology diff`") from error
-    await upgrade(settings.ledger_url)
+    async with open_ledger(settings) as ledger:
+        await mark_broker(settings, ledger)
 
 
 def start_all(supervisor: Supervisor, registry: Registry) -> None:

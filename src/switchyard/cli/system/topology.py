@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
@@ -11,6 +12,7 @@ from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
     load_settings,
+    open_ledger,
     run,
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed
@@ -86,11 +88,14 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
 
     settings = load_settings()
     topology = _declared(settings, profile, include)
+    run(_require_ours(settings))
     report = _on_broker(settings, lambda client: reconcile.apply(client, topology))
     for line in report.done:
         echo(line)
     for difference in report.extras:
         echo(f"left alone: {difference.text}")
+    if (system := run(_mark(settings))) is not None:
+        echo(f"marked the broker as that of the system {system}")
     if not report.done and not report.left:
         echo("The broker is as declared: nothing to do.")
     for difference in report.blocked:
@@ -99,6 +104,33 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
         raise CommandFailed(
             "the broker is not as declared: see docs/topology.md, “What can't be changed in place”"
         )
+
+
+async def _require_ours(settings: Settings) -> None:
+    """Raises WrongSystem before anything is changed. A host without the ledger can't ask."""
+    from switchyard.services.identity.broker import require_same_system
+    from switchyard.services.records import LedgerError
+
+    with suppress(LedgerError, ValueError):
+        async with open_ledger(settings) as ledger:
+            await require_same_system(settings, ledger)
+
+
+async def _mark(settings: Settings) -> str | None:
+    """Mark a broker that nobody has marked; the system that it is of now, if that is new."""
+    from switchyard.broker.topology.mark import MarkHidden
+    from switchyard.services.identity.broker import mark_broker
+    from switchyard.services.records import LedgerError
+
+    try:
+        async with open_ledger(settings) as ledger:
+            if await mark_broker(settings, ledger):
+                return str(await ledger.system())
+    except LedgerError as error:
+        say(f"the broker is not marked as that of a system: {error}")
+    except MarkHidden as error:
+        say(f"the broker is not marked: {error}")
+    return None
 
 
 def _declared(settings: Settings, profile: Profile | None, include: list[str] | None) -> Topology:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import httpx
 
     from switchyard.cli.system.brokers import FoundBroker
+    from switchyard.services.settings import Settings
 
 TIMEOUT = 10.0
 EVERYTHING = {"configure": ".*", "write": ".*", "read": ".*"}
@@ -42,6 +43,49 @@ def temporary_vhost(found: FoundBroker, name: str) -> Iterator[str | None]:
 
             with suppress(httpx.HTTPError):  # the broker has gone before it: nothing is left
                 http.delete(f"/vhosts/{quote(name, safe='')}")
+
+
+VHOST = "switchyard"
+
+
+async def own_vhost(found: FoundBroker, settings: Settings) -> str:
+    """The AMQP address of the virtual host of the ledger's system, on a broker that others may use
+    as well; it is made where there is none, and so is the ledger.
+
+    It is `switchyard-<id>`. A system from before there were ids goes on in `switchyard`, unless
+    that is marked as another's. Raises CommandFailed when this user may not make it.
+    """
+    from switchyard.broker.errors import BrokerAway
+    from switchyard.broker.settings import with_vhost
+    from switchyard.broker.topology.mark import read_mark
+    from switchyard.broker.wire.away import meaning_away
+    from switchyard.broker.wire.connection import connected, underlying
+    from switchyard.cli.base.common import open_ledger
+    from switchyard.services.ledger import upgrade
+    from switchyard.services.records import JobFilter
+
+    await upgrade(settings.ledger_url)
+    async with open_ledger(settings) as ledger:
+        system = await ledger.system()
+        has_jobs = bool((await ledger.list_jobs(JobFilter(), limit=1)).items)
+    own = f"{VHOST}-{system.id}"
+    if not has_vhost(found, own):
+        try:
+            async with connected(with_vhost(found.amqp_url, VHOST), "jobctl") as connection:
+                with meaning_away("can't ask whose broker it is"):
+                    mark = await read_mark(underlying(connection))
+        except BrokerAway:
+            pass  # there is none
+        else:
+            if mark.id == system.id if mark is not None else has_jobs:
+                return permanent_vhost(found, VHOST)
+    return permanent_vhost(found, own)
+
+
+def has_vhost(found: FoundBroker, name: str) -> bool:
+    """Whether the broker has a virtual host of that name."""
+    with _management(found) as http:
+        return _send(http, "GET", f"/vhosts/{quote(name, safe='')}").is_success
 
 
 def permanent_vhost(found: FoundBroker, name: str) -> str:

@@ -18,6 +18,7 @@ from switchyard.services.bulk.handler import BulkFailed, TryLater
 from switchyard.services.bulk.hot_traffic import HotTraffic
 from switchyard.services.bulk.session import BulkSession
 from switchyard.services.files.storage import Storage
+from switchyard.services.identity.broker import guard
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.lane_pressure import LanePressure
@@ -62,7 +63,9 @@ class BackfillHandler:
             pressure = LanePressure(
                 self._settings, self._registry, fresh_for=FRESH_FOR, lanes=self._lanes
             )
-            async with Publisher(self._settings, name=session.id) as publisher:
+            async with Publisher(
+                self._settings, name=session.id, guard=guard(self._settings, self._ledger)
+            ) as publisher:
                 try:
                     course = Course(
                         session, self._ledger, publisher, plan, source, pressure, self._traffic

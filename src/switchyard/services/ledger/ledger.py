@@ -19,6 +19,7 @@ from switchyard.services.ledger.redrives import Redrives
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.ledger.sql.tables import SCHEMA_REVISION
 from switchyard.services.ledger.sql.timed import Observe, TimedDatabase
+from switchyard.services.ledger.system import Systems
 from switchyard.services.ledger.workers import Workers
 from switchyard.services.records.errors import LedgerMissing, SchemaOutdated
 
@@ -29,6 +30,7 @@ class Ledger(
     DeadGroups,
     Redrives,
     Workers,
+    Systems,
     Leases,
     Documents,
     ApiKeys,

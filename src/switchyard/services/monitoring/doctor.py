@@ -18,6 +18,7 @@ from switchyard.services.monitoring.checks import (
     limits,
     management,
     modules,
+    systems,
     topology,
     workers,
 )
@@ -54,6 +55,7 @@ STEPS = (
     _Step(alarms.alarms, management=True),
     _Step(limits.consumer_timeout, management=True),
     _Step(ledger.ledger),
+    _Step(systems.system, broker=True, ledger=True),
     _Step(clocks.ledger_clock, ledger=True),
     _Step(clocks.broker_clock, management=True),
     _Step(host.disk),

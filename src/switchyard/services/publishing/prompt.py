@@ -10,6 +10,7 @@ from switchyard.broker.publish.outcome import Outgoing, Result
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.link import Guard
 
 CONNECT_PATIENCE = 0.9
 """Seconds that a publish waits for a connection; connecting goes on for the next one."""
@@ -24,9 +25,10 @@ class PromptPublisher(Publisher):
     time may be on the broker: the outbox publishes it again, and it runs once.
     """
 
-    def __init__(self, settings: BrokerSettings, *, name: str) -> None:
+    def __init__(self, settings: BrokerSettings, *, name: str, guard: Guard | None = None) -> None:
         patient = min(settings.confirm_timeout, CONFIRM_PATIENCE)
-        super().__init__(settings.model_copy(update={"confirm_timeout": patient}), name=name)
+        settings = settings.model_copy(update={"confirm_timeout": patient})
+        super().__init__(settings, name=name, guard=guard)
 
     async def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:
         jobs = list(jobs)

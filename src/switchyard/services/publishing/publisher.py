@@ -18,6 +18,7 @@ from typing import Self
 from switchyard.broker.errors import LaneFull, PublishError
 from switchyard.broker.publish.outcome import Accepted, Outgoing, Result
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.identity.broker import guard
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest, prepare
@@ -76,7 +77,7 @@ class JobPublisher:
         registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
         async with (
             await Ledger.open(settings.ledger_url, check=True) as ledger,
-            Publisher(settings) as publisher,
+            Publisher(settings, guard=guard(settings, ledger)) as publisher,
         ):
             yield cls(registry, ledger, publisher)
 

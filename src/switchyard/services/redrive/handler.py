@@ -20,6 +20,7 @@ from switchyard.services.bulk.session import BulkSession
 from switchyard.services.dead.letters import DeadJob
 from switchyard.services.dead.scan import scanning_in_turn, wait_in, waiting_ids
 from switchyard.services.dead.stored import stored_letters
+from switchyard.services.identity.broker import guard
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkState
@@ -69,7 +70,9 @@ class RedriveHandler:
         )
         url = self._settings.require_amqp_url()
         try:
-            async with Publisher(self._settings, name=session.id) as publisher:
+            async with Publisher(
+                self._settings, name=session.id, guard=guard(self._settings, self._ledger)
+            ) as publisher:
                 while not run.has_enough:
                     await run.wait_for_slot()
                     async with self._source(spec, run) as letters, queue_depths(url) as depth:

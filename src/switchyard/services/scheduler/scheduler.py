@@ -13,10 +13,11 @@ from functools import partial
 import structlog
 
 from switchyard.broker.background import Background
-from switchyard.broker.errors import LaneFull
+from switchyard.broker.errors import BrokerAway, LaneFull, WrongSystem
 from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.indexing import DeadLetterIndexer
+from switchyard.services.identity.broker import advance_broker
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, to_message
@@ -27,6 +28,8 @@ from switchyard.services.records import JobRecord, LedgerError, State
 from switchyard.services.settings import Settings
 
 BATCH = 500
+GENERATION = 600.0
+"""Seconds between two generations: a copy of the ledger is known as old after so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Scheduler:
         self.holder = new_instance_id()
         self.is_active = asyncio.Event()
         """Set while this instance has the lease."""
+        self._settings = settings
         self._ledger = ledger
         self._pace = pace or Pace()
         self._publisher = Publisher(settings, name="scheduler")
@@ -110,6 +114,7 @@ class Scheduler:
                     if background is None:
                         background = Background(self._log)
                         background.start("index of dead letters", self._indexer.run)
+                        background.start("generations", self._advance)
                     try:
                         await self.turn()
                     except LedgerError as error:
@@ -124,6 +129,18 @@ class Scheduler:
             await self.close()
             if self.is_active.is_set():
                 await self._release()
+
+    async def _advance(self) -> None:
+        """Ledger and broker agree on a new generation now and then, so that an old copy of the
+        ledger is known as one."""
+        while True:
+            try:
+                await advance_broker(self._settings, self._ledger)
+            except WrongSystem as error:
+                self._log.error("the broker is not this ledger's", error=str(error))
+            except (BrokerAway, LedgerError) as error:
+                self._log.warning("no new generation", error=str(error))
+            await asyncio.sleep(GENERATION)
 
     def stop(self) -> None:
         """End after the current turn; safe in a signal handler."""

@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0005"
+SCHEMA_REVISION = "0006"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -177,6 +177,15 @@ workers = Table(
     Column("beat_at", Double, nullable=False),
     Column("stopped_at", Double),
     Column("hot_at", Double),
+)
+
+system_id = Table(
+    "system_id",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
 )
 
 leases = Table(

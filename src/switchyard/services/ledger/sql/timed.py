@@ -20,6 +20,7 @@ class TimedDatabase:
         self._database = database
         self._observe = observe
         self.dialect = database.dialect
+        self.where = database.where
         self.clock = database.clock
 
     async def read(self, work: Work[T]) -> T:

@@ -1,0 +1,110 @@
+"""Whose broker it is: a mark on the virtual host that every AMQP client can read.
+
+It is the durable exchange `jobs.system`, through which nothing is published. Its alternate
+exchange, which does not exist, says it: `<id>.<generation>.<name>`. That is the one argument which
+a broker tells in its refusal of another declaration; a marked exchange outlives restarts, and goes
+with exported definitions. To ask changes nothing, and needs the right to configure `jobs.system`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from aiormq.connection import Connection
+from aiormq.exceptions import (
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
+
+from switchyard.broker.errors import BrokerError
+from switchyard.broker.lanes import SYSTEM_EXCHANGE
+from switchyard.broker.wire.away import library_calls, within
+from switchyard.broker.wire.channel import open_channel
+from switchyard.broker.wire.connection import closed
+
+ALTERNATE = "alternate-exchange"
+_UNKNOWN = "?"
+_CURRENT = re.compile(r"current is '([0-9a-f]{12})\.([0-9]{1,12})(?:\.([A-Za-z0-9@_-]{1,40}))?")
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The system that a broker belongs to."""
+
+    id: str
+    generation: int
+    """Seconds since the epoch when it and its ledger last agreed."""
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.id})"
+
+
+class MarkHidden(BrokerError):
+    """Whose broker it is can't be told: our user may not ask, or the mark is none of ours."""
+
+
+async def read_mark(connection: Connection) -> Mark | None:
+    """Whose broker it is; None where nobody has marked it.
+
+    Raises MarkHidden, or one of CHANNEL_ERRORS.
+    """
+    channel = await open_channel(connection, confirms=False)
+    try:
+        async with within():
+            with library_calls():
+                await channel.exchange_declare(SYSTEM_EXCHANGE, passive=True)
+                # Refused, whatever is there: with the value that it has.
+                await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(_UNKNOWN))
+                await channel.exchange_delete(SYSTEM_EXCHANGE)  # it went in between: ours then
+    except ChannelNotFoundEntity:
+        return None
+    except ChannelAccessRefused as error:
+        raise MarkHidden(
+            f"the user of JOBS_AMQP_URL may not ask whose broker it is: permit it to configure "
+            f"{SYSTEM_EXCHANGE}, and read and write"
+        ) from error
+    except ChannelPreconditionFailed as error:
+        if (found := _CURRENT.search(str(error))) is None:
+            raise MarkHidden(f"the exchange {SYSTEM_EXCHANGE} does not say whose it is") from error
+        return Mark(found[1], int(found[2]), found[3] or "unnamed")
+    await closed(channel)
+    return None
+
+
+async def write_mark(connection: Connection, mark: Mark) -> None:
+    """Mark the broker, in the place of whatever mark it has.
+
+    Raises MarkHidden where our user may not, or one of CHANNEL_ERRORS.
+    """
+    value = f"{mark.id}.{mark.generation}.{mark.name}"
+    for attempt in range(_TRIES):
+        channel = await open_channel(connection, confirms=False)
+        try:
+            async with within():
+                with library_calls():
+                    await channel.exchange_delete(SYSTEM_EXCHANGE)
+                    await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(value))
+        except ChannelPreconditionFailed:
+            if attempt == _TRIES - 1:
+                raise
+            continue  # somebody else has marked it between the two
+        except ChannelAccessRefused as error:
+            raise MarkHidden(
+                f"the user of JOBS_AMQP_URL may not mark the broker: permit it to configure "
+                f"{SYSTEM_EXCHANGE}, and read and write"
+            ) from error
+        await closed(channel)
+        return
+
+
+def _declared(value: str) -> dict[str, Any]:
+    return {
+        "exchange_type": "fanout",
+        "durable": True,
+        "arguments": {ALTERNATE: value},
+    }

@@ -1,0 +1,80 @@
+"""`jobctl system`: which system ledger, broker, file storage and index belong to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from switchyard.cli.base.common import load_settings, open_ledger, require_broker, run
+from switchyard.cli.base.output import JsonOption, confirm, echo, print_json, print_rows
+
+if TYPE_CHECKING:
+    from switchyard.services.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="Which system ledger, broker and files belong to.")
+
+
+@app.command()
+def show(as_json: JsonOption = False) -> None:
+    """Show whose the ledger and the broker are. Changes nothing."""
+    settings = load_settings()
+    require_broker(settings)
+    found = run(_look(settings))
+    if as_json:
+        print_json(found)
+    else:
+        print_rows(found.items())
+
+
+@app.command()
+def adopt(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
+    """Give the broker, the file storage and the index to this ledger's system.
+
+    For a broker whose own ledger is gone for good, and for a ledger that was restored from a copy.
+    Stop every process of both systems first: those that run are not asked again.
+    """
+    from switchyard.services.identity.broker import mark_broker
+    from switchyard.services.identity.places import claim_places
+
+    settings = load_settings()
+    require_broker(settings)
+    found = run(_look(settings))
+    if not yes:
+        print_rows(found.items())
+        confirm("Does the broker belong to this ledger from now on?", abort=True)
+
+    async def work() -> None:
+        async with open_ledger(settings) as ledger:
+            await mark_broker(settings, ledger, take=True)
+            await claim_places(settings, ledger, take=True)
+
+    run(work())
+    echo(f"Broker, file storage and index are of the system {found['system']}.")
+
+
+async def _look(settings: Settings) -> dict[str, str]:
+    from switchyard.broker.errors import WrongSystem
+    from switchyard.broker.topology.mark import MarkHidden
+    from switchyard.broker.wire.connection import address_of
+    from switchyard.services.identity.broker import read_broker, require_same_system
+
+    async with open_ledger(settings) as ledger:
+        system = await ledger.system()
+        try:
+            mark = await read_broker(settings)
+            owner = str(mark) if mark is not None else "nobody has marked it"
+        except MarkHidden as error:
+            owner = str(error)
+        try:
+            await require_same_system(settings, ledger)
+            verdict = "they go together"
+        except WrongSystem as error:
+            verdict = str(error)
+        return {
+            "system": str(system),
+            "ledger": ledger.where,
+            "broker": address_of(settings.require_amqp_url()),
+            "broker's system": owner,
+            "verdict": verdict,
+        }

@@ -1,0 +1,207 @@
+"""Ledger and broker know each other: what does not go together is refused, naming both."""
+
+import asyncio
+import shutil
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from switchyard.broker.errors import PublishError, WrongSystem
+from switchyard.broker.lanes import SYSTEM_EXCHANGE
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.differences import diff
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.mark import Mark, MarkHidden, read_mark, write_mark
+from switchyard.broker.wire.connection import connected, underlying
+from switchyard.services.identity.broker import (
+    advance_broker,
+    mark_broker,
+    read_broker,
+    require_same_system,
+)
+from switchyard.services.identity.places import MARKER, WrongPlace, claim_places
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.settings import Settings
+from tests.support.brokers import TestBroker
+from tests.support.topology import declare_topology
+
+
+def settings_of(broker: TestBroker, directory: Path, database_url: str | None = None) -> Settings:
+    return Settings(
+        amqp_url=broker.amqp_url,
+        management_url=broker.management_url,
+        profile=broker.profile,
+        data_dir=directory,
+        database_url=database_url,
+    )
+
+
+async def new_ledger(settings: Settings) -> Ledger:
+    await upgrade(settings.ledger_url)
+    return await Ledger.open(settings.ledger_url, check=True)
+
+
+async def test_two_systems_on_one_broker_are_refused_by_both_names(
+    broker: TestBroker, tmp_path: Path, database_url: str
+) -> None:
+    one = settings_of(broker, tmp_path / "one", database_url)
+    two = settings_of(broker, tmp_path / "two")
+    async with await new_ledger(one) as first, await new_ledger(two) as second:
+        await require_same_system(two, second)  # nobody's yet: a system half upgraded goes on
+        assert await mark_broker(one, first) is True
+        assert await mark_broker(one, first) is False
+        await require_same_system(one, first)
+        for refused in (require_same_system(two, second), mark_broker(two, second)):
+            with pytest.raises(WrongSystem) as told:
+                await refused
+            for name in (await first.system(), await second.system()):
+                assert str(name) in str(told.value)
+            assert "jobctl system adopt" in str(told.value)
+        assert await mark_broker(two, second, take=True)
+        await require_same_system(two, second)
+        with pytest.raises(WrongSystem):
+            await require_same_system(one, first)
+
+
+async def test_a_restored_ledger_is_refused_until_it_is_adopted(
+    broker: TestBroker, tmp_path: Path
+) -> None:
+    settings = settings_of(broker, tmp_path)
+    async with await new_ledger(settings) as ledger:
+        await mark_broker(settings, ledger)
+    shutil.copy(tmp_path / "ledger.db", tmp_path / "copy.db")
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        await advance_broker(settings, ledger)
+        await require_same_system(settings, ledger)
+    for file in tmp_path.glob("ledger.db*"):
+        file.unlink()
+    shutil.move(tmp_path / "copy.db", tmp_path / "ledger.db")
+    async with await Ledger.open(settings.ledger_url) as restored:
+        for refused in (
+            require_same_system(settings, restored),
+            advance_broker(settings, restored),
+            mark_broker(settings, restored),
+        ):
+            with pytest.raises(WrongSystem, match=r"is an old copy of the system .* has gone on"):
+                await refused
+        await mark_broker(settings, restored, take=True)
+        await require_same_system(settings, restored)
+
+
+async def test_a_ledger_that_is_newer_than_the_mark_is_the_same_system(
+    broker310: TestBroker, tmp_path: Path
+) -> None:
+    settings = settings_of(broker310, tmp_path)
+    async with await new_ledger(settings) as ledger:
+        await mark_broker(settings, ledger)
+        await ledger.advance_system()  # as by a crash before the broker was told
+        await require_same_system(settings, ledger)
+
+
+async def test_generations_only_grow_and_only_of_a_marked_broker(
+    broker310: TestBroker, tmp_path: Path
+) -> None:
+    settings = settings_of(broker310, tmp_path)
+    async with await new_ledger(settings) as ledger:
+        await advance_broker(settings, ledger)
+        assert await read_broker(settings) is None
+        await mark_broker(settings, ledger)
+        seen = [(await ledger.system()).generation]
+        for _ in range(3):
+            await advance_broker(settings, ledger)
+            mark = await read_broker(settings)
+            assert mark is not None
+            seen.append(mark.generation)
+        assert seen == sorted(set(seen))
+
+
+async def test_a_publisher_sends_nothing_to_another_systems_broker(
+    broker310: TestBroker, tmp_path: Path
+) -> None:
+    one, two = (settings_of(broker310, tmp_path / name) for name in ("one", "two"))
+    registry = Registry.load()
+    topology = build(broker310.profile, registry.routes)
+    await declare_topology(broker310.management, topology)
+    async with await new_ledger(one) as first, await new_ledger(two) as second:
+        await mark_broker(one, first)
+        async with JobPublisher.opened(two) as publisher:
+            request = JobRequest("hot.ingest_document", {"path": "/tmp/a.pdf"})
+            with pytest.raises(PublishError, match="is of the system"):
+                await publisher.publish(request)
+        assert not (await second.list_jobs()).items
+        async with JobPublisher.opened(one) as publisher:
+            await publisher.publish(request)
+
+
+async def test_the_mark_is_no_leftover_and_goes_with_exported_definitions(
+    broker: TestBroker, tmp_path: Path
+) -> None:
+    settings = settings_of(broker, tmp_path)
+    topology = build(broker.profile, Registry.load().routes)
+    await declare_topology(broker.management, topology)
+    async with await new_ledger(settings) as ledger:
+        await mark_broker(settings, ledger)
+        marked = str(await ledger.system())
+    url, vhost = settings.require_management_url(), settings.vhost
+    async with ManagementClient(url, vhost) as client:
+        assert diff(topology, await client.fetch()) == []
+        exported = await client.get("/definitions")
+        kept = [
+            each
+            for each in exported["exchanges"]
+            if each["name"] == SYSTEM_EXCHANGE and each["vhost"] == vhost
+        ]
+        await client.delete_vhost()
+        await client.put_vhost(str(urlsplit(broker.amqp_url).username))
+        await client.import_definitions({"exchanges": kept})
+    assert str(await read_broker(settings)) == marked
+
+
+async def test_readers_and_writers_of_the_mark_at_once_never_see_a_wrong_one(
+    broker310: TestBroker,
+) -> None:
+    async with connected(broker310.amqp_url, "test") as connection:
+        transport = underlying(connection)
+        await write_mark(transport, Mark("0123456789ab", 1, "a@b"))
+
+        async def write(number: int) -> None:
+            for generation in range(20):
+                await write_mark(transport, Mark("0123456789ab", number * 20 + generation, "a@b"))
+
+        async def read() -> None:
+            for _ in range(40):
+                mark = await read_mark(transport)
+                assert mark is None or (mark.id, mark.name) == ("0123456789ab", "a@b")
+
+        await asyncio.gather(write(1), read(), read())
+
+
+async def test_an_exchange_of_somebody_elses_making_is_no_mark(broker310: TestBroker) -> None:
+    async with connected(broker310.amqp_url, "test") as connection:
+        channel = await connection.channel()
+        await channel.declare_exchange(SYSTEM_EXCHANGE, "topic", durable=True)
+        with pytest.raises(MarkHidden, match="does not say whose"):
+            await read_mark(underlying(connection))
+
+
+async def test_storage_and_index_are_of_one_system(broker310: TestBroker, tmp_path: Path) -> None:
+    one, two = (settings_of(broker310, tmp_path / name) for name in ("one", "two"))
+    async with await new_ledger(one) as first, await new_ledger(two) as second:
+        await claim_places(one, first)
+        await claim_places(one, first)
+        for setting, value in (("storage_url", one.files_url), ("index_url", one.vectors_url)):
+            wrong = two.model_copy(update={setting: value})
+            with pytest.raises(WrongPlace) as told:
+                await claim_places(wrong, second)
+            for name in (await first.system(), await second.system()):
+                assert str(name) in str(told.value)
+            assert f"JOBS_{setting.upper()}" in str(told.value)
+        (tmp_path / "one" / "files" / MARKER).write_bytes(b"[" * 900)
+        with pytest.raises(WrongPlace, match="can't be read"):
+            await claim_places(one, first)
+        await claim_places(one, first, take=True)
+        await claim_places(one, first)
