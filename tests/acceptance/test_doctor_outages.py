@@ -9,7 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import pytest
 from switchyard.cli.system.node import LocalNode
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
 from tests.support.brokers import TestBroker
-from tests.support.missing import skip_or_fail
+from tests.support.small_disk import SIZE_MIB, small_disk
 
+__all__ = ["small_disk"]
 PATIENCE = 60.0
-TMPFS_MIB = 64
 
 
 def findings(jobctl: CommandLine) -> dict[str, dict[str, str]]:
@@ -218,22 +218,10 @@ def test_a_ledger_that_is_away(jobctl: CommandLine) -> None:
     assert "ledger-away" not in findings(jobctl)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, of 64 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_MIB}m", "tmpfs", str(place)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        skip_or_fail("a small disk can be mounted by root alone")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 def test_a_disk_that_is_full(jobctl: CommandLine, small_disk: Path) -> None:
     jobctl.environment["JOBS_STORAGE_URL"] = small_disk.as_uri()
     assert not {"disk-full", "disk-low"} & findings(jobctl).keys()
-    (small_disk / "large").write_bytes(b"\0" * (TMPFS_MIB - 8) * 1024 * 1024)
+    (small_disk / "large").write_bytes(b"\0" * (SIZE_MIB - 8) * 1024 * 1024)
     told = findings(jobctl)["disk-full"]
     assert str(small_disk) in told["detail"]
     for command in re.findall(r"`([^`]+)`", told["remedy"]):

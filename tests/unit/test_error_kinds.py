@@ -27,7 +27,7 @@ from switchyard.services.documents.desk import UnknownDocument
 from switchyard.services.errors import KINDS, SwitchyardError, kind_of
 from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.quota import StorageFull
-from switchyard.services.files.storage import FileTooLarge, NotStored, StorageError
+from switchyard.services.files.storage import DiskFull, FileTooLarge, NotStored, StorageError
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.jobs.registry import InvalidPayload, RegistryError, UnknownJobType
 from switchyard.services.records import (
@@ -38,6 +38,7 @@ from switchyard.services.records import (
     RowRejected,
     SchemaOutdated,
 )
+from switchyard.services.records.errors import LedgerFull
 
 FAMILIES = {SwitchyardError, LedgerError, StorageError}
 """What the errors of one room share, whatever their kinds: caught, and never raised."""
@@ -148,6 +149,8 @@ def test_every_error_of_the_broker_is_mapped_as_well(name: str) -> None:
         (FileTooLarge("why"), "too-large"),
         (UnsupportedDocument("why"), "unsupported-media-type"),
         (StorageFull("why"), "storage-full"),
+        (DiskFull("why"), "storage-full"),
+        (LedgerFull("why"), "storage-full"),
         (SourceAway("why"), "source-away"),
         (LedgerUnavailable("why"), "ledger-away"),
         (SchemaOutdated("why"), "ledger-away"),

@@ -39,7 +39,7 @@ from switchyard.services.errors import (
 )
 from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.quota import StorageFull
-from switchyard.services.files.storage import FileTooLarge, InvalidKey, NotStored
+from switchyard.services.files.storage import DiskFull, FileTooLarge, InvalidKey, NotStored
 from switchyard.services.publishing.requests import Complaint, InvalidRequest
 from switchyard.services.records import (
     IdempotencyConflict,
@@ -47,6 +47,7 @@ from switchyard.services.records import (
     LedgerError,
     RowRejected,
 )
+from switchyard.services.records.errors import LedgerFull
 
 PROBLEM_OF: Mapping[type[SwitchyardError], str] = {
     InvalidInput: "invalid",
@@ -83,6 +84,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem("unsupported-media-type", str(error))
         case StorageFull():
             return Problem("storage-full", str(error))
+        case DiskFull() | LedgerFull():
+            return try_later("storage-full", "a disk of the service is full; nothing was done")
         case InvalidKey() | NotStored():
             return Problem("internal-error")  # clients name no keys: a record of ours is wrong
         case SourceAway():

@@ -17,7 +17,7 @@ from switchyard.api.models.problems import FieldError, ProblemDetails
 
 PUBLIC = ("/health", "/problems")
 """Paths that need no key."""
-WITH_KEY = ("unauthorized", "forbidden", "rate-limited", "ledger-away")
+WITH_KEY = ("unauthorized", "forbidden", "rate-limited", "ledger-away", "storage-full")
 WITH_BODY = ("malformed-request", "request-timeout", "too-large")
 REF = "#/components/schemas/"
 

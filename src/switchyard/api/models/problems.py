@@ -53,7 +53,11 @@ KINDS: Mapping[str, Kind] = {
         Kind("search-away", _S.SERVICE_UNAVAILABLE, "The index or its embedder can't be used now"),
         Kind("too-many-streams", _S.SERVICE_UNAVAILABLE, "Too many clients follow events"),
         Kind("unavailable", _S.SERVICE_UNAVAILABLE, "Something that is needed is away"),
-        Kind("storage-full", _S.INSUFFICIENT_STORAGE, "The storage quota is used up"),
+        Kind(
+            "storage-full",
+            _S.INSUFFICIENT_STORAGE,
+            "No room: quota or disk is full",
+        ),
     )
 }
 

@@ -10,7 +10,9 @@ from pydantic import BaseModel, Field
 class ComponentView(BaseModel):
     """One thing that the service stands on."""
 
-    state: Literal["ok", "away"]
+    state: Literal["ok", "away", "full", "blocked"] = Field(
+        description="`full`: its disk has no room; `blocked`: a memory or disk alarm of the broker."
+    )
     latency_ms: float = Field(description="Until it answered, or until that was given up.")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Response
 
 from switchyard.api.models.service import ComponentView, Liveness, Readiness
-from switchyard.api.state import ApiState, Shared
+from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.services.monitoring.health import Check, Component, examine
 
 router = APIRouter(prefix="/health", tags=["health"])
@@ -30,12 +31,13 @@ async def live() -> Liveness:
 
 @router.get("/ready", responses=AWAY)
 async def ready(state: Shared, response: Response) -> Readiness:
-    """Ask broker, ledger and storage, each with its latency; 503 when one is away.
+    """Ask broker, ledger and storage, each with its latency; 503 when one is away, its disk
+    is full, or an alarm of the broker blocks it.
 
     `events` tells whether what happens to jobs is heard here. It makes no 503.
     """
     components = await examine(_checks(state))
-    away = any(not each.is_ok for each in components if each.name != EVENTS)
+    away = any(each.state != "ok" for each in components if each.name != EVENTS)
     if away:
         response.status_code = 503
         response.headers["Retry-After"] = "2"
@@ -57,9 +59,15 @@ def _checks(state: ApiState) -> dict[str, Check]:
         "storage": lambda: state.storage.put_async(_probe_key(), b"ok"),
     }
     if state.broker is not None:
-        checks["broker"] = state.broker.pressure.probe
+        checks["broker"] = partial(_ask_broker, state.broker)
         checks[EVENTS] = state.broker.feed.check
     return checks
+
+
+async def _ask_broker(broker: BrokerSide) -> None:
+    """Raises BrokerAway; Blocked under an alarm, of which the broker tells those that publish."""
+    await broker.pressure.probe()
+    await broker.publisher.probe()
 
 
 def _probe_key() -> str:
@@ -68,6 +76,4 @@ def _probe_key() -> str:
 
 
 def _view(component: Component) -> ComponentView:
-    return ComponentView(
-        state="ok" if component.is_ok else "away", latency_ms=round(component.latency * 1000, 1)
-    )
+    return ComponentView(state=component.state, latency_ms=round(component.latency * 1000, 1))

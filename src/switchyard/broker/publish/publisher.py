@@ -21,7 +21,7 @@ from switchyard.broker.errors import (
     PublishError,
     Refused,
 )
-from switchyard.broker.lanes import DEAD_EXCHANGE, JOBS_EXCHANGE
+from switchyard.broker.lanes import DEAD_EXCHANGE, EVENTS_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import (
     PATIENCE,
@@ -139,6 +139,14 @@ class Publisher:
         """
         channel = self._ready() or await self._until_ready()
         confirm = channel.publish(exchange, routing_key, envelope)
+        await self._confirmed(_Sent(confirm, channel, time.monotonic()))
+
+    async def probe(self) -> None:
+        """See that the broker takes something in: a message for nobody, confirmed. Raises Blocked
+        under a memory or disk alarm, BrokerAway."""
+        channel = self._ready() or await self._until_ready()
+        nothing = Envelope(body=b"", message_id="probe")
+        confirm = channel.publish(EVENTS_EXCHANGE, "probe", nothing, mandatory=False)
         await self._confirmed(_Sent(confirm, channel, time.monotonic()))
 
     def send_soon(self, exchange: str, routing_key: str, envelope: Envelope) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from switchyard.services.errors import InvalidInput, SwitchyardError, Unknown
+from switchyard.services.errors import InvalidInput, NotNow, SwitchyardError, Unknown
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -42,6 +43,25 @@ class NotStored(StorageError, Unknown):
 
 class FileTooLarge(StorageError, InvalidInput):
     """The file is larger than the caller allows; nothing of it was kept."""
+
+
+class DiskFull(StorageError, NotNow):
+    """The disk has no room for the file; nothing of it was kept."""
+
+
+NO_ROOM = ("os error 28)", "os error 122)")
+"""How obstore says ENOSPC and EDQUOT, which have no error of their own there."""
+
+
+@contextmanager
+def needing_room() -> Iterator[None]:
+    """Around whatever writes. Raises DiskFull where the disk is full."""
+    try:
+        yield
+    except Exception as error:
+        if any(each in str(error) for each in NO_ROOM):
+            raise DiskFull("the disk of the file storage is full") from error
+        raise
 
 
 PARTS_AT_ONCE = 2
@@ -107,17 +127,19 @@ class Storage:
         return self._opened[0]
 
     def put(self, key: str, data: bytes) -> None:
-        """Write a file in one step, replacing what was there. Raises InvalidKey."""
+        """Write a file in one step, replacing what was there. Raises InvalidKey, DiskFull."""
         import obstore
 
         # One request, not a multipart upload: nothing is left behind when it is cut off.
-        obstore.put(self._store, check_key(key), data, use_multipart=False)
+        with needing_room():
+            obstore.put(self._store, check_key(key), data, use_multipart=False)
 
     async def put_async(self, key: str, data: bytes) -> None:
         """`put`, for event loops."""
         import obstore
 
-        await obstore.put_async(self._store, check_key(key), data, use_multipart=False)
+        with needing_room():
+            await obstore.put_async(self._store, check_key(key), data, use_multipart=False)
 
     async def put_new_async(self, key: str, data: bytes) -> bool:
         """Write a file if there is none under that key; False when there is. Raises InvalidKey."""
@@ -125,9 +147,10 @@ class Storage:
         from obstore.exceptions import AlreadyExistsError
 
         try:
-            await obstore.put_async(
-                self._store, check_key(key), data, mode="create", use_multipart=False
-            )
+            with needing_room():
+                await obstore.put_async(
+                    self._store, check_key(key), data, mode="create", use_multipart=False
+                )
         except AlreadyExistsError:
             return False
         return True
@@ -154,9 +177,10 @@ class Storage:
                 if part:
                     yield part
 
-        await obstore.put_async(
-            self._store, check_key(key), measured(), max_concurrency=PARTS_AT_ONCE
-        )
+        with needing_room():
+            await obstore.put_async(
+                self._store, check_key(key), measured(), max_concurrency=PARTS_AT_ONCE
+            )
         return Received(size, digest.hexdigest())
 
     def get(self, key: str) -> bytes:
@@ -215,7 +239,8 @@ class Storage:
         import obstore
 
         try:
-            await obstore.rename_async(self._store, check_key(source), check_key(target))
+            with needing_room():
+                await obstore.rename_async(self._store, check_key(source), check_key(target))
         except FileNotFoundError as error:
             _not_stored(source, error)
 

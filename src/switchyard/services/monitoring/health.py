@@ -6,8 +6,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import structlog
+
+from switchyard.broker.errors import Blocked
+from switchyard.services.files.storage import DiskFull
+from switchyard.services.records.errors import LedgerFull
 
 CHECK_TIMEOUT = 2.0
 """Seconds after which what did not answer counts as away."""
@@ -15,12 +20,17 @@ CHECK_TIMEOUT = 2.0
 Check = Callable[[], Awaitable[object]]
 
 
+ComponentState = Literal["ok", "away", "full", "blocked"]
+"""`full`: its disk has no room; `blocked`: the broker has a memory or disk alarm, and takes nothing
+in. Neither can take work, as one that is away."""
+
+
 @dataclass(frozen=True, slots=True)
 class Component:
     """One thing that the system stands on."""
 
     name: str
-    is_ok: bool
+    state: ComponentState
     latency: float
     """Seconds until it answered, or until that was given up."""
 
@@ -39,5 +49,11 @@ async def _examine(name: str, check: Check) -> Component:
         structlog.get_logger("health").warning(
             "away", component=name, error=str(error) or type(error).__name__
         )
-        return Component(name, False, time.monotonic() - began)
-    return Component(name, True, time.monotonic() - began)
+        return Component(name, _state_of(error), time.monotonic() - began)
+    return Component(name, "ok", time.monotonic() - began)
+
+
+def _state_of(error: Exception) -> ComponentState:
+    if isinstance(error, DiskFull | LedgerFull):
+        return "full"
+    return "blocked" if isinstance(error, Blocked) else "away"

@@ -225,6 +225,8 @@ class EventFeed:
             self.is_listening.clear()
 
     def _received(self, body: bytes) -> None:
+        if not body:
+            return  # `Publisher.probe`: whether the broker takes anything in
         try:
             event = JobEvent.of(body)
         except ValueError as error:

@@ -3,6 +3,7 @@
 LedgerError
 ├── LedgerUnavailable      the database is away, locked for too long, or its disk is full: retry
 │   ├── TransactionRaced   other processes wrote the same rows at the same time, time and again
+│   ├── LedgerFull         its disk has no room
 │   └── LedgerRefuses      the server lets nobody in by this user, password and database
 ├── LedgerMisconfigured    no ledger can be had at that address, or with that library
 ├── LedgerClosed           this process has closed it
@@ -37,6 +38,10 @@ class LedgerUnavailable(LedgerError, NotNow):
 
 class LedgerRefuses(LedgerUnavailable):
     """The server is there and refuses user, password or database: to wait does not help."""
+
+
+class LedgerFull(LedgerUnavailable):
+    """The database's disk is full: it can be read, and nothing be written."""
 
 
 class LedgerMisconfigured(LedgerError, Misconfigured):

@@ -8,6 +8,7 @@ from sqlalchemy import exc
 
 from switchyard.services.records.errors import (
     LedgerError,
+    LedgerFull,
     LedgerRefuses,
     LedgerUnavailable,
     RowRejected,
@@ -26,6 +27,10 @@ _PG_REJECTED = ("22", "23", "54")
 _PG_NOT_LET_IN = ("28000", "28P01", "3D000")
 
 
+_PG_FULL = "53100"
+_SQLITE_FULL = "disk is full"
+
+
 _PG_REPEAT = ("40001", "40P01")
 
 
@@ -41,6 +46,8 @@ def translate(error: Exception) -> Exception:
     if state is not None:
         if state in _PG_REPEAT:
             return TransactionRaced(text)
+        if state == _PG_FULL:
+            return LedgerFull(f"the disk of the ledger's database is full: {text}")
         if state in _PG_OUTDATED:
             return _outdated(text)
         if state[:2] in _PG_REJECTED:
@@ -50,6 +57,8 @@ def translate(error: Exception) -> Exception:
         return LedgerUnavailable(f"the ledger's database refuses: {text}")
     if isinstance(error, exc.OperationalError) and any(s in text for s in _SQLITE_OUTDATED):
         return _outdated(text)
+    if isinstance(error, exc.OperationalError) and _SQLITE_FULL in text:
+        return LedgerFull(f"the disk of the ledger's database is full: {text}")
     if isinstance(error, exc.IntegrityError | exc.DataError):
         return RowRejected(text)
     if isinstance(error, exc.DBAPIError):

@@ -1,0 +1,34 @@
+"""A disk of its own, which a test may fill. Mounting one needs root."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.missing import skip_or_fail
+
+SIZE_MIB = 64
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """The directory that it is mounted at: 64 MiB, empty."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", str(place)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        skip_or_fail("a small disk can be mounted by root alone")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(place: Path) -> Path:
+    """Leave nothing of it; the file to remove again."""
+    large = place / "large"
+    try:
+        with large.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"\0" * 65536)
+    except OSError:
+        return large
