@@ -15,7 +15,7 @@ import pytest
 from switchyard.services.documents.desk import open_desks, run_id
 from switchyard.services.documents.inbox import About
 from switchyard.services.documents.samples import sample
-from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage import Storage, references_key
 from switchyard.services.identity.places import MARKER
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, upgrade
@@ -65,6 +65,21 @@ async def test_an_upload_is_answered_with_its_result(client: httpx.AsyncClient, 
     again = (await client.get(answer.headers["location"])).json()
     assert again == {**document, "result": None}
     assert not stored(settings, "uploads/incoming")
+
+
+async def test_references_are_told_once_they_were_looked_for(
+    client: httpx.AsyncClient, settings: Settings
+):
+    document = (await send(client, pdf(["one page"]))).json()
+    address = f"/documents/{document['document_id']}/references"
+    none_yet = await client.get(address)
+    assert none_yet.status_code == 404
+    assert "hot.process_references" in none_yet.json()["detail"]
+    made = {"document_id": document["document_id"], "references": [], "citations": []}
+    storage = Storage(settings.files_url)
+    await storage.put_async(references_key(document["document_id"]), json.dumps(made).encode())
+    assert (await client.get(address)).json() == made
+    assert (await client.get("/documents/unknown/references")).status_code == 404
 
 
 async def test_the_result_has_the_text_on_request(client: httpx.AsyncClient):

@@ -51,6 +51,24 @@ van der Pol, B. (1927). Frequency demultiplication. Nature, 120, 363-364."""
     assert texts(text) == ["Bishop, C", "Dempster, A", "van der Pol, B"]
 
 
+@pytest.mark.parametrize(
+    ("block", "starts"),
+    [
+        ("References [1] A. Roe. One. 1999. [2] B. Kuhn. Two. 1962. [3] C. Fox. Three. 2001.",
+         ["A. Roe", "B. Kuhn", "C. Fox"]),
+        ("References 1. Roe A. One. 1999;12:3. 2. Kuhn B. Two. 1962. 3. Fox C. Three. 2001.",
+         ["Roe A.", "Kuhn B", "Fox C."]),
+        ("References\nRoe, A. (1999). One. Cell, 1, 3. Kuhn, B. & Fox, C. (1962). Two. Cell, 2, 4.",
+         ["Roe, A", "Kuhn, B"]),
+    ],
+)  # fmt: skip
+def test_a_block_of_a_pdf_that_is_one_line_holds_several(block, starts):
+    found = split([block]).references
+    assert [
+        reference.text[: len(start)] for reference, start in zip(found, starts, strict=True)
+    ] == starts
+
+
 def test_a_list_goes_on_over_pages_and_ends_where_the_appendix_begins():
     pages = [
         "Text.\nReferences\n[1] A. One. First. Nature, 1999.",

@@ -10,8 +10,8 @@ import pytest
 from switchyard.services.jobs.registry import InvalidPayload, Registry
 
 HEAVY = (
-    *("PIL", "cv2", "lancedb", "numpy", "obstore", "onnxruntime", "openai", "pyarrow", "pymupdf"),
-    *("rapidocr", "sqlalchemy", "tenacity"),
+    *("PIL", "cv2", "lancedb", "numpy", "obstore", "onnxruntime", "openai", "pyarrow"),
+    *("pycrfsuite", "pymupdf", "rapidocr", "sqlalchemy", "tenacity"),
 )
 
 
@@ -29,6 +29,8 @@ def test_stages_run_on_the_workers_and_in_the_lanes_of_the_specification():
         "summarize_content": ("llm", ("hot", "backfill"), "task"),
         "embed_content": ("embed", ("hot", "backfill"), "task"),
         "link_content": ("link", ("hot", "maintenance"), "task"),
+        "parse_references": ("link", ("hot", "maintenance"), "task"),
+        "process_references": ("link", ("hot", "maintenance"), "task"),
     }
     assert registry.get("extract_text").memory_limit_mb
     assert registry.get("extract_text").timeout == 120
@@ -58,6 +60,9 @@ def test_importing_the_job_types_loads_nothing_heavy():
         ("ocr_pdf", {"document_id": "a", "language": "../de"}, "language"),
         ("summarize_content", {"document_id": "a", "top_k": 3}, "top_k"),
         ("link_content", {"document_id": "a", "top_k": 0}, "top_k"),
+        ("parse_references", {"references": []}, "references"),
+        ("parse_references", {"references": ["a"] * 201}, "references"),
+        ("parse_references", {"references": ["a" * 5_001]}, "references"),
     ],
 )
 def test_a_payload_that_does_not_fit_is_refused(job_type: str, payload: dict, said: str):

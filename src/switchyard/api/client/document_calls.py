@@ -69,6 +69,12 @@ def document_result(document_id: str, *, with_text: bool = False) -> Call[dict[s
     return get_json(f"/documents/{in_path(document_id)}/result", include=include)
 
 
+@operation("documents-document_references")
+def document_references(document_id: str) -> Call[dict[str, Any]]:
+    """What a document cites, once the job `process_references` has run for it."""
+    return get_json(f"/documents/{in_path(document_id)}/references")
+
+
 @operation("extraction-order_text")
 def extract_text(
     file: Upload,

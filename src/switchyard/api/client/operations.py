@@ -117,6 +117,7 @@ class Operations:
     documents = Listing(document_calls.documents_page, lambda page: page.documents)
     document = Method(document_calls.document)
     document_result = Method(document_calls.document_result)
+    document_references = Method(document_calls.document_references)
     extract_text = Method(document_calls.extract_text)
     extracted_text = Method(document_calls.extracted_text)
     search = Method(document_calls.search)

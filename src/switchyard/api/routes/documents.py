@@ -172,6 +172,17 @@ async def document_result(
     return await documents.result(document_id, with_text="text" in (include or ()))
 
 
+@router.get(
+    "/documents/{document_id}/references",
+    dependencies=[needs(Scope.READ)],
+    responses=RESULT_PROBLEMS,
+)
+async def document_references(document_id: DocumentIdOf, documents: DocumentsOf) -> dict[str, Any]:
+    """What a document cites: `references`, each cut into fields, and `citations`, the places of
+    its text that cite them. 404 until the job `process_references` has run for it."""
+    return await documents.references(document_id)
+
+
 def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:
     error = status.error
     return DocumentView(

@@ -177,6 +177,38 @@ def result(
 
 
 @app.command()
+def references(document_id: DocumentIdArgument, as_json: JsonOption = False) -> None:
+    """Show what a document cites, once the job `process_references` has run for it."""
+    with calling() as client:
+        made = client.document_references(document_id)
+    if as_json:
+        print_json(made)
+        return
+    rows = table(
+        "LABEL",
+        "AUTHORS",
+        "YEAR",
+        "TITLE",
+        "IN",
+        flexible=("AUTHORS", "TITLE", "IN"),
+        right=("YEAR",),
+    )
+    for reference in made["references"]:
+        authors = [person["family"] for person in reference.get("authors", ())]
+        shown = ", ".join(authors[:3]) + (" …" if len(authors) > 3 else "")
+        add_row(
+            rows,
+            cell(reference.get("label", "")),
+            cell(shown),
+            str(reference.get("year", "")),
+            cell(reference.get("title") or reference["text"]),
+            cell(reference.get("container", "")),
+        )
+    console().print(rows)
+    say(f"{len(made['references'])} references, cited at {len(made['citations'])} places")
+
+
+@app.command()
 def text(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text.")],
     timeout: TimeoutOption = None,

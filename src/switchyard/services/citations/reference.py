@@ -47,9 +47,10 @@ class Reference:
     )  # what stands there besides: notes, dates of access, numbers
 
     def as_json(self) -> dict[str, object]:
-        """The fields that are not empty, as plain values."""
-        return {
+        """The text, and the fields that are not empty, as plain values."""
+        told = {
             name: value
             for name, value in asdict(self).items()
             if value not in ("", (), None, False)
         }
+        return {"text": self.text, **told}

@@ -24,6 +24,10 @@ _NAMES_OF_THE_LIST = (
 )
 _NUMBERED = r"(?:#{1,6} )?\*{0,2}(?:(?:\d\d?|[A-Z]|[IVX]{1,5})(?:\.\d\d?){0,3}[.):]? +)?"
 _HEADING = re.compile(rf"{_NUMBERED}(?:{_NAMES_OF_THE_LIST})\*{{0,2}}[ .:]{{0,3}}", re.IGNORECASE)
+# The list's heading and its first entry, where a PDF's block was made one line.
+_HEADED = re.compile(
+    rf"({_NUMBERED}(?:{_NAMES_OF_THE_LIST})[.:]?) (?=\[[^\]]{{1,16}}\] |1[.)] )", re.IGNORECASE
+)
 _WHAT_FOLLOWS = (
     r"(?:appendi(?:x|ces)|anhang|annexe?s?|apéndice|supplement\w*|supporting information)\b.{0,80}|"
     r"acknowledge?ments?|danksagung|remerciements|agradecimientos|about the authors?|"
@@ -40,6 +44,11 @@ _STARTS_LIKE_AUTHORS = re.compile(
     r"|(?:[^\W\d_][\w’'-]+ [^\W\d_]{1,3}[,.:])"  # Smith JA,
     r"|(?:[^\W\d_][\w’'-]+(?: [^\W\d_]\.)? [^\W\d_][\w’'-]+(?:,| and | & |\. ))"  # John Smith,
     r"|(?:—{2,}|_{3,}|-{3,})"  # the same author once more
+)
+# Where an entry may begin inside of a line: before a number, or before a name with initials.
+_WITHIN = re.compile(
+    r" (?=\[[0-9]{1,4}\] |[0-9]{1,3}\. [^\W\d_a-z])"
+    r"|(?<=[.)\]\d]) (?=[^\W\d_a-z][\w’'-]+, [^\W\d_a-z]\.)"
 )
 _YEAR = re.compile(r"(?<!\d)(?:1[5-9]|20)\d\d(?!\d)")
 _LINE_ENDS = (".", ")", "]", "”", '"', "»", "/")
@@ -104,9 +113,10 @@ def split(pages: Sequence[str]) -> Split:
 
 def _lines(pages: Sequence[str]) -> list[_Line]:
     lines = (
-        _Line(line.strip(), number)
+        _Line(part.strip(), number)
         for number, page in enumerate(pages, start=1)
         for line in page.splitlines()
+        for part in _HEADED.sub(r"\1\n", line.strip(), count=1).split("\n")
     )
     return list(itertools.islice((line for line in lines if line.text), _MAX_LINES))
 
@@ -141,9 +151,9 @@ def _numbered_end(lines: Sequence[_Line]) -> range:
     return range(0)
 
 
-def _cut(lines: Sequence[_Line]) -> list[RawReference]:
-    if not lines:
-        return []
+def _cut(section: Sequence[_Line]) -> list[RawReference]:
+    """The entries of a list; a line may hold several, as a PDF's block is one line."""
+    lines = [_Line(part, line.page) for line in section for part in _WITHIN.split(line.text)]
     starts = _by_brackets(lines) or _by_numbers(lines) or _by_authors(lines)
     cut: list[RawReference] = []
     for begin, (place, label, skip) in enumerate(starts):

@@ -17,7 +17,7 @@ from switchyard.services.documents.extractions import ExtractionDesk
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.documents.status import DocumentStatus, status_of
 from switchyard.services.errors import Unknown, WrongState
-from switchyard.services.files.storage import NotStored, result_key, stage_key
+from switchyard.services.files.storage import NotStored, references_key, result_key, stage_key
 from switchyard.services.files.uploads import Upload
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
@@ -228,6 +228,20 @@ class DocumentDesk:
             text = await self._json(stage_key(status.document_id, EXTRACT.name))
             result["pages"] = text["result"]["pages"] if text else None
         return result
+
+    async def references(self, document_id: str) -> dict[str, Any]:
+        """What `process_references` has made of a document: `references` and `citations`.
+
+        Raises UnknownDocument, also where that job has not run yet.
+        """
+        status = await self.status(document_id)
+        found = await self._json(references_key(status.document_id))
+        if found is None:
+            raise UnknownDocument(
+                f"the references of document {document_id} have not been looked for: publish "
+                "hot.process_references with its document_id"
+            )
+        return found
 
     async def documents(
         self, *, state: str | None = None, source: str | None = None, limit: int, cursor: str | None

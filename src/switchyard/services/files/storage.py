@@ -320,6 +320,11 @@ def result_key(document_id: str) -> str:
     return f"results/{document_id}/result.json"
 
 
+def references_key(document_id: str) -> str:
+    """Where a document's references lie."""
+    return f"results/{document_id}/references.json"
+
+
 def extraction_key(job_id: str) -> str:
     """Where a job without a document keeps its result: whoever publishes it chooses its id, which
     may be that of a document."""

@@ -28,6 +28,7 @@ BUILT_IN_MODULES = (
     "switchyard.services.workers.llm",
     "switchyard.services.workers.embed",
     "switchyard.services.workers.link",
+    "switchyard.services.workers.references",
 )
 """Modules with the job types of the document pipeline. Importing them is cheap: heavy
 libraries are imported by the handlers when they run."""

@@ -120,7 +120,7 @@ class DocumentFiles:
             made, reused = _envelope(stage, input_hash, content, work()), False
         if made != kept:
             self._require(content)
-            self.storage.put(self._key(stage), _encode(made))
+            self.storage.put(self._key(stage), encoded(made))
         return _output(made, reused=reused)
 
     async def reuse_or_run_async(
@@ -145,7 +145,7 @@ class DocumentFiles:
             made, reused = _envelope(stage, input_hash, content, await work()), False
         if made != kept:
             await self.require_async(content)
-            await self.storage.put_async(self._key(stage), _encode(made))
+            await self.storage.put_async(self._key(stage), encoded(made))
         return _output(made, reused=reused)
 
     async def replace_async(
@@ -155,13 +155,13 @@ class DocumentFiles:
         Raises ContentReplaced."""
         made = _envelope(stage, before.input_hash, before.content, result)
         await self.require_async(before.content)
-        await self.storage.put_async(self._key(stage), _encode(made))
+        await self.storage.put_async(self._key(stage), encoded(made))
         return _output(made, reused=False)
 
     async def put_result_async(self, result: Mapping[str, Any]) -> str:
         """Write the document's `result.json`; gives its key."""
         key = result_key(self.document_id)
-        await self.storage.put_async(key, _encode(result))
+        await self.storage.put_async(key, encoded(result))
         return key
 
     def _key(self, stage: Stage) -> str:
@@ -237,5 +237,6 @@ def _compare(content: str | None, first: Mapping[str, Any] | None) -> None:
         raise ContentReplaced
 
 
-def _encode(value: Mapping[str, Any]) -> bytes:
+def encoded(value: Mapping[str, Any]) -> bytes:
+    """A result as it is stored."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -63,6 +63,8 @@ OCR = Stage("ocr_pdf", "recognizing", waiting=NEEDS_OCR)
 SUMMARIZE = Stage("summarize_content", "summarizing")
 EMBED = Stage("embed_content", "embedding")
 LINK = Stage("link_content", "linking")
+PROCESS_REFERENCES = Stage("process_references", "processing references")
+"""Beside the pipeline: no document waits for it, and it is never the state of one."""
 
 PIPELINE = (INGEST, EXTRACT, OCR, SUMMARIZE, EMBED, LINK)
 """All stages in their order; most documents need no OCR."""
