@@ -300,3 +300,25 @@ async def bury(system: System, job_id: str) -> None:
     message = JobMessage(job_id=job_id, job_type="noop", payload={})
     certificate = DeathCertificate(Reason.EXHAUSTED, "hot.noop", message="no use")
     await system.wire.send(DEAD_EXCHANGE, "hot.noop", envelope_of(message, certificate.headers()))
+
+
+@pytest.mark.parametrize(
+    ("key", "payload", "reason"),
+    [("hot.nobody", {}, "unroutable"), ("hot.noop", {"n": "no number"}, "malformed")],
+)
+async def test_a_job_past_the_ledger_that_dies_before_its_first_claim_has_a_record(
+    broker310: TestBroker, database_url: str, key: str, payload: dict[str, str], reason: str
+) -> None:
+    async with open_system(broker310, database_url) as system, indexing(system):
+        await system.start_worker()
+        message = JobMessage(
+            job_id="raw", job_type=key.partition(".")[2], payload=payload, priority=3
+        )
+        await system.publish_raw(key, message.encode())
+        record = await system.wait_for_state("raw", State.DEAD)
+        assert (record.reason, record.routing_key, record.payload) == (reason, key, payload)
+        assert (record.lane, record.priority, record.finished_at) == (
+            "hot",
+            3,
+            (await entry(system, "raw")).dead_at,
+        )

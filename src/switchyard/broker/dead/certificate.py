@@ -28,6 +28,8 @@ PROPERTIES_LIMIT = 64 * 1024
 """Bytes kept of properties that can't be read, for the same reason."""
 UNREADABLE = "UnreadableProperties"
 """The error type of a message whose properties could not be read."""
+BROKER = "Broker"
+"""The error type of what the broker itself has dead-lettered."""
 FOREIGN = ForeignCopy.__name__
 """The error type of a message with the id of a job that it is not."""
 MOST_ATTEMPTS = 1_000_000
@@ -50,6 +52,9 @@ class Reason(StrEnum):
     """It waited longer than its lane's TTL or its own `expires_at`."""
     OVERFLOWED = "overflowed"
     """Its lane was full."""
+    DISPLACED = "displaced"
+    """The broker had taken it, and threw it out of its full lane, as a classic queue does that has
+    more than its length when the broker restarts. Nobody's fault: it goes back by itself."""
     UNROUTABLE = "unroutable"
     """No queue is bound for its routing key."""
     MALFORMED = "malformed"
@@ -143,7 +148,10 @@ def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> 
         if not 0 <= values.get("attempts", 0) <= MOST_ATTEMPTS:
             del values["attempts"]
         values["routing_key"] = _key(values["routing_key"], routing_key)
-        return DeathCertificate(**{**values, "reason": _reason(values.get("reason"))})
+        reason = _reason(values.get("reason"))
+        if reason is Reason.DISPLACED:  # only the broker itself can do that, and says otherwise
+            reason = Reason.OVERFLOWED
+        return DeathCertificate(**{**values, "reason": reason})
     deaths = headers.get("x-death")
     if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], Mapping):
         return DeathCertificate(Reason.UNROUTABLE, routing_key, message="no queue took this key")
@@ -163,7 +171,7 @@ def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> 
         reason,
         original,
         queue=queue,
-        error_type="Broker",
+        error_type=BROKER,
         message=f"dead-lettered by the broker: {last.get('reason')}",
         dead_at=(died_at if isinstance(died_at, datetime) else now()).isoformat(),
     )

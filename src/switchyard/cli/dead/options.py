@@ -24,7 +24,7 @@ GroupOption = Annotated[
 ReasonOption = Annotated[
     str | None,
     typer.Option(
-        help="exhausted, permanent, expired, overflowed, unroutable, malformed or crashed."
+        help="exhausted, permanent, expired, overflowed, displaced, unroutable, malformed, crashed."
     ),
 ]
 TypeOption = Annotated[

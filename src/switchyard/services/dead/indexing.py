@@ -13,6 +13,7 @@ from aiormq.connection import Connection
 from switchyard.broker.background import Background
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.consume.listening import end_of, keep_listening, unless
+from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.dead.scan import Letter, scanning
 from switchyard.broker.lanes import (
     DEAD_LOG_QUEUE,
@@ -26,11 +27,17 @@ from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import closed
 from switchyard.broker.wire.link import Link
 from switchyard.services.dead.causes import cause_of
-from switchyard.services.dead.foreign import told_apart
+from switchyard.services.dead.displaced import examined
 from switchyard.services.dead.letters import cause_of_letter
 from switchyard.services.jobs.registry import Registry, UnknownJobType
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import DeadLetter, DeadLetterRecord, LedgerError, RowRejected
+from switchyard.services.records import (
+    DeadLetter,
+    DeadLetterRecord,
+    LedgerError,
+    NewJob,
+    RowRejected,
+)
 
 BATCH = 200
 """Letters written to the ledger in one go."""
@@ -55,6 +62,9 @@ def record_of(letter: Letter, registry: Registry) -> DeadLetterRecord:
         worker = registry.get(job_type).worker
     except UnknownJobType:
         worker = None
+    job = None
+    if message is not None:
+        job = NewJob(message, lane, worker or "", certificate.routing_key)
     return DeadLetterRecord(
         id=letter.id,
         job_id=message.job_id if message else None,
@@ -72,6 +82,7 @@ def record_of(letter: Letter, registry: Registry) -> DeadLetterRecord:
         redrives=letter.redrives,
         attempts=message.metadata.attempts if message else 0,
         fingerprint=cause_of_letter(letter).fingerprint,
+        job=job,
     )
 
 
@@ -112,7 +123,15 @@ async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Regi
 
 
 async def _index(batch: list[Letter], ledger: Ledger, registry: Registry) -> int:
-    await _write(await told_apart(ledger, batch), ledger, registry)
+    letters = await examined(ledger, batch)
+    await _write(letters, ledger, registry)
+    displaced = [letter for letter in letters if letter.certificate.reason is Reason.DISPLACED]
+    if displaced:
+        _log.error(
+            "the broker threw jobs out of full lanes that it had taken: they go back by themselves",
+            jobs=len(displaced),
+            queues=sorted({letter.certificate.queue for letter in displaced}),
+        )
     for letter in batch:
         letter.delivery.ack()
     indexed = len(batch)

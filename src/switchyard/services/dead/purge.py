@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.dead.scan import Letter
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.bulk import control as bulk_control
@@ -20,7 +21,12 @@ from switchyard.services.dead.letters import LetterFilter, was_dead
 from switchyard.services.dead.scan import scanning_in_turn, wait_in
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import Wait
-from switchyard.services.records import BulkOperation, BulkState, DeadLetterState
+from switchyard.services.records import (
+    BulkOperation,
+    BulkState,
+    DeadLetterRecord,
+    DeadLetterState,
+)
 
 KIND = "purge"
 BATCH = 200
@@ -119,9 +125,28 @@ class PurgeHandler:
         session.check()
         if letters:
             ids = [each.id for each in letters]
-            await self._ledger.mark_dead_state(
-                ids, DeadLetterState.PURGED, self._ledger.clock.time()
-            )
+            moment = self._ledger.clock.time()
+            await self._ledger.bury([_end_of(each, moment) for each in letters if _goes_back(each)])
+            await self._ledger.mark_dead_state(ids, DeadLetterState.PURGED, moment)
         await session.record(counts=progress.to_json())
         for letter in letters:
             letter.ack()
+
+
+def _goes_back(letter: Letter) -> bool:
+    return letter.certificate.reason is Reason.DISPLACED
+
+
+def _end_of(letter: Letter, moment: float) -> DeadLetterRecord:
+    """Its job has not died of it: it ends now, as it will not go back."""
+    return DeadLetterRecord(
+        id=letter.id,
+        job_id=letter.id,
+        reason=str(Reason.OVERFLOWED),
+        dead_at=moment,
+        body=letter.body,
+        error_type="Purged",
+        error_message="purged before it went back to its lane",
+        redrives=letter.redrives,
+        attempts=letter.message.metadata.attempts if letter.message else 0,
+    )

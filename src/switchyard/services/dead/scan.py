@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from switchyard.broker.dead.scan import Letter, Scan, scanning
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.bulk.session import BulkSession
-from switchyard.services.dead.foreign import told_apart
+from switchyard.services.dead.displaced import examined
 from switchyard.services.errors import WrongState
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import Wait
@@ -48,7 +48,8 @@ def wait_in(session: BulkSession) -> Wait:
 
 
 class LetterScan:
-    """A scan that knows which letters are the jobs whose ids they carry, and which are one."""
+    """A scan that knows which letters are the jobs whose ids they carry, which are one, and which
+    are nobody's fault."""
 
     def __init__(self, scan: Scan, ledger: Ledger) -> None:
         self._scan = scan
@@ -66,11 +67,11 @@ class LetterScan:
         async for letter in self._scan.letters():
             batch.append(letter)
             if len(batch) >= TOGETHER:
-                for each in await told_apart(self._ledger, batch):
+                for each in await examined(self._ledger, batch):
                     if self._is_news(each):
                         yield each
                 batch = []
-        for each in await told_apart(self._ledger, batch):
+        for each in await examined(self._ledger, batch):
             if self._is_news(each):
                 yield each
 

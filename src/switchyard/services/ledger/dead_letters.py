@@ -34,7 +34,8 @@ class DeadLetters(LedgerBase):
         """Note letters, and mark their jobs dead, in one transaction.
 
         A job stays as it is when it has finished, when a newer copy than the letter's has been
-        seen, or when it runs and the letter's copy never did (expired, overflowed, …).
+        seen, when it runs and the letter's copy never did (expired, overflowed, …), or when the
+        letter goes back by itself (displaced). One without a record gets it.
         """
         if not letters:
             return
@@ -50,8 +51,9 @@ class DeadLetters(LedgerBase):
             another = (dead_letters.c.state == DeadLetterState.WAITING) & (
                 dead_letters.c.redrives == insert.excluded.redrives
             )
-            # Of one death the first letter counts, as for whoever goes through `jobs.dead`.
-            same = another & (dead_letters.c.attempts == insert.excluded.attempts)
+            # Of one death the first letter counts, as for whoever goes through `jobs.dead`; and no
+            # earlier one than is known already.
+            same = another & (dead_letters.c.attempts >= insert.excluded.attempts)
             changes: dict[str, Any] = {
                 column.name: case((same, column), else_=insert.excluded[column.name])
                 for column in dead_letters.c
@@ -64,6 +66,53 @@ class DeadLetters(LedgerBase):
             )
 
         await self._database.write(work)
+
+    async def bury(self, letters: Sequence[DeadLetterRecord]) -> None:
+        """Mark the jobs of letters dead, as `index_dead` does, without noting the letters."""
+        burials = [Bury(letter) for letter in letters]
+        if burials:
+            await self._database.write(lambda connection: self._writer.run(connection, burials))
+
+    async def note_returned(self, letter_ids: Sequence[str], now: float) -> None:
+        """The broker has these displaced jobs again, as they were."""
+        dialect = self._database.dialect
+        # Not one that has died meanwhile: that is another letter.
+        statement = text(
+            "UPDATE dead_letters SET state = 'redriven', updated_at = :now "
+            f"WHERE {keys_condition(dialect, 'id')} AND state = 'waiting' AND reason = :reason"
+        )
+        parameters = {
+            "now": now,
+            "reason": rules.GOES_BACK,
+            **keys_parameter(dialect, letter_ids),
+        }
+        await self._database.write(lambda connection: connection.execute(statement, parameters))
+
+    async def note_not_displaced(self, letters: Sequence[DeadLetterRecord]) -> None:
+        """These do not go back by themselves after all: their jobs end with them, and they wait as
+        all others do."""
+        burials = [Bury(letter) for letter in letters]
+        statement = text(
+            "UPDATE dead_letters SET reason = :reason, error_message = :message, "
+            "fingerprint = :fingerprint WHERE id = :letter AND reason = :before"
+        )
+        rows = [
+            {
+                "letter": letter.id,
+                "reason": letter.reason,
+                "message": clean(letter.error_message),
+                "fingerprint": letter.fingerprint,
+                "before": rules.GOES_BACK,
+            }
+            for letter in letters
+        ]
+
+        def work(connection: Connection) -> None:
+            self._writer.run(connection, burials)
+            connection.execute(statement, rows)
+
+        if letters:
+            await self._database.write(work)
 
     async def foreign_among(self, messages: Sequence[JobMessage]) -> set[int]:
         """The places of those that are other jobs than the ones whose ids they carry: see

@@ -53,6 +53,7 @@ class Finding(StrEnum):
     TYPE_TIMES_OUT = "type-times-out"
     JOB_OVERDUE = "job-overdue"
     DEAD_WAITING = "dead-waiting"
+    DISPLACED = "displaced"
 
 
 @dataclass(frozen=True, slots=True)

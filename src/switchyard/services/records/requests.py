@@ -111,6 +111,9 @@ class DeadLetterRecord:
     """With `redrives`, the letter's generation: an older letter does not bury a newer copy."""
     fingerprint: str | None = None
     """The group of letters that died of the same cause."""
+    job: NewJob | None = None
+    """What it was, for a record where there is none: of a job that was published past the ledger,
+    and died before anybody claimed it."""
 
 
 @dataclass(frozen=True, slots=True)

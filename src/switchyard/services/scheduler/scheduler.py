@@ -14,6 +14,7 @@ import structlog
 
 from switchyard.broker.background import Background
 from switchyard.broker.errors import BrokerAway, LaneFull, WrongSystem
+from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.indexing import DeadLetterIndexer
@@ -25,6 +26,7 @@ from switchyard.services.ledger.leases import SCHEDULER
 from switchyard.services.monitoring import metrics as names
 from switchyard.services.monitoring.metrics import Metric, Metrics, Samples, show_publishes
 from switchyard.services.records import JobRecord, LedgerError, State
+from switchyard.services.redrive.returning import LOOK, Returner
 from switchyard.services.settings import Settings
 
 BATCH = 500
@@ -46,6 +48,8 @@ class Pace:
     silent: float = 60.0
     """Running jobs of a worker that has been silent for so long are published again, for the
     case that the broker has lost them; otherwise the ledger lets only one copy run."""
+    displaced: float = LOOK
+    """Between looks for what the broker threw out of full lanes."""
 
 
 @dataclass(slots=True)
@@ -78,6 +82,7 @@ class Scheduler:
         *,
         pace: Pace | None = None,
         metrics: Metrics | None = None,
+        lanes: tuple[Lane, ...] = LANES,
     ) -> None:
         self.holder = new_instance_id()
         self.is_active = asyncio.Event()
@@ -87,6 +92,9 @@ class Scheduler:
         self._pace = pace or Pace()
         self._publisher = Publisher(settings, name="scheduler")
         self._indexer = DeadLetterIndexer(settings, ledger, registry)
+        self._returner = Returner(
+            settings, registry, ledger, self._publisher, lanes, look=self._pace.displaced
+        )
         self._published_again: set[str | None] = set()
         """Claims of silent workers whose jobs were published again."""
         self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
@@ -115,6 +123,7 @@ class Scheduler:
                         background = Background(self._log)
                         background.start("index of dead letters", self._indexer.run)
                         background.start("generations", self._advance)
+                        background.start("displaced jobs", self._returner.run)
                     try:
                         await self.turn()
                     except LedgerError as error:

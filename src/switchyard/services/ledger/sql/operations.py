@@ -318,7 +318,7 @@ class Unredrive:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """A letter of the job lies in `jobs.dead`."""
+    """A letter of the job lies in `jobs.dead`. Makes its row when there is none."""
 
     order: ClassVar[int] = 5
     letter: DeadLetterRecord
@@ -330,6 +330,8 @@ class Bury:
     def apply(self, rows: Rows) -> bool:
         letter = self.letter
         row = rows.jobs.get(self.job_id)
+        if row is None and letter.job is not None:
+            row = rows.jobs[self.job_id] = new_row(_new_columns(letter.job))
         if row is None or not rules.buries(row, letter):
             return False
         error_type, error_message = clean(letter.error_type), clean(letter.error_message)

@@ -30,6 +30,8 @@ from switchyard.services.records.states import (
 
 NEVER_STARTED = frozenset({"expired", "overflowed", "unroutable", "malformed"})
 """Reasons for which a copy dies without having run; they say nothing of a copy that runs."""
+GOES_BACK = "displaced"
+"""The reason of letters that end no job: they go back by themselves."""
 
 
 def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
@@ -103,7 +105,7 @@ def may_overflow(row: JobRow | None) -> bool:
 
 def buries(row: JobRow | None, letter: DeadLetterRecord) -> bool:
     """Whether a dead letter is the end of the job, or of an old or stray copy only."""
-    if row is None or row.state in FINISHED:
+    if row is None or row.state in FINISHED or letter.reason == GOES_BACK:
         return False
     if row.state is State.RUNNING:
         return letter.reason not in NEVER_STARTED and letter.redrives >= row.redrives

@@ -74,10 +74,22 @@ def _is_late(system: Examined, job: JobSummary, now: float) -> bool:
 
 
 async def dead(system: Examined) -> list[Check]:
-    """Letters that wait for somebody."""
-    page = await system.need_ledger().list_dead(DeadLetterFilter(state="waiting"), limit=100)
-    if not page.items:
-        return [well("dead letters", "none waits")]
-    number = f"{len(page.items)}{' or more' if page.next_cursor else ''}"
+    """Letters that wait for somebody, and those that go back by themselves."""
+    ledger = system.need_ledger()
+    displaced = await ledger.count_dead(DeadLetterFilter(state="waiting", reason="displaced"))
+    checks = [_displaced(displaced)] if displaced else []
+    waiting = await ledger.count_dead(DeadLetterFilter(state="waiting")) - displaced
+    if waiting <= 0:
+        return [*checks, well("dead letters", "none waits")]
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
-    return [warning("dead letters", Finding.DEAD_WAITING, f"{number} wait for somebody", remedy)]
+    told = f"{waiting:,} wait for somebody"
+    return [*checks, warning("dead letters", Finding.DEAD_WAITING, told, remedy)]
+
+
+def _displaced(number: int) -> Check:
+    return warning(
+        "displaced jobs",
+        Finding.DISPLACED,
+        f"the broker threw {number:,} out of full lanes that it had taken, as a restart does",
+        "they go back by themselves where a scheduler runs and there is room: `jobctl lanes`",
+    )

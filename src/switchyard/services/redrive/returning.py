@@ -1,0 +1,181 @@
+"""What the broker threw out of full lanes though it had taken it goes back by itself, as it was.
+
+Part of the scheduler. No redrive: nobody has decided anything, and the job's generation stays, so
+that a copy too many is one more delivery of the same job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from switchyard.broker.dead.certificate import Reason, read
+from switchyard.broker.dead.scan import Letter
+from switchyard.broker.errors import LaneFull, PublishError
+from switchyard.broker.lanes import LANES, Lane, lane_named, lane_of
+from switchyard.broker.publish.outcome import Accepted, Outgoing
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.depths import ask_queues
+from switchyard.services.dead.displaced import as_any_other
+from switchyard.services.dead.indexing import record_of
+from switchyard.services.dead.scan import scanning_in_turn
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import (
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterRecord,
+    DeadLetterState,
+    LedgerError,
+    State,
+)
+
+LOOK = 5.0
+"""Seconds between looks whether there are any, and room for them."""
+MOST = 1_000
+"""Letters that one look takes up."""
+TOGETHER = 200
+"""Letters published and confirmed together."""
+GONE_SECONDS = 60.0
+"""A letter that was indexed so long ago and is not in `jobs.dead` is there no more."""
+
+_WAITING = (DeadLetterState.WAITING.value,)
+_DISPLACED = DeadLetterFilter(reason=str(Reason.DISPLACED))
+
+
+@dataclass
+class Returner:
+    """Sends back displaced jobs, as far as their lanes have room."""
+
+    settings: BrokerSettings
+    registry: Registry
+    ledger: Ledger
+    publisher: Publisher
+    lanes: tuple[Lane, ...] = LANES
+    look: float = LOOK
+
+    def __post_init__(self) -> None:
+        self._log = structlog.get_logger("displaced jobs")
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            try:
+                await self.turn()
+            except (LedgerError, PublishError) as error:
+                self._log.warning("can't send back", error=str(error))
+            await asyncio.sleep(self.look)
+
+    async def turn(self) -> int:
+        """Send back those for which there is room now; how many. What has no room waits in
+        `jobs.dead`. Raises BrokerAway, LedgerError."""
+        waiting = await self.ledger.letters_in(_DISPLACED, states=_WAITING, limit=MOST)
+        wanted = await self._with_room(waiting) if waiting else {}
+        if not wanted:
+            return 0
+        sent = 0
+        async with scanning_in_turn(self.settings, self.ledger) as scan:
+            found = [letter async for letter in scan.letters() if letter.id in wanted]
+            for start in range(0, len(found), TOGETHER):
+                sent += await self._send(found[start : start + TOGETHER])
+        await self._give_up(wanted.values(), {letter.id for letter in found})
+        if sent:
+            self._log.warning("sent back what the broker had thrown out", jobs=sent)
+        return sent
+
+    async def _with_room(self, letters: Sequence[DeadLetter]) -> dict[str, DeadLetter]:
+        """Those that fit into their queues, the oldest first."""
+        queues = {
+            letter.id: read(letter.headers, letter.routing_key or "", letter.job_type).queue
+            for letter in letters
+        }
+        known = {lane.name for lane in self.lanes}
+        asked = {each for each in queues.values() if lane_of(each) in known}
+        depths = await ask_queues(self.settings.require_amqp_url(), sorted(asked))
+        left = {
+            # To a queue that is gone nothing is sent back: where it goes instead, its key says.
+            queue: MOST
+            if depth is None
+            else lane_named(lane_of(queue), self.lanes).max_length - depth.ready
+            for queue, depth in depths.items()
+        }
+        fitting: dict[str, DeadLetter] = {}
+        for letter in letters:
+            queue = queues[letter.id]
+            if left.get(queue, 0) > 0:
+                left[queue] -= 1
+                fitting[letter.id] = letter
+        return fitting
+
+    async def _send(self, letters: Sequence[Letter]) -> int:
+        """Publish, record, acknowledge; what its job does not need any more is taken away."""
+        known = await self.ledger.job_generations([letter.id for letter in letters])
+        over: list[Letter] = []
+        stay: list[Letter] = []
+        back: list[tuple[Letter, Outgoing]] = []
+        for letter in letters:
+            state, redrives = known.get(letter.id, (State.QUEUED, letter.redrives))
+            if state in (State.SUCCEEDED, State.CANCELLED) or redrives > letter.redrives:
+                over.append(letter)
+            elif state is State.DEAD or letter.message is None:
+                stay.append(letter)
+            else:
+                # Its time in the lane begins anew: that it was out of it is nobody's fault.
+                message = letter.message.with_metadata(queued_at=self.ledger.clock.now())
+                back.append((letter, Outgoing(message, letter.certificate.routing_key)))
+        results = await self.publisher.publish_many([outgoing for _, outgoing in back])
+        sent: list[Letter] = []
+        for (letter, _), result in zip(back, results, strict=True):
+            if isinstance(result, Accepted):
+                sent.append(letter)
+            elif isinstance(result, LaneFull) and result.dead_lettered:
+                letter.ack()  # what was sent is a dead letter itself now
+            else:
+                self._log.warning("not sent back", job_id=letter.id, error=str(result))
+        moment = self.ledger.clock.time()
+        if sent:
+            ids = [letter.id for letter in sent]
+            await self.ledger.note_returned(ids, moment)
+            await self.ledger.mark_queued(ids, moment)
+        if over:
+            ids = [letter.id for letter in over]
+            await self.ledger.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
+        ordinary = [record_of(as_any_other(letter), self.registry) for letter in stay]
+        await self.ledger.note_not_displaced(ordinary)
+        for letter in (*sent, *over):
+            letter.ack()
+        return len(sent)
+
+    async def _give_up(self, wanted: Collection[DeadLetter], found: Collection[str]) -> None:
+        """Of what somebody has taken out of `jobs.dead`, say that it is gone: its job waits for
+        nothing, and `jobctl dead redrive --from-ledger` sends it back."""
+        moment = self.ledger.clock.time()
+        gone = [
+            each
+            for each in wanted
+            if each.id not in found and each.updated_at < moment - GONE_SECONDS
+        ]
+        if not gone:
+            return
+        ids = [each.id for each in gone]
+        self._log.error("displaced jobs are gone from jobs.dead", jobs=len(ids), ids=ids[:5])
+        await self.ledger.bury([_end_of(each, moment) for each in gone])
+        await self.ledger.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
+
+
+def _end_of(letter: DeadLetter, moment: float) -> DeadLetterRecord:
+    return DeadLetterRecord(
+        id=letter.id,
+        job_id=letter.job_id,
+        reason=str(Reason.OVERFLOWED),
+        dead_at=moment,
+        body=letter.body,
+        error_type=letter.error_type,
+        error_message="its letter was taken out of jobs.dead before it went back",
+        redrives=letter.redrives,
+        attempts=letter.attempts,
+    )

@@ -1,0 +1,212 @@
+"""A restart makes the broker throw jobs out of full lanes that it had taken: they go back."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import cast
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractIncomingMessage
+
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.errors import LaneFull
+from switchyard.broker.lanes import DEAD_EXCHANGE
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publish.outcome import envelope_of
+from switchyard.cli.system.node import LocalNode
+from switchyard.services.bulk.runner import BulkRunner
+from switchyard.services.dead.indexing import index_waiting
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.dead.purge import PurgeHandler, start_purge
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.monitoring.checks.jobs import dead
+from switchyard.services.records import State
+from switchyard.services.redrive.returning import Returner
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.system import System, lanes_with, open_system
+
+LENGTH, HELD = 4, 2
+SMALL = lanes_with(max_length={"hot": LENGTH, "backfill": LENGTH})
+
+
+def returner(system: System) -> Returner:
+    return Returner(system.settings, system.registry, system.ledger, system.wire, system.lanes)
+
+
+async def index(system: System) -> None:
+    await index_waiting(system.settings, system.ledger, system.registry)
+
+
+async def fill(system: System, lane: str) -> list[str]:
+    """More jobs than the lane's queue holds, for some are with a worker that has not ended."""
+    held: list[AbstractIncomingMessage] = []
+    ids = [await system.publish(f"{lane}.noop", priority=9 - number) for number in range(LENGTH)]
+    connection = await aio_pika.connect(system.broker.amqp_url)
+    channel = await connection.channel()
+    await channel.set_qos(HELD)
+    queue = await channel.get_queue(f"{lane}.llm", ensure=False)
+
+    async def hold(message: AbstractIncomingMessage) -> None:
+        held.append(message)
+
+    await queue.consume(hold)
+    await eventually(lambda: len(held) == HELD)
+    return ids + [await system.publish(f"{lane}.noop") for _ in range(HELD)]
+
+
+async def letters_are(system: System, number: int) -> bool:
+    return await system.ready("jobs.dead") == number
+
+
+@pytest.mark.parametrize("version", ["3.10", "4.3"])
+async def test_what_a_restart_throws_out_of_full_lanes_goes_back_when_there_is_room(
+    own_node: Callable[..., LocalNode], sqlite_url: str, version: str
+) -> None:
+    node = await asyncio.to_thread(own_node, version)
+    broker = TestBroker(version, "classic", "/", node)
+    async with open_system(broker, sqlite_url, lanes=SMALL) as system:
+        accepted = await fill(system, "hot") + await fill(system, "backfill")
+        with pytest.raises(LaneFull):
+            await system.publish("hot.noop", job_id="refused")
+        await asyncio.to_thread(node.restart)
+        await eventually(lambda: letters_are(system, 2 * HELD + 1))
+        await index(system)
+
+        states = await system.ledger.states(accepted)
+        assert set(states.values()) == {State.QUEUED}
+        assert await system.state("refused") is State.DEAD
+        reasons = {each.id: each.reason for each in (await system.ledger.list_dead()).items}
+        assert reasons.pop("refused") == "overflowed"
+        assert set(reasons.values()) == {"displaced"}
+        examined = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger))
+        checks = {each.name: each for each in await dead(examined)}
+        assert f"threw {2 * HELD} out of full lanes" in checks["displaced jobs"].detail
+        assert checks["dead letters"].detail.startswith("1 wait")
+
+        assert await returner(system).turn() == 0  # both are as full as they may be
+        assert await system.ready("jobs.dead") == 2 * HELD + 1
+
+        await system.start_worker()
+        await eventually(lambda: is_empty(system, "hot.llm", "backfill.llm"))
+        assert await returner(system).turn() == 2 * HELD
+        await system.wait_until_all(accepted, State.SUCCEEDED)
+        assert [journal.runs(each) for each in accepted] == [1] * len(accepted)
+        assert [letter.id for letter in await system.letters()] == ["refused"]
+        gone_back = {each.id for each in (await system.ledger.list_dead()).items} - {"refused"}
+        for each in gone_back:
+            letter = await system.ledger.get_dead(each)
+            assert letter is not None
+            assert letter.state == "redriven"
+        assert await returner(system).turn() == 0
+
+
+async def is_empty(system: System, *queues: str) -> bool:
+    return not any([await system.ready(queue) for queue in queues])
+
+
+# --- letters made by hand, as the broker makes them -------------------------------------------
+
+
+async def displace(system: System, job_ids: Sequence[str], routing_key: str) -> None:
+    """Publish jobs past the ledger, and have the broker throw them out."""
+    lane, _, job_type = routing_key.partition(".")
+    death = {
+        "count": 1,
+        "reason": "maxlen",
+        "queue": f"{lane}.llm",
+        "exchange": "jobs.topic",
+        "routing-keys": [routing_key],
+    }
+    for job_id in job_ids:
+        message = JobMessage(job_id=job_id, job_type=job_type, payload={"n": 1})
+        envelope = envelope_of(message, {"x-death": [death]})
+        await system.wire.send(DEAD_EXCHANGE, routing_key, envelope)
+    await index(system)
+
+
+async def test_a_job_that_was_published_past_the_ledger_goes_back_too(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url) as system:
+        await displace(system, ["raw"], "backfill.noop")
+        assert (await system.record("raw")).state is State.QUEUED
+        assert await returner(system).turn() == 1
+        await system.start_worker()
+        record = await system.wait_for_state("raw", State.SUCCEEDED)
+        assert (record.result, record.redrives) == ({"n": 1}, 0)
+        assert await system.letters() == []
+
+
+async def test_a_hot_job_past_the_ledger_that_its_lane_refused_stays_dead(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await displace(system, ["raw"], "hot.noop")  # its publisher was told
+        record = await system.record("raw")
+        assert (record.state, record.reason) == (State.DEAD, "overflowed")
+        assert await returner(system).turn() == 0
+
+
+async def test_what_has_ended_meanwhile_is_taken_away_and_does_not_run_again(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await displace(system, ["done", "gone"], "backfill.noop")
+        await system.start_worker()
+        message = JobMessage(job_id="done", job_type="noop", payload={"n": 1})
+        await system.wire.publish(message, "backfill.noop")
+        await system.wait_for_state("done", State.SUCCEEDED)
+        await system.ledger.cancel("gone", 0)
+        assert await returner(system).turn() == 0
+        assert await system.letters() == []
+        assert journal.runs("done") == 1
+        assert journal.runs("gone") == 0
+
+
+async def test_what_no_queue_takes_any_more_waits_for_somebody_as_other_letters_do(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await displace(system, ["raw"], "backfill.noop")
+        async with system.channel() as channel:
+            queue = await channel.get_queue("backfill.llm", ensure=False)
+            await queue.unbind("jobs.topic", "backfill.noop")
+        assert await returner(system).turn() == 1
+        await eventually(lambda: letters_are(system, 1))
+        await index(system)
+        record = await system.record("raw")
+        assert (record.state, record.reason) == (State.DEAD, "unroutable")
+        (letter,) = (await system.ledger.list_dead()).items
+        assert (letter.state, letter.reason) == ("waiting", "unroutable")
+        assert await returner(system).turn() == 0
+
+
+async def test_a_purge_ends_the_jobs_that_would_have_gone_back(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await displace(system, ["raw"], "backfill.noop")
+        which = LetterFilter(reason=str(Reason.DISPLACED))
+        operation = await start_purge(system.ledger, which, created_by="test")
+        handler = PurgeHandler(system.settings, system.ledger)
+        ended = await BulkRunner(system.ledger, [handler]).run_one(operation.id)
+        assert ended.counts["purged"] == 1
+        record = await system.record("raw")
+        assert (record.state, record.error_type) == (State.DEAD, "Purged")
+
+
+async def test_a_letter_with_nonsense_for_a_queue_holds_nothing_up(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        for number, queue in enumerate(("nolane.llm", "x" * 300, "backfill." + "y" * 300)):
+            headers = DeathCertificate(
+                Reason.DISPLACED, "backfill.noop", queue=queue, error_type="Broker"
+            ).headers()
+            message = JobMessage(job_id=f"odd-{number}", job_type="noop", payload={})
+            await system.wire.send(DEAD_EXCHANGE, "backfill.noop", envelope_of(message, headers))
+        await displace(system, ["raw"], "backfill.noop")
+        assert await returner(system).turn() == 1
