@@ -19,7 +19,7 @@ POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class InputLine:
     """One line of JSON Lines."""
 
     number: int
@@ -97,15 +97,15 @@ class StandardInput:
         return lines
 
 
-def parse_lines(lines: list[tuple[int, str]]) -> Iterator[Line]:
+def parse_lines(lines: list[tuple[int, str]]) -> Iterator[InputLine]:
     """Lines as payloads; empty ones are passed over."""
     for number, text in lines:
         if not text.strip():
             continue
         try:
-            yield Line(number, parse_payload(text, "it"))
+            yield InputLine(number, parse_payload(text, "it"))
         except WrongUsage as error:
-            yield Line(number, None, str(error))
+            yield InputLine(number, None, str(error))
 
 
 def whole_document(first: list[tuple[int, str]], rest: str) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import echo, print_json_line, say
 from switchyard.cli.base.payloads import (
-    Line,
+    InputLine,
     StandardInput,
     numbered_lines,
     parse_lines,
@@ -100,7 +100,7 @@ async def _publish_batch(
     from switchyard.services.jobs.registry import InvalidPayload
     from switchyard.services.publishing.preparing import InvalidJob
 
-    good: list[tuple[Line, NewJob]] = []
+    good: list[tuple[InputLine, NewJob]] = []
     for line in parse_lines(lines):
         account.last_line = line.number
         if line.payload is None:
