@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from switchyard.broker.settings import BrokerSettings
@@ -15,6 +15,24 @@ from switchyard.broker.settings import BrokerSettings
 def default_data_dir() -> Path:
     """Where the ledger, files and index lie when no address is set: `./.switchyard`."""
     return Path(".switchyard").absolute()
+
+
+class LlmServer(BaseModel):
+    """One OpenAI-compatible server, of those in JOBS_LLM_PROVIDERS."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(default="default", pattern=r"^[a-z][a-z0-9_-]{0,63}$")
+    """Names it in the ledger: the same in all processes."""
+    base_url: str
+    model: str = "default"
+    api_key: SecretStr | None = None
+    order: int = Field(default=0, ge=0, le=100)
+    """Servers of the lowest order are asked; those of the next when these are away."""
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    """How often it is asked first, among those of its order."""
+    most: int | None = Field(default=None, ge=1, le=10_000)
+    """Requests that it gets at once at most; JOBS_LLM_CONCURRENCY_MAX where unset."""
 
 
 class Settings(BrokerSettings):
@@ -67,6 +85,28 @@ class Settings(BrokerSettings):
     llm_timeout: float = Field(
         default=180, gt=0, description="Seconds that one request to the LLM server may take."
     )
+    llm_providers: tuple[LlmServer, ...] = Field(
+        default=(),
+        description="Several such servers instead of one, as a JSON list of objects with "
+        "`name`, `base_url`, `model`, `api_key`, `order`, `weight`, `most` (docs/llm.md).",
+    )
+    llm_pacing: Literal["adaptive", "steps", "fixed"] = Field(
+        default="adaptive",
+        description="How the number of requests that a server gets at once is found: by the times "
+        "of its tokens, by time-outs alone, or not at all.",
+    )
+    llm_concurrency: int = Field(
+        default=16,
+        ge=1,
+        le=10_000,
+        description="Requests that a server gets at once at first, from all workers together.",
+    )
+    llm_concurrency_min: int = Field(
+        default=5, ge=1, le=10_000, description="The fewest that it gets at once."
+    )
+    llm_concurrency_max: int = Field(
+        default=50, ge=1, le=10_000, description="The most that it gets at once."
+    )
     embed_dimensions: int = Field(
         default=256,
         ge=8,
@@ -117,7 +157,11 @@ class Settings(BrokerSettings):
         "arXiv's own rule.",
     )
     worker_concurrency: int = Field(
-        default=4, ge=1, le=1000, description="Jobs that one kind of worker runs at once."
+        default=4,
+        ge=1,
+        le=1000,
+        description="Jobs that one kind of worker runs at once; the LLM worker, as many as its "
+        "servers get.",
     )
     worker_reserve: int | None = Field(
         default=None,
@@ -215,6 +259,31 @@ class Settings(BrokerSettings):
         if isinstance(value, str):
             return tuple(Path(part) for part in value.split(os.pathsep) if part)
         return value
+
+    @model_validator(mode="after")
+    def _check_llm(self) -> Self:
+        names = [each.name for each in self.llm_providers]
+        if len(set(names)) < len(names):
+            raise ValueError("two servers of JOBS_LLM_PROVIDERS have the same name")
+        if self.llm_concurrency_min > self.llm_concurrency_max:
+            raise ValueError("JOBS_LLM_CONCURRENCY_MIN is more than JOBS_LLM_CONCURRENCY_MAX")
+        return self
+
+    def slots_of(self, worker: str) -> int:
+        """Jobs that this kind of worker runs at once, where nobody says otherwise. Those of the LLM
+        worker wait for servers, which have limits of their own."""
+        if worker == "llm" and self.llm_servers:
+            return max(self.worker_concurrency, self.llm_concurrency_max)
+        return self.worker_concurrency
+
+    @property
+    def llm_servers(self) -> tuple[LlmServer, ...]:
+        """The servers of language models; empty where there is none."""
+        if self.llm_providers or self.llm_base_url is None:
+            return self.llm_providers
+        return (
+            LlmServer(base_url=self.llm_base_url, model=self.llm_model, api_key=self.llm_api_key),
+        )
 
     @property
     def ledger_url(self) -> str:

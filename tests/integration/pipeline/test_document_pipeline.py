@@ -448,10 +448,9 @@ async def test_a_stage_without_its_input_says_what_to_do(pipeline: Pipeline, job
 async def test_a_document_whose_stage_gave_up_is_failed_until_it_is_redriven(
     llm_pipeline: Pipeline, llm: LlmServer, paper: str
 ):
-    llm.next(server.rate_limited(7), server.fails(500), server.fails(500))
-    with pytest.raises(LlmUnavailable) as raised:
+    llm.next(*[server.fails(500)] * 3)
+    with pytest.raises(LlmUnavailable):
         await llm_pipeline.run("ingest_document", {"path": paper})
-    assert raised.value.after == 7
     document_id = llm_pipeline.result("ingest_document")["document_id"]
     assert (await document(llm_pipeline, document_id)).state == "summarizing"
 
@@ -463,6 +462,19 @@ async def test_a_document_whose_stage_gave_up_is_failed_until_it_is_redriven(
 
     await llm_pipeline.run("summarize_content", payload)
     assert (await document(llm_pipeline, document_id)).state == "completed"
+
+
+async def test_a_server_that_asks_for_patience_fails_no_document(
+    llm_pipeline: Pipeline, llm: LlmServer, paper: str
+):
+    document_id = await ingested(llm_pipeline, {"path": paper})
+    llm.next(server.rate_limited(7))
+    with pytest.raises(LlmUnavailable) as raised:
+        await llm_pipeline.one("summarize_content", {"document_id": document_id}, attempt=3)
+    assert raised.value.counts is False
+    assert raised.value.after is not None
+    assert 6 < raised.value.after < 9
+    assert (await document(llm_pipeline, document_id)).state == "summarizing"
 
 
 async def test_an_index_of_another_embedder_is_a_permanent_error(pipeline: Pipeline, paper: str):

@@ -15,6 +15,8 @@ from switchyard.services.index.scale import Scale
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.llm.client import NETWORK_TRIES, LlmClient, open_api
 from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
+from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.reading import Answer
 from switchyard.services.settings import Settings
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
@@ -36,9 +38,13 @@ def asking(llm: LlmServer) -> Settings:
     return Settings(llm_base_url=llm.url, llm_model="test-model", llm_timeout=5)
 
 
-async def ask(settings: Settings, within: float = 10):
-    async with LlmClient.connect(settings) as client:
-        return await client.ask(QUESTION, max_tokens=100, within=within)
+ASKED = {"messages": QUESTION, "max_tokens": 100, "temperature": 0}
+
+
+async def ask(settings: Settings, within: float = 10) -> Answer:
+    (server,) = settings.llm_servers
+    async with LlmClient.connect(server, settings.llm_timeout) as client:
+        return (await client.ask(ASKED, within=within)).answer
 
 
 async def test_a_question_is_asked_as_the_api_wants_it(llm: LlmServer, asking: Settings):
@@ -58,6 +64,8 @@ async def test_a_question_is_asked_as_the_api_wants_it(llm: LlmServer, asking: S
         "messages": QUESTION,
         "max_tokens": 100,
         "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
     }
 
 
@@ -190,7 +198,8 @@ async def test_a_cancelled_job_stops_asking(llm: LlmServer, asking: Settings):
 
 async def test_without_a_server_nobody_is_asked():
     with pytest.raises(LlmRefused, match="JOBS_LLM_BASE_URL"):
-        await ask(Settings())
+        async with LlmLane.open(Settings(), None):
+            pass
 
 
 @pytest.fixture

@@ -40,7 +40,9 @@ def worker(
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="Jobs of each kind that run at once; else 4."),
+        typer.Option(
+            min=1, max=1000, help="Jobs of each kind at once; else 4, and 50 for llm with a server."
+        ),
     ] = None,
     reserve: Annotated[
         int | None,
@@ -102,7 +104,7 @@ def shares_of(
             registry,
             kind,
             lanes=lanes,
-            slots=concurrency or settings.worker_concurrency,
+            slots=concurrency or settings.slots_of(kind),
             reserve=settings.worker_reserve if reserve is None else reserve,
         )
         for kind in dict.fromkeys(kinds)

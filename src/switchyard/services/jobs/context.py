@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.outcomes import RetryableError
@@ -15,8 +16,35 @@ if TYPE_CHECKING:  # whoever only declares a handler needs neither
     from switchyard.services.settings import Settings
 
 
+T = TypeVar("T")
+
+
 def _never() -> bool:
     return False
+
+
+class Shared:
+    """What the handlers of one process share, as clients and connections: opened for the first
+    that asks, closed with the process."""
+
+    def __init__(self) -> None:
+        self._open = AsyncExitStack()
+        self._kept: dict[type[Any], Any] = {}
+        self._opening = asyncio.Lock()
+
+    async def get(self, kind: type[T], opening: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """The one object of that kind; `opening` makes it where there is none. Raises what it
+        raises."""
+        async with self._opening:
+            if kind not in self._kept:
+                self._kept[kind] = await self._open.enter_async_context(opening())
+            kept: T = self._kept[kind]
+            return kept
+
+    async def close(self) -> None:
+        """Close what was opened, the last one first."""
+        self._kept.clear()
+        await self._open.aclose()
 
 
 class Compute(Protocol):
@@ -60,6 +88,8 @@ class JobContext:
     """The ledger, for documents and edges; None in a process of its own."""
     is_cancelled: Callable[[], bool] = field(default=_never, compare=False)
     """True once somebody has cancelled the job: long handlers stop at the next good place."""
+    shared: Shared | None = field(default=None, compare=False)
+    """What handlers share; None where a job has a process, or a test, to itself."""
     compute: Compute = field(default=_in_thread, compare=False)
     """`await ctx.compute(work, *args, characters=n)`: CPU-bound work on a foreign text of that
     length, for handlers in the event loop. A long text goes to a process that is killed when the

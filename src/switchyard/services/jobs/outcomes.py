@@ -74,9 +74,18 @@ class PermanentError(Failed):
     """Raised by a handler when no further attempt can help (a corrupt document, a bad id)."""
 
 
-class RetryableError(NotNow):
-    """Raised by a handler to be tried again; `after` seconds is the least delay (Retry-After)."""
+class Expired(PermanentError):
+    """Raised by a handler when the job's `expires_at` has passed: it is dead as `expired`."""
 
-    def __init__(self, message: str, *, after: float | None = None) -> None:
+
+class RetryableError(NotNow):
+    """Raised by a handler to be tried again; `after` seconds is the least delay (Retry-After).
+
+    With `counts=False` it uses up no attempt: what is needed is away or busy, through no fault of
+    the job's. The job grows older meanwhile, so its lane's age limit ends what never ends.
+    """
+
+    def __init__(self, message: str, *, after: float | None = None, counts: bool = True) -> None:
         self.after = after
+        self.counts = counts
         super().__init__(message)

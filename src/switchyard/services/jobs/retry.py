@@ -19,6 +19,7 @@ from switchyard.services.errors import Failed, InvalidInput
 from switchyard.services.jobs.outcomes import (
     Discard,
     Done,
+    Expired,
     Job,
     Next,
     Outcome,
@@ -49,6 +50,10 @@ class Failure:
     """The handler's process died (signal, memory limit, exit)."""
     after: float | None = None
     """Seconds to wait at least (Retry-After)."""
+    counts: bool = True
+    """It uses up an attempt."""
+    expired: bool = False
+    """The job's `expires_at` has passed."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -66,6 +71,8 @@ class Failure:
             # PermanentError is of the first kind; what can't be right is so every time.
             permanent=isinstance(error, Failed | InvalidInput),
             after=after,
+            counts=not isinstance(error, RetryableError) or error.counts,
+            expired=isinstance(error, Expired),
         )
 
 
@@ -163,8 +170,13 @@ def decide(
         case _:
             kinds = "Done, Next, Retry, Snooze, Discard"
             failure = _invalid(f"{type(ended).__name__}, not one of {kinds}")
+    if failure.expired:
+        return Died(Reason.EXPIRED, used, failure)
     if failure.permanent:
         return Died(Reason.PERMANENT, used, failure)
+    if not failure.counts:
+        wait = _seconds(failure.after)
+        return _delayed(wait, attempts, failure, policy, now, counts=False, ages=True)
     # What was there when its worker died, and then kills a process that is its alone, did both.
     killed = used + min(crashes, 1)
     if failure.crashed and killed >= min(max_attempts, MAX_CRASHES):
@@ -183,10 +195,11 @@ def _delayed(
     now: datetime,
     *,
     counts: bool,
+    ages: bool = False,
 ) -> Delayed:
     level = policy.level(wait)
     not_before = now + timedelta(seconds=wait) if wait > level else None
-    return Delayed(level, attempts, not_before, failure, counts)
+    return Delayed(level, attempts, not_before, failure, counts, ages)
 
 
 def _are_jobs(jobs: Sequence[object]) -> bool:

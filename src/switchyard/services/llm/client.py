@@ -8,8 +8,7 @@ own retries. The SDK's retries are off, or attempts would multiply.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,10 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from switchyard.services.llm.errors import (
     LlmNonsense,
     LlmRefused,
+    LlmTimeout,
     LlmUnavailable,
     translate,
 )
-from switchyard.services.settings import Settings
+from switchyard.services.llm.quota import Quota
+from switchyard.services.llm.reading import Answer, Reading, Timing, is_cut
+from switchyard.services.settings import LlmServer
 
 if TYPE_CHECKING:
     import openai
@@ -31,63 +33,87 @@ NETWORK_TRIES = 3
 FIRST_WAIT = 0.5
 """Seconds before the second try; doubled for the third."""
 
-_THINKING = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
-"""What reasoning models say first where their server does not take it out."""
-
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the model said."""
+class Said:
+    """An answer, and what it tells of the server."""
 
-    text: str
-    model: str
-    """The model that answered, as the server names it."""
-    finish_reason: str | None
-    """`stop`, or `length` when the answer was cut at its limit."""
-    usage: Mapping[str, int]
-    """Tokens: prompt_tokens, completion_tokens; empty when the server does not count."""
+    answer: Answer
+    timing: Timing | None
+    quota: Quota
+    """What the server says is left of its limits."""
 
 
 class LlmClient:
     """Asks one server. Open it with `LlmClient.connect`."""
 
-    def __init__(self, api: openai.AsyncOpenAI, model: str) -> None:
+    def __init__(self, api: openai.AsyncOpenAI, server: LlmServer, timeout: float) -> None:
         self._api = api
-        self.model = model
+        self._timeout = timeout
+        self.model = server.model
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, settings: Settings) -> AsyncIterator[LlmClient]:
-        """A client of the server in the settings; its connections end with the context.
-
-        Raises LlmRefused when no server is set.
-        """
-        if settings.llm_base_url is None:
-            raise LlmRefused("no LLM server is set: JOBS_LLM_BASE_URL is empty")
-        key = settings.llm_api_key
+    async def connect(cls, server: LlmServer, timeout: float) -> AsyncIterator[LlmClient]:
+        """A client of that server; its connections end with the context. `timeout` is seconds for
+        one request. Raises LlmRefused for an address that is none."""
+        key = server.api_key
         async with open_api(
-            settings.llm_base_url, key.get_secret_value() if key else None, settings.llm_timeout
+            server.base_url, key.get_secret_value() if key else None, timeout
         ) as api:
-            yield cls(api, settings.llm_model)
+            yield cls(api, server, timeout)
 
     async def ask(
-        self, messages: Sequence[Mapping[str, str]], *, max_tokens: int, within: float
-    ) -> Answer:
-        """The model's answer to a chat, at temperature 0.
+        self,
+        asked: Mapping[str, Any],
+        *,
+        within: float,
+        tell: Callable[[str], None] | None = None,
+    ) -> Said:
+        """The model's answer to a chat: `messages`, and the parameters of the API.
 
-        `within` is seconds for all tries together: keep it well under the job's time limit.
+        `within` is seconds for all tries together: keep it well under the job's time limit. `tell`
+        gets the text piece by piece, of the last try; a try that fails after the first piece is the
+        last. Cancelling closes the request, so that the server stops.
         Raises LlmUnavailable, LlmNonsense (try again later) or LlmRefused (do not).
         """
+        import openai
 
-        async def create() -> Any:
-            return await self._api.chat.completions.create(
-                model=self.model,
-                messages=[dict(message) for message in messages],  # type: ignore[misc]
-                max_tokens=max_tokens,
-                temperature=0,
-            )
+        told = False
 
-        return _answer(await call(create, within=within), self.model)
+        def pass_on(text: str) -> None:
+            nonlocal told
+            told = True
+            if tell is not None:
+                tell(text)
+
+        async def create() -> Said:
+            reading = Reading(self.model, pass_on)
+            # The SDK's own limit is for each read: a stream that trickles would go on for ever.
+            limit = asyncio.timeout(self._timeout)
+            try:
+                async with (
+                    limit,
+                    await self._api.chat.completions.create(
+                        model=self.model,
+                        stream=True,
+                        stream_options={"include_usage": True},
+                        **asked,
+                    ) as stream,
+                ):
+                    quota = Quota.of(stream.response.headers)
+                    return Said(await reading.read(stream), reading.timing, quota)
+            except TimeoutError as error:
+                if limit.expired():
+                    raise LlmTimeout("the LLM server did not answer in time") from error
+                raise
+            except Exception as error:
+                if is_cut(error):  # while a body was read past the SDK
+                    request = error.request  # type: ignore[attr-defined]
+                    raise openai.APIConnectionError(request=request) from error
+                raise
+
+        return await call(create, within=within, again=lambda: not (tell and told))
 
 
 @asynccontextmanager
@@ -116,8 +142,14 @@ async def open_api(
         yield api
 
 
-async def call(create: Callable[[], Awaitable[Reply]], *, within: float) -> Reply:
-    """Await `create()`, again after network errors, at most `within` seconds in all.
+async def call(
+    create: Callable[[], Awaitable[Reply]],
+    *,
+    within: float,
+    again: Callable[[], bool] = lambda: True,
+) -> Reply:
+    """Await `create()`, again after network errors as long as `again()` says so, at most `within`
+    seconds in all.
 
     Raises what `services.llm.errors.translate` makes of the SDK's errors.
     """
@@ -131,8 +163,10 @@ async def call(create: Callable[[], Awaitable[Reply]], *, within: float) -> Repl
 
     def is_network_error(error: BaseException) -> bool:
         # A time-out is one too, but waiting that long again is for the job's own retries.
-        return isinstance(error, openai.APIConnectionError) and not isinstance(
-            error, openai.APITimeoutError
+        return (
+            isinstance(error, openai.APIConnectionError)
+            and not isinstance(error, openai.APITimeoutError)
+            and again()
         )
 
     tries = AsyncRetrying(
@@ -149,40 +183,13 @@ async def call(create: Callable[[], Awaitable[Reply]], *, within: float) -> Repl
     try:
         async with limit:
             return await tries(attempt)
-    except openai.APIError as error:
+    except openai.OpenAIError as error:
         raise translate(error) from error
+    except (LlmUnavailable, LlmNonsense, LlmRefused):
+        raise
     except ValueError as error:  # JSON or UTF-8 that does not decode, past the SDK's own errors
         raise LlmNonsense("the LLM server's answer is not JSON") from error
     except TimeoutError as error:
         if limit.expired():
-            raise LlmUnavailable(f"the LLM server did not answer within {within:g} s") from error
+            raise LlmTimeout(f"the LLM server did not answer within {within:g} s") from error
         raise
-
-
-def _answer(completion: Any, asked_for: str) -> Answer:
-    """The SDK does not check what a server sends, so every step is checked here."""
-    choices = getattr(completion, "choices", None)
-    if not isinstance(choices, list) or not choices:
-        raise LlmNonsense("the LLM server's answer has no choices")
-    message = getattr(choices[0], "message", None)
-    finish_reason = getattr(choices[0], "finish_reason", None)
-    text = getattr(message, "content", None)
-    refusal = getattr(message, "refusal", None)
-    if finish_reason == "content_filter" or (refusal and not text):
-        raise LlmRefused(f"the model declines to answer: {refusal or 'content filter'}"[:500])
-    text = _THINKING.sub("", text).strip() if isinstance(text, str) else ""
-    if not text:
-        raise LlmNonsense("the LLM server's answer is empty")
-    usage = getattr(completion, "usage", None)
-    counts = {
-        name: count
-        for name in ("prompt_tokens", "completion_tokens")
-        if isinstance(count := getattr(usage, name, None), int)
-    }
-    model = getattr(completion, "model", None)
-    return Answer(
-        text=text,
-        model=model if isinstance(model, str) and model else asked_for,
-        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
-        usage=counts,
-    )

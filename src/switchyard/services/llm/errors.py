@@ -1,7 +1,9 @@
 """What the errors of an OpenAI-compatible server mean for a job.
 
-Retried: 408, 409, 429, every 5xx, network errors, time-outs, and answers that make no sense (a
-server that is starting up, a proxy's error page). Not retried: what the server will say again.
+Of no concern to the job, and no attempt is used up: 429 and 503 (LlmLimited), a server that can't
+be connected to (LlmAway), no room to ask (LlmBusy). Tried again, with an attempt: 408, 409, 425,
+every other 5xx, cut connections, time-outs, and answers that make no sense (a server that is
+starting up, a proxy's error page). Not tried again: what the server will say again.
 """
 
 from __future__ import annotations
@@ -13,11 +15,43 @@ from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 if TYPE_CHECKING:
     import openai
 
-_RETRYABLE = frozenset({408, 409, 425, 429})
+_RETRYABLE = frozenset({408, 409, 425})
+_LIMITED = frozenset({429, 503, 529})
+_ELSEWHERE = frozenset({401, 403, 404})
+"""A key, a right or a model that this server lacks; another may have it."""
+_NO_MONEY = 600.0
+"""Seconds until a server is asked again that says that its account is empty."""
+_NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
+"""Errors of the HTTP client that the SDK brings: the request never reached a server."""
 
 
 class LlmUnavailable(RetryableError):
-    """The server can't be reached, is overloaded, or broke down over the request."""
+    """The server is overloaded, or broke down over the request."""
+
+
+class LlmLimited(LlmUnavailable):
+    """The server asks for patience; `after` seconds, where it says for how long."""
+
+    def __init__(self, message: str, *, after: float | None = None) -> None:
+        super().__init__(message, after=after, counts=False)
+
+
+class LlmAway(LlmUnavailable):
+    """There is no connection to the server."""
+
+    def __init__(self, message: str, *, after: float | None = None) -> None:
+        super().__init__(message, after=after, counts=False)
+
+
+class LlmBusy(LlmUnavailable):
+    """The servers get as many requests as they may; `after` seconds there may be room."""
+
+    def __init__(self, message: str, *, after: float | None = None) -> None:
+        super().__init__(message, after=after, counts=False)
+
+
+class LlmTimeout(LlmUnavailable):
+    """The server did not answer in time."""
 
 
 class LlmNonsense(RetryableError):
@@ -27,32 +61,71 @@ class LlmNonsense(RetryableError):
 class LlmRefused(PermanentError):
     """The server refuses this request: key, model, length or content."""
 
+    def __init__(self, message: str, *, elsewhere: bool = False) -> None:
+        self.elsewhere = elsewhere
+        """Another server may not refuse it."""
+        super().__init__(message)
 
-def translate(error: openai.APIError) -> LlmUnavailable | LlmNonsense | LlmRefused:
+
+def translate(error: openai.OpenAIError) -> LlmUnavailable | LlmNonsense | LlmRefused:
     """The error of this module that an error of the `openai` package stands for."""
     import openai
 
-    from switchyard.services.jobs.retry import retry_after
-
     if isinstance(error, openai.APITimeoutError):
-        return LlmUnavailable("the LLM server did not answer in time")
+        if _names(error) & _NOT_CONNECTED:
+            return LlmAway("the LLM server can't be reached in time")
+        return LlmTimeout("the LLM server did not answer in time")
     if isinstance(error, openai.APIStatusError):
-        status = error.status_code
-        text = f"the LLM server answered {status}: {_message(error)}"
-        if status in _RETRYABLE or status >= 500:
-            return LlmUnavailable(text, after=retry_after(error))
-        return LlmRefused(text)
+        return _of_status(error)
     if isinstance(error, openai.APIResponseValidationError):
         return LlmNonsense(f"the LLM server's answer makes no sense: {error.message}")
+    if isinstance(error, openai.LengthFinishReasonError):
+        return LlmNonsense("the LLM server's answer ends in the middle")
+    if isinstance(error, openai.ContentFilterFinishReasonError):
+        return LlmRefused("the model declines to answer: content filter")
+    if isinstance(error, openai.APIConnectionError):
+        return _of_connection(error)
+    if isinstance(error, openai.APIError):  # in the middle of a stream
+        return LlmUnavailable(f"the LLM server broke off: {_shortened(error.message)}")
+    return LlmRefused(f"the LLM server can't be asked so: {_shortened(error)}")
+
+
+def _of_status(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
+    from switchyard.services.jobs.retry import retry_after
+
+    status = error.status_code
+    text = f"the LLM server answered {status}: {_message(error)}"
+    if status in _LIMITED:
+        after = retry_after(error)
+        if error.code == "insufficient_quota":
+            after = max(after or 0.0, _NO_MONEY)
+        return LlmLimited(text, after=after)
+    if status in _RETRYABLE or status >= 500:
+        return LlmUnavailable(text, after=retry_after(error))
+    return LlmRefused(text, elsewhere=status in _ELSEWHERE)
+
+
+def _of_connection(error: openai.APIConnectionError) -> LlmUnavailable | LlmRefused:
     cause = error.__cause__
-    if type(cause).__name__ == "TooManyRedirects":  # of the client that the SDK brings with it
+    names = _names(error)
+    if "TooManyRedirects" in names:
         return LlmRefused("the LLM server's redirects lead in a circle")
     detail = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
-    return LlmUnavailable(f"the LLM server can't be reached{detail}"[:500])
+    text = f"the LLM server can't be reached{detail}"[:500]
+    return LlmAway(text) if names & _NOT_CONNECTED else LlmUnavailable(text)
+
+
+def _names(error: BaseException) -> set[str]:
+    """What the cause is, by the names of its classes: the SDK's HTTP client is its own affair."""
+    return {each.__name__ for each in type(error.__cause__).__mro__}
 
 
 def _message(error: openai.APIStatusError) -> str:
     """What the server said, shortened; never the request."""
     body = error.body
     said = body.get("message") if isinstance(body, dict) else body
-    return " ".join(str(said or error.message).split())[:300]
+    return _shortened(said or error.message)
+
+
+def _shortened(said: object) -> str:
+    return " ".join(str(said).split())[:300]

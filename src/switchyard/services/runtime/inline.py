@@ -20,7 +20,7 @@ import structlog
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.services.instance import new_instance_id
-from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.context import JobContext, Shared
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Decision, Delayed, Died
 from switchyard.services.ledger import Ledger, to_message
@@ -65,6 +65,7 @@ class InlineRunner:
         self._ledger = ledger
         self._patience = patience
         self._executor = Executor(min(settings.worker_concurrency, os.cpu_count() or 1))
+        self._shared = Shared()
         self._slots = asyncio.Semaphore(settings.worker_concurrency)
         self._worker_id = f"inline-{new_instance_id()}"
         self._claims = count(1)
@@ -86,6 +87,7 @@ class InlineRunner:
             task.cancel()
         await asyncio.gather(*self._runs.values(), return_exceptions=True)
         await self._executor.close()
+        await self._shared.close()
 
     async def publish(self, request: JobRequest) -> Published:
         """Record a job and start it; it runs on when the caller has gone.
@@ -184,6 +186,7 @@ class InlineRunner:
             worker_id=self._worker_id,
             settings=self._settings,
             ledger=self._ledger,
+            shared=self._shared,
         )
         return await attempt(self._registry, ctx, self._executor, crashes=crashes)
 

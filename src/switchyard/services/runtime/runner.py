@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.message import JobMessage
-from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.context import JobContext, Shared
 from switchyard.services.jobs.registry import (
     InvalidPayload,
     JobType,
@@ -55,6 +55,7 @@ class Runner:
     follow_up: FollowUp
     recorder: Recorder
     reporter: Reporter
+    shared: Shared
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
@@ -149,6 +150,7 @@ class Runner:
             worker_id=self.reporter.worker_id,
             settings=self.settings,
             ledger=self.ledger,
+            shared=self.shared,
             is_cancelled=lambda: job.called_off,
         )
         # Only the handler may be cancelled: what follows from it must be seen through.

@@ -18,6 +18,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.link import Link
 from switchyard.services.errors import Unknown
 from switchyard.services.instance import new_instance_id
+from switchyard.services.jobs.context import Shared
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import RetryPolicy
 from switchyard.services.ledger import Ledger
@@ -119,6 +120,7 @@ class Worker:
         self._ledger_away = asyncio.Event()
         self._link = Link(settings.require_amqp_url(), f"worker {self.worker_id}", self._log)
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
+        self._shared = Shared()
         meter = Meter(metrics, registry) if metrics is not None else None
         reporter = Reporter(self._publisher, self.worker_id, meter=meter)
         self.counters = reporter.counters
@@ -145,6 +147,7 @@ class Worker:
                 follow_up=follow_up,
                 recorder=recorder,
                 reporter=reporter,
+                shared=self._shared,
             )
             for share, executor in zip(self._shares, self._executors, strict=True)
         ]
@@ -254,6 +257,7 @@ class Worker:
 
     async def _close(self) -> None:
         await asyncio.gather(*(executor.close() for executor in self._executors))
+        await self._shared.close()
         try:
             # Before the broker gives their jobs to others, who would count a crash.
             await self._ledger.release_all(self.worker_id, self._ledger.clock.time())

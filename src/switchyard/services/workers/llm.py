@@ -9,7 +9,8 @@ from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.jobs.registry import job
 from switchyard.services.llm.answers import ask_once
-from switchyard.services.llm.client import LlmClient
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.lane import lane_of
 from switchyard.services.llm.prompts import (
     SUMMARY_MAX_TOKENS,
     SUMMARY_VERSION,
@@ -50,7 +51,7 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
         title = text.result["title"]
 
         async def work() -> dict[str, Any]:
-            if ctx.settings.llm_base_url is None:
+            if not ctx.settings.llm_servers:
                 return await _extractive(ctx, pages, title)
             return await _by_model(ctx, files.storage, pages, title)
 
@@ -64,9 +65,10 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
 def _method(settings: Settings) -> list[str]:
     """What the summary depends on beside the text."""
-    if settings.llm_base_url is None:
+    if not settings.llm_servers:
         return [EXTRACTIVE_VERSION]
-    return [SUMMARY_VERSION, settings.llm_model, str(TEXT_BUDGET)]
+    models = sorted({each.model for each in settings.llm_servers})
+    return [SUMMARY_VERSION, *models, str(TEXT_BUDGET)]
 
 
 async def _extractive(ctx: JobContext, pages: list[str], title: str) -> dict[str, Any]:
@@ -79,13 +81,18 @@ async def _by_model(
 ) -> dict[str, Any]:
     length = sum(map(len, pages))
     shown, truncated = await ctx.compute(_shown, pages, characters=length)
-    async with LlmClient.connect(ctx.settings) as client:
+    asked = {
+        "messages": summary_messages(title, shown),
+        "max_tokens": SUMMARY_MAX_TOKENS,
+        "temperature": 0,
+    }
+    async with lane_of(ctx) as lane:
         answer, paid_before = await ask_once(
             storage,
-            client,
-            summary_messages(title, shown),
+            lane,
+            asked,
             prompt_version=SUMMARY_VERSION,
-            max_tokens=SUMMARY_MAX_TOKENS,
+            urgency=Urgency.of(ctx.lane, ctx.message.priority),
             within=_ASKING,
         )
     return {

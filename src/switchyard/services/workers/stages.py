@@ -17,7 +17,7 @@ from uuid import UUID, uuid5
 from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError
+from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError, RetryableError
 from switchyard.services.records.document_states import (
     COMPLETED,
     FAILED,
@@ -121,7 +121,9 @@ async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIter
     except ContentReplaced:
         raise
     except Exception as error:
-        if isinstance(error, PermanentError) or ctx.attempt >= ctx.message.metadata.max_attempts:
+        last_attempt = ctx.attempt >= ctx.message.metadata.max_attempts
+        counts = not isinstance(error, RetryableError) or error.counts
+        if isinstance(error, PermanentError) or (last_attempt and counts):
             await note(ctx, document_id, stage, FAILED)
         raise
     if at.goes_on:

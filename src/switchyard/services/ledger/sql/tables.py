@@ -260,3 +260,25 @@ bulk_operations = Table(
     Column("counts", Text, nullable=False),
 )
 Index("ix_bulk_operations_created", bulk_operations.c.created_at, bulk_operations.c.id)
+
+llm_servers = Table(
+    "llm_servers",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("limit", Double, nullable=False),
+    Column("paused_until", Double, nullable=False),
+    Column("pause_reason", Text),
+    Column("failures", Integer, nullable=False),
+    Column("updated_at", Double),
+    Column("pace", Text, nullable=False),
+)
+
+llm_slots = Table(
+    "llm_slots",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("server", Text, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+)
+Index("ix_llm_slots_server", llm_slots.c.server, llm_slots.c.expires_at)

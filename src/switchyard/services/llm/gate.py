@@ -1,0 +1,307 @@
+"""The gate before the servers: never more calls under way than the fleet's limit.
+
+The limit, the pauses and the calls under way are in the ledger, so they hold for all processes. The
+queue is here and not in the server: those who wait get their turn by urgency. Each process looks
+for room on behalf of its most urgent call alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count, groupby
+
+import structlog
+
+from switchyard.broker.background import Background
+from switchyard.broker.lanes import HOT, LANES
+from switchyard.services.instance import new_instance_id
+from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.llm_slots import TRIED
+from switchyard.services.llm.errors import LlmBusy
+from switchyard.services.llm.pacing import (
+    Adaptive,
+    Bounds,
+    Ended,
+    Fixed,
+    Pace,
+    Rule,
+    Sample,
+    Steps,
+    observe,
+)
+from switchyard.services.llm.reading import Timing
+from switchyard.services.records import LedgerError
+from switchyard.services.records.llm import LlmServerState, ServerPaused, SlotsFull
+from switchyard.services.settings import LlmServer, Settings
+
+SLOT_LIFE = 15.0
+"""Seconds after which the slots of a process that has died are free again."""
+LOOK = 0.1
+"""Seconds between looks for room that another process may have made; about, so that processes do
+not all look at once."""
+WAIT_HERE = 5.0
+"""Seconds of a pause that is waited for in place; for a longer one the job goes back."""
+SHORT_PAUSE, LONG_PAUSE = 1.0, 30.0
+"""Seconds for which a server is left alone that does not answer: doubled from one to the other."""
+LONGEST_PAUSE = 3600.0
+"""Seconds that a server may ask for."""
+
+RULES: dict[str, Rule] = {"adaptive": Adaptive(), "steps": Steps(), "fixed": Fixed()}
+"""By JOBS_LLM_PACING."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Urgency:
+    """Whose turn comes first: the least."""
+
+    lane: int = 0
+    """The lane's rank; 0 is the most urgent."""
+    negated_priority: int = 0
+
+    @classmethod
+    def of(cls, lane: str, priority: int) -> Urgency:
+        ranks = {each.name: rank for rank, each in enumerate(LANES)}
+        return cls(ranks.get(lane, len(ranks)), -priority)
+
+    @property
+    def keep_free(self) -> int:
+        """Slots left alone: hot calls find one while others take all that there is."""
+        return 0 if LANES[min(self.lane, len(LANES) - 1)] is HOT else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A call that may be made."""
+
+    server: LlmServer
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a call has taught of its server."""
+
+    ended: Ended
+    timing: Timing | None = None
+    fails: bool = False
+    """The server did not answer, or broke down."""
+    pause: float = 0.0
+    """Seconds for which it asks to be left alone."""
+    reason: str = ""
+
+
+class Gate:
+    """The gate of one process; open it with `Gate.open`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        servers: Sequence[LlmServer],
+        rule: Rule,
+        bounds: Bounds,
+    ) -> None:
+        self._ledger = ledger
+        self._servers = sorted(servers, key=lambda each: each.order)
+        self._rule = rule
+        self._bounds = bounds
+        self._holder = new_instance_id()
+        self._slots: set[str] = set()
+        self._numbers = count(1)
+        self._waiting: list[tuple[Urgency, int, asyncio.Event]] = []
+        self._dice = random.Random()
+        self._log = structlog.get_logger("llm")
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: Settings, ledger: Ledger, *, rule: Rule | None = None
+    ) -> AsyncIterator[Gate]:
+        """The gate of the settings' servers; its slots are given back at the end."""
+        bounds = Bounds(
+            settings.llm_concurrency, settings.llm_concurrency_min, settings.llm_concurrency_max
+        )
+        gate = cls(ledger, settings.llm_servers, rule or RULES[settings.llm_pacing], bounds)
+        background = Background(gate._log)
+        background.start("keep LLM slots", gate._keep)
+        try:
+            yield gate
+        finally:
+            await background.close()
+            try:
+                await ledger.release_llm_slots(gate._holder)
+            except LedgerError as error:  # they run out by themselves
+                gate._log.warning("can't give LLM slots back", error=str(error))
+
+    async def enter(
+        self, urgency: Urgency, *, patience: float, without: Collection[str] = ()
+    ) -> Entry:
+        """Wait for room at a server that is not in `without`. Raises LlmBusy when there is none
+        within `patience` seconds or when all servers are paused for long, and LedgerError."""
+        deadline = time.monotonic() + patience
+        with self._in_line(urgency) as (number, turn):
+            while True:
+                turn.clear()
+                left = deadline - time.monotonic()
+                if self._waiting[0][1] != number:
+                    await self._woken(turn, left)
+                    continue
+                found = await self._take(urgency, without)
+                if isinstance(found, Entry):
+                    return found
+                if isinstance(found, ServerPaused):
+                    if found.seconds > min(WAIT_HERE, left):
+                        raise LlmBusy(
+                            f"the LLM server is paused: {found.reason}", after=found.seconds
+                        )
+                    await self._woken(turn, left, found.seconds * self._dice.uniform(1.0, 1.05))
+                else:
+                    await self._woken(turn, left, LOOK * self._dice.uniform(0.5, 1.5))
+
+    async def leave(self, entry: Entry, lesson: Lesson | None) -> None:
+        """Give the slot back, with what the call has taught; None where it was broken off."""
+        self._slots.discard(entry.slot)
+        bounds, rule = self._bounds_of(entry.server), self._rule
+        dice = self._dice.uniform(1.0, 1.1)
+
+        def change(state: LlmServerState, in_flight: int, now: float) -> LlmServerState:
+            assert lesson is not None
+            return learned(state, lesson, in_flight, now, rule=rule, bounds=bounds, dice=dice)
+
+        try:
+            await self._ledger.end_llm_slot(
+                entry.server.name, entry.slot, None if lesson is None else change
+            )
+        except LedgerError as error:
+            # The answer that was paid for counts more; the slot runs out by itself.
+            self._log.warning("can't give an LLM slot back", error=str(error))
+        self._wake_first()
+
+    # --- those who wait -----------------------------------------------------------------------
+
+    @contextmanager
+    def _in_line(self, urgency: Urgency) -> Iterator[tuple[int, asyncio.Event]]:
+        place = (urgency, next(self._numbers), asyncio.Event())
+        heapq.heappush(self._waiting, place)
+        try:
+            yield place[1], place[2]
+        finally:
+            self._waiting.remove(place)
+            heapq.heapify(self._waiting)
+            self._wake_first()
+
+    def _wake_first(self) -> None:
+        if self._waiting:
+            self._waiting[0][2].set()
+
+    async def _woken(self, turn: asyncio.Event, left: float, most: float | None = None) -> None:
+        """Return when it is this one's turn to look, or after `most` seconds. Raises LlmBusy when
+        its time is over."""
+        if left <= 0:
+            raise LlmBusy("the LLM servers get as many requests as they may", after=SHORT_PAUSE)
+        try:
+            async with asyncio.timeout(left if most is None else min(left, most)):
+                await turn.wait()
+        except TimeoutError:
+            return
+
+    async def _take(
+        self, urgency: Urgency, without: Collection[str]
+    ) -> Entry | SlotsFull | ServerPaused:
+        """A slot at a server of the lowest order that is not paused; those with more weight are
+        asked first more often."""
+        pauses: list[ServerPaused] = []
+        usable = [each for each in self._servers if each.name not in without]
+        for _, group in groupby(usable, key=lambda each: each.order):
+            full: SlotsFull | None = None
+            for server in self._shuffled(group):
+                slot = f"{self._holder}/{next(self._numbers)}"
+                bounds = self._bounds_of(server)
+                self._slots.add(slot)
+                try:
+                    answer = await self._ledger.take_llm_slot(
+                        server.name,
+                        slot,
+                        self._holder,
+                        ttl=SLOT_LIFE,
+                        keep_free=urgency.keep_free,
+                        first=bounds.within(bounds.start),
+                        most=bounds.most,
+                    )
+                except asyncio.CancelledError:
+                    # It may have been given: it is not renewed, and so it runs out.
+                    self._slots.discard(slot)
+                    raise
+                if isinstance(answer, SlotsFull):
+                    full = answer
+                elif isinstance(answer, ServerPaused):
+                    pauses.append(answer)
+                else:
+                    return Entry(server, slot)
+                self._slots.discard(slot)
+            if full is not None:
+                return full
+        return min(pauses, key=lambda each: each.seconds)
+
+    def _shuffled(self, servers: Iterator[LlmServer]) -> list[LlmServer]:
+        # Efraimidis and Spirakis: a weighted order without repetition.
+        return sorted(servers, key=lambda each: -(self._dice.random() ** (1 / each.weight)))
+
+    def _bounds_of(self, server: LlmServer) -> Bounds:
+        most = server.most or self._bounds.most
+        return Bounds(min(self._bounds.start, most), min(self._bounds.least, most), most)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(SLOT_LIFE / 3)
+            if self._slots:
+                try:
+                    await self._ledger.renew_llm_slots(sorted(self._slots), SLOT_LIFE)
+                except LedgerError as error:
+                    self._log.warning("can't renew LLM slots", error=str(error))
+
+
+def learned(
+    state: LlmServerState,
+    lesson: Lesson,
+    in_flight: int,
+    now: float,
+    *,
+    rule: Rule,
+    bounds: Bounds,
+    dice: float,
+) -> LlmServerState:
+    """What is known of a server after a call. `dice`, from 1 to 1.1, keeps processes apart."""
+    pace = Pace.load(state.pace, bounds, now)
+    timing = lesson.timing
+    sample = Sample(
+        lesson.ended,
+        in_flight,
+        timing.first_token if timing else None,
+        timing.per_token if timing else None,
+    )
+    pace = observe(pace, sample, rule, bounds, now)
+    failures = state.failures
+    if lesson.ended is Ended.ANSWERED:
+        failures = 0
+    elif lesson.fails and state.paused_until <= now:
+        failures += 1  # what was under way when the pause began says nothing new
+    pause, reason = min(lesson.pause, LONGEST_PAUSE), lesson.reason
+    if failures >= TRIED and failures > state.failures:
+        pause = max(pause, min(SHORT_PAUSE * 2.0 ** (failures - TRIED), LONG_PAUSE))
+    until = now + pause * dice if pause else 0.0
+    if until <= state.paused_until:
+        until, reason = state.paused_until, state.pause_reason or ""
+    return replace(
+        state,
+        limit=pace.limit,
+        pace=pace.dump(),
+        failures=failures,
+        paused_until=until,
+        pause_reason=reason or None,
+    )

@@ -1,0 +1,170 @@
+"""The LLM lane of one process: servers, the gate before them, and what becomes of each call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm.client import LlmClient, Said
+from switchyard.services.llm.errors import (
+    LlmAway,
+    LlmBusy,
+    LlmLimited,
+    LlmNonsense,
+    LlmRefused,
+    LlmTimeout,
+    LlmUnavailable,
+)
+from switchyard.services.llm.gate import SHORT_PAUSE, Entry, Gate, Lesson, Urgency
+from switchyard.services.llm.pacing import Ended, Rule
+from switchyard.services.llm.reading import Answer
+from switchyard.services.settings import LlmServer, Settings
+
+PATIENCE = 30.0
+"""Seconds that a call waits for room; then its job goes back, with no attempt used up."""
+ROUNDS = 10
+"""How often one call is taken up again after a 429 or 503."""
+
+
+class LlmLane:
+    """Asks the servers of the settings. Open it with `LlmLane.open`, once for a process."""
+
+    def __init__(
+        self, servers: Sequence[LlmServer], clients: Mapping[str, LlmClient], gate: Gate | None
+    ) -> None:
+        self._servers = servers
+        self._clients = clients
+        self._gate = gate
+
+    @property
+    def asks(self) -> list[list[str]]:
+        """Address and model of the servers that are asked while nothing is wrong: an answer
+        depends on them."""
+        first = min(each.order for each in self._servers)
+        return sorted([each.base_url, each.model] for each in self._servers if each.order == first)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: Settings, ledger: Ledger | None, *, rule: Rule | None = None
+    ) -> AsyncIterator[LlmLane]:
+        """A lane; its connections end with the context. Without a ledger, only this process knows
+        of its calls. Raises LlmRefused when no server is set, or its address is none."""
+        servers = settings.llm_servers
+        if not servers:
+            raise LlmRefused("no LLM server is set: JOBS_LLM_BASE_URL is empty")
+        async with AsyncExitStack() as stack:
+            clients = {}
+            for server in servers:
+                opening = LlmClient.connect(server, settings.llm_timeout)
+                clients[server.name] = await stack.enter_async_context(opening)
+            gate = None
+            if ledger is not None:
+                gate = await stack.enter_async_context(Gate.open(settings, ledger, rule=rule))
+            yield cls(servers, clients, gate)
+
+    async def ask(
+        self,
+        asked: Mapping[str, Any],
+        *,
+        urgency: Urgency,
+        within: float,
+        tell: Callable[[str], None] | None = None,
+    ) -> Answer:
+        """The answer to a chat (`messages`, `max_tokens`, …), of the first server that can.
+
+        `within` is seconds, waiting for room included. Raises LlmUnavailable, LlmNonsense (try
+        again later; `counts` says whether that is an attempt), LlmRefused, and LedgerError.
+        """
+        deadline = time.monotonic() + within
+        tried: set[str] = set()
+        last: LlmUnavailable | LlmNonsense | LlmRefused | None = None
+        for _ in range(ROUNDS + len(self._clients)):
+            left = deadline - time.monotonic()
+            if len(tried) == len(self._clients) or left <= 0:
+                break
+            try:
+                entry = await self._enter(urgency, min(PATIENCE, left), tried)
+            except LlmBusy as error:
+                # What a server answered says more than that the others have no room.
+                raise last or error from error
+            try:
+                return await self._call(entry, asked, deadline - time.monotonic(), tell)
+            except LlmLimited as error:
+                last = error  # it is paused now; the gate knows whether another has room
+            except (LlmUnavailable, LlmNonsense) as error:
+                last = error
+                tried.add(entry.server.name)
+            except LlmRefused as error:
+                if not error.elsewhere:
+                    raise
+                last = error
+                tried.add(entry.server.name)
+        raise last or LlmTimeout(f"no LLM server answered within {within:g} s")
+
+    async def _enter(self, urgency: Urgency, patience: float, tried: set[str]) -> Entry:
+        if self._gate is not None:
+            return await self._gate.enter(urgency, patience=patience, without=tried)
+        name = next(name for name in self._clients if name not in tried)
+        return Entry(LlmServer(name=name, base_url=""), "")
+
+    async def _call(
+        self,
+        entry: Entry,
+        asked: Mapping[str, Any],
+        within: float,
+        tell: Callable[[str], None] | None,
+    ) -> Answer:
+        lesson: Lesson | None = None
+        try:
+            said = await self._clients[entry.server.name].ask(asked, within=within, tell=tell)
+            lesson = _from_answer(said)
+            return said.answer
+        except (LlmUnavailable, LlmNonsense, LlmRefused) as error:
+            lesson = lesson_of(error)
+            raise
+        finally:
+            if self._gate is not None:
+                # Also when the job is cancelled: until then others wait for its slot.
+                await asyncio.shield(self._gate.leave(entry, lesson))
+
+
+def _from_answer(said: Said) -> Lesson:
+    spent = said.quota.wait
+    return Lesson(
+        Ended.ANSWERED, said.timing, pause=spent, reason="its limits are used up" if spent else ""
+    )
+
+
+def lesson_of(error: LlmUnavailable | LlmNonsense | LlmRefused) -> Lesson:
+    """What an error tells of the server that gave it."""
+    reason = str(error)[:200]
+    match error:
+        case LlmLimited():
+            pause = SHORT_PAUSE if error.after is None else error.after
+            return Lesson(Ended.REFUSED, pause=pause, reason=reason)
+        case LlmTimeout():
+            return Lesson(Ended.TIMED_OUT, fails=True, reason=reason)
+        case LlmAway() | LlmUnavailable() | LlmNonsense():
+            return Lesson(Ended.FAILED, fails=True, reason=reason)
+        case _:
+            return Lesson(Ended.FAILED)
+
+
+@asynccontextmanager
+async def lane_of(ctx: JobContext) -> AsyncIterator[LlmLane]:
+    """The lane of the process that runs the job; one of its own where nothing is shared."""
+
+    def opening() -> Any:
+        return LlmLane.open(ctx.settings, ctx.ledger)
+
+    if ctx.shared is not None:
+        yield await ctx.shared.get(LlmLane, opening)
+        return
+    async with opening() as lane:
+        yield lane

@@ -1,0 +1,42 @@
+"""What a server says is left of its limits: the `x-ratelimit-…` headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LONGEST = 120.0
+"""Seconds that a header is believed: limits are by the minute, and clocks differ."""
+
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What is left until the limits begin anew."""
+
+    wait: float = 0.0
+    """Seconds until the server has room again; 0 while it has."""
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Quota:
+        """By requests and by tokens; what makes no sense says nothing."""
+        waits = [
+            _seconds(headers.get(f"x-ratelimit-reset-{what}", ""))
+            for what in ("requests", "tokens")
+            if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0"
+        ]
+        return cls(min(max(waits, default=0.0), LONGEST))
+
+
+def _seconds(text: str) -> float:
+    """`6m0.5s`, `20ms`, or a plain number of seconds."""
+    text = text.strip()[:40]
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
+        return float(text)
+    parts = _PART.findall(text)
+    if "".join(number + unit for number, unit in parts) != text:
+        return 0.0
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)

@@ -1,0 +1,175 @@
+"""Reading a server's answer, whole or as a stream: everything it sends is checked here.
+
+The SDK does not check what a server sends, so every step is. What is read is bounded in size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
+
+MAX_ANSWER = 2_000_000
+"""Bytes or characters of an answer."""
+_THINKING = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+"""What reasoning models say first where their server does not take it out."""
+_COUNTS = ("prompt_tokens", "completion_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model said."""
+
+    text: str
+    model: str
+    """The model that answered, as the server names it."""
+    finish_reason: str | None
+    """`stop`, or `length` when the answer was cut at its limit."""
+    usage: Mapping[str, int]
+    """Tokens: prompt_tokens, completion_tokens, and cached_tokens of the prompt where the server
+    tells; empty when it does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How quickly the answer came, in seconds."""
+
+    first_token: float
+    per_token: float
+
+
+@dataclass(slots=True)
+class Reading:
+    """An answer as it comes in; `tell` gets each piece of text."""
+
+    asked_for: str
+    """The model."""
+    tell: Callable[[str], None] | None = None
+    _pieces: list[str] = field(default_factory=list)
+    _refusals: list[str] = field(default_factory=list)
+    _length: int = 0
+    _chunks: int = 0
+    _began: float = field(default_factory=time.monotonic)
+    _first: float | None = None
+    _last: float = 0.0
+    _finish_reason: str | None = None
+    _model: str | None = None
+    _usage: dict[str, int] = field(default_factory=dict)
+
+    async def read(self, stream: Any) -> Answer:
+        """The answer of the SDK's stream. Raises LlmNonsense, LlmRefused, LlmUnavailable."""
+        if "event-stream" not in stream.response.headers.get("content-type", ""):
+            # Not every server streams.
+            return self._whole(await _bounded(stream.response.aiter_bytes()))
+        async for chunk in stream:
+            self._take(chunk)
+        if self._finish_reason is None:
+            if not self._chunks:
+                raise LlmNonsense("the LLM server's answer is empty")
+            raise LlmUnavailable("the LLM server's answer ends in the middle")
+        return self._answer("".join(self._pieces))
+
+    @property
+    def timing(self) -> Timing | None:
+        """None where the answer did not come in pieces."""
+        tokens = self._usage.get("completion_tokens") or self._chunks
+        if self._first is None or tokens < 2:
+            return None
+        return Timing(self._first - self._began, (self._last - self._first) / (tokens - 1))
+
+    def _take(self, chunk: Any) -> None:
+        self._note(_field(chunk, "model"), _field(chunk, "usage"))
+        choices = _field(chunk, "choices")
+        if not isinstance(choices, list):
+            raise LlmNonsense("the LLM server's answer has no choices")
+        if not choices:
+            return  # the last one, with the usage
+        delta = _field(choices[0], "delta")
+        text, refusal = _field(delta, "content"), _field(delta, "refusal")
+        reason = _field(choices[0], "finish_reason")
+        if isinstance(reason, str):
+            self._finish_reason = reason
+        if isinstance(refusal, str):
+            self._grow(len(refusal))
+            self._refusals.append(refusal)
+        thought = _field(delta, "reasoning_content")
+        if any(isinstance(each, str) and each for each in (text, thought)):
+            self._last = time.monotonic()
+            self._first = self._first or self._last
+            self._chunks += 1
+        if isinstance(text, str) and text:
+            self._grow(len(text))
+            self._pieces.append(text)
+            if self.tell is not None:
+                self.tell(text)
+
+    def _whole(self, body: bytes) -> Answer:
+        try:
+            completion = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise LlmNonsense("the LLM server's answer is not JSON") from error
+        choices = _field(completion, "choices")
+        if not isinstance(choices, list) or not choices:
+            raise LlmNonsense("the LLM server's answer has no choices")
+        self._note(_field(completion, "model"), _field(completion, "usage"))
+        message = _field(choices[0], "message")
+        reason = _field(choices[0], "finish_reason")
+        self._finish_reason = reason if isinstance(reason, str) else None
+        text, refusal = _field(message, "content"), _field(message, "refusal")
+        if isinstance(refusal, str):
+            self._refusals.append(refusal)
+        answer = self._answer(text if isinstance(text, str) else "")
+        if self.tell is not None:
+            self.tell(answer.text)
+        return answer
+
+    def _answer(self, text: str) -> Answer:
+        refusal = "".join(self._refusals)
+        if self._finish_reason == "content_filter" or (refusal and not text):
+            raise LlmRefused(f"the model declines to answer: {refusal or 'content filter'}"[:500])
+        text = _THINKING.sub("", text).strip()
+        if not text:
+            raise LlmNonsense("the LLM server's answer is empty")
+        return Answer(text, self._model or self.asked_for, self._finish_reason, dict(self._usage))
+
+    def _note(self, model: object, usage: object) -> None:
+        if isinstance(model, str) and model:
+            self._model = model[:200]
+        for name in _COUNTS:
+            self._count(name, _field(usage, name))
+        self._count(
+            "cached_tokens", _field(_field(usage, "prompt_tokens_details"), "cached_tokens")
+        )
+
+    def _count(self, name: str, value: object) -> None:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40:
+            self._usage[name] = value
+
+    def _grow(self, by: int) -> None:
+        self._length += by
+        if self._length > MAX_ANSWER:
+            raise LlmNonsense(f"the LLM server's answer is longer than {MAX_ANSWER:,} characters")
+
+
+def _field(value: object, name: str) -> Any:
+    """A field of an object of the SDK or of JSON; None where there is none."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+
+
+def is_cut(error: Exception) -> bool:
+    """Whether an error is one of the HTTP client that the SDK brings: the connection ended."""
+    return "TransportError" in {each.__name__ for each in type(error).__mro__}
+
+
+async def _bounded(parts: AsyncIterator[bytes]) -> bytes:
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > MAX_ANSWER:
+            raise LlmNonsense(f"the LLM server's answer is longer than {MAX_ANSWER:,} bytes")
+    return bytes(body)

@@ -1,0 +1,56 @@
+"""What the ledger keeps of language models' servers, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class LlmServerState:
+    """What the fleet knows of one server. Times are the database's, in seconds since the epoch."""
+
+    limit: float
+    """Calls that it may get at once."""
+    pace: Mapping[str, Any] = field(default_factory=dict)
+    """What the rule remembers (`services.llm.pacing.Pace`)."""
+    paused_until: float = 0.0
+    pause_reason: str | None = None
+    failures: int = 0
+    """Calls in a row that it did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTaken:
+    """The call may be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsFull:
+    """As many calls are under way as may be."""
+
+    in_flight: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPaused:
+    """Nobody is to call it for now."""
+
+    seconds: float
+    reason: str
+
+
+SlotAnswer = SlotTaken | SlotsFull | ServerPaused
+
+
+@dataclass(frozen=True, slots=True)
+class LlmServerReport:
+    """A server as it is now."""
+
+    name: str
+    state: LlmServerState
+    in_flight: int
+    paused_for: float
+    """Seconds; 0 when it is not paused."""

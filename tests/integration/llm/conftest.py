@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from switchyard.services.ledger import Ledger, upgrade
+
+
+@pytest.fixture
+async def ledger(database_url: str) -> AsyncIterator[Ledger]:
+    """An empty ledger, on each kind of database."""
+    await upgrade(database_url)
+    async with await Ledger.open(database_url, check=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def plain_ledger(sqlite_url: str) -> AsyncIterator[Ledger]:
+    """An empty ledger, where one kind of database says enough."""
+    await upgrade(sqlite_url)
+    async with await Ledger.open(sqlite_url, check=True) as opened:
+        yield opened

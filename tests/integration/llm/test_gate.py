@@ -1,0 +1,232 @@
+"""The gate before LLM servers: limits and pauses that hold for the whole fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.llm_slots import TRIED, Change
+from switchyard.services.llm.errors import LlmBusy
+from switchyard.services.llm.gate import Gate, Lesson, Urgency, learned
+from switchyard.services.llm.pacing import Bounds, Ended, Fixed
+from switchyard.services.records.llm import (
+    LlmServerState,
+    ServerPaused,
+    SlotsFull,
+    SlotTaken,
+)
+from switchyard.services.settings import LlmServer, Settings
+from tests.support.eventually import eventually
+
+HOT, BACKFILL = Urgency.of("hot", 5), Urgency.of("backfill", 5)
+SERVER = LlmServer(base_url="http://there/v1")
+
+
+def settings(**values: object) -> Settings:
+    given = {"llm_base_url": "http://there/v1", "llm_concurrency_min": 1, "llm_pacing": "fixed"}
+    return Settings.model_validate({**given, **values})
+
+
+def waiting_are(gate: Gate, number: int) -> bool:
+    return len(gate._waiting) == number
+
+
+async def take(ledger: Ledger, slot: str, *, limit: int = 3, ttl: float = 30.0) -> object:
+    return await ledger.take_llm_slot(
+        "default", slot, "somebody", ttl=ttl, keep_free=0, first=limit, most=limit
+    )
+
+
+async def test_no_more_slots_than_the_limit_whoever_asks(ledger: Ledger) -> None:
+    answers = await asyncio.gather(*(take(ledger, f"slot-{n}") for n in range(20)))
+    assert answers.count(SlotTaken()) == 3
+    assert answers.count(SlotsFull(3, 3)) == 17
+    await ledger.end_llm_slot("default", "slot-0", None)
+    taken = [n for n, answer in enumerate(answers) if answer == SlotTaken()]
+    await ledger.end_llm_slot("default", f"slot-{taken[-1]}", None)
+    assert await take(ledger, "next") == SlotTaken()
+
+
+async def test_a_limit_that_shrank_lets_nobody_in_until_there_is_room(ledger: Ledger) -> None:
+    for n in range(3):
+        assert await take(ledger, f"slot-{n}") == SlotTaken()
+    await ledger.end_llm_slot("default", "slot-0", lambda state, *_: replace(state, limit=1.0))
+    assert await take(ledger, "next") == SlotsFull(2, 1)
+    await ledger.end_llm_slot("default", "slot-1", None)
+    assert await take(ledger, "next") == SlotsFull(1, 1)
+    await ledger.end_llm_slot("default", "slot-2", None)
+    assert await take(ledger, "next") == SlotTaken()
+
+
+async def test_slots_of_a_worker_that_was_killed_come_back(ledger: Ledger) -> None:
+    assert await take(ledger, "slot-0", limit=1, ttl=0.3) == SlotTaken()
+    assert await take(ledger, "slot-1", limit=1) == SlotsFull(1, 1)
+    assert await ledger.renew_llm_slots(["slot-0"], 0.3) == 1
+
+    async def free() -> bool:
+        return await take(ledger, "slot-1", limit=1) == SlotTaken()
+
+    assert await eventually(free)
+
+
+async def test_a_pause_holds_for_all_and_only_grows(ledger: Ledger) -> None:
+    def pausing(seconds: float) -> Change:
+        lesson = Lesson(Ended.REFUSED, pause=seconds, reason="slow down")
+        return lambda state, _, now: after(state, lesson, now)
+
+    for seconds in (20.0, 5.0):
+        await ledger.end_llm_slot("default", "none", pausing(seconds))
+    answer = await take(ledger, "slot")
+    assert isinstance(answer, ServerPaused)
+    assert 15 < answer.seconds <= 20
+    assert answer.reason == "slow down"
+    (report,) = await ledger.llm_servers()
+    assert 15 < report.paused_for <= 20
+
+
+async def test_a_retry_after_stops_other_processes_at_once(ledger: Ledger) -> None:
+    async with (
+        Gate.open(settings(), ledger) as one,
+        Gate.open(settings(), ledger) as other,
+    ):
+        entry = await one.enter(HOT, patience=1)
+        await one.leave(entry, Lesson(Ended.REFUSED, pause=60, reason="429"))
+        began = time.monotonic()
+        with pytest.raises(LlmBusy, match="429") as raised:
+            await other.enter(HOT, patience=30)
+        assert time.monotonic() - began < 2, "nobody waits here for a minute"
+        assert raised.value.after is not None
+        assert 55 < raised.value.after < 70
+        assert not raised.value.counts
+
+
+async def test_a_short_pause_is_waited_for_in_place(plain_ledger: Ledger) -> None:
+    async with Gate.open(settings(), plain_ledger) as gate:
+        entry = await gate.enter(HOT, patience=1)
+        began = time.monotonic()
+        await gate.leave(entry, Lesson(Ended.REFUSED, pause=0.4))
+        await gate.enter(HOT, patience=30)
+        assert 0.4 <= time.monotonic() - began < 5
+
+
+async def test_the_most_urgent_gets_the_next_room(plain_ledger: Ledger) -> None:
+    async with Gate.open(settings(llm_concurrency=1), plain_ledger) as gate:
+        held = await gate.enter(HOT, patience=1)
+        order: list[str] = []
+
+        async def ask(name: str, urgency: Urgency) -> None:
+            entry = await gate.enter(urgency, patience=30)
+            order.append(name)
+            await gate.leave(entry, None)
+
+        waiting = []
+        for number, (name, urgency) in enumerate(
+            [("backfill", BACKFILL), ("hot 5", HOT), ("hot 10", Urgency.of("hot", 10))]
+        ):
+            waiting.append(asyncio.create_task(ask(name, urgency)))
+            await eventually(partial(waiting_are, gate, number + 1))
+        await gate.leave(held, None)
+        await asyncio.gather(*waiting)
+        assert order == ["hot 10", "hot 5", "backfill"]
+
+
+async def test_other_lanes_leave_a_slot_for_hot_calls(plain_ledger: Ledger) -> None:
+    async with Gate.open(settings(llm_concurrency=3), plain_ledger) as gate:
+        await gate.enter(BACKFILL, patience=1)
+        await gate.enter(BACKFILL, patience=1)
+        with pytest.raises(LlmBusy):
+            await gate.enter(BACKFILL, patience=0.3)
+        await gate.enter(HOT, patience=1)
+
+
+async def test_who_goes_away_while_waiting_stands_in_nobodys_way(plain_ledger: Ledger) -> None:
+    async with Gate.open(settings(llm_concurrency=1), plain_ledger) as gate:
+        held = await gate.enter(HOT, patience=1)
+        first = asyncio.create_task(gate.enter(HOT, patience=30))
+        second = asyncio.create_task(gate.enter(HOT, patience=30))
+        await eventually(lambda: len(gate._waiting) == 2)
+        first.cancel()
+        await asyncio.wait([first])
+        await gate.leave(held, None)
+        assert (await second).server.name == "default"
+
+
+async def test_slots_are_given_back_at_the_end(plain_ledger: Ledger) -> None:
+    async with Gate.open(settings(llm_concurrency=1), plain_ledger) as gate:
+        await gate.enter(HOT, patience=1)
+    async with Gate.open(settings(llm_concurrency=1), plain_ledger) as gate:
+        await gate.enter(HOT, patience=1)
+
+
+async def test_servers_are_asked_in_order_and_the_next_when_one_is_paused(
+    plain_ledger: Ledger,
+) -> None:
+    providers = [
+        {"name": "own", "base_url": "http://own/v1"},
+        {"name": "cloud", "base_url": "http://cloud/v1", "order": 1},
+    ]
+    async with AsyncExitStack() as stack:
+        opening = Gate.open(settings(llm_providers=providers), plain_ledger)
+        gate = await stack.enter_async_context(opening)
+        entries = [await gate.enter(HOT, patience=1) for _ in range(5)]
+        assert {each.server.name for each in entries} == {"own"}
+        await gate.leave(entries[0], Lesson(Ended.REFUSED, pause=60))
+        assert (await gate.enter(HOT, patience=1)).server.name == "cloud"
+        with pytest.raises(LlmBusy):
+            await gate.enter(HOT, patience=1, without={"cloud"})
+
+
+async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:
+    providers = [
+        {"name": "large", "base_url": "http://large/v1", "weight": 9},
+        {"name": "small", "base_url": "http://small/v1", "weight": 1},
+    ]
+    given = settings(llm_providers=providers, llm_concurrency=100, llm_concurrency_max=100)
+    async with Gate.open(given, plain_ledger) as gate:
+        names = [(await gate.enter(HOT, patience=1)).server.name for _ in range(90)]
+        assert names.count("large") > 60
+        assert names.count("small") > 0
+
+
+def after(state: LlmServerState, lesson: Lesson, now: float) -> LlmServerState:
+    return learned(state, lesson, 1, now, rule=Fixed(), bounds=Bounds(), dice=1.0)
+
+
+def test_a_server_that_fails_again_and_again_is_left_alone_longer_each_time() -> None:
+    failed = Lesson(Ended.FAILED, fails=True, reason="away")
+    state, now, pauses = LlmServerState(16), 1000.0, []
+    for _ in range(TRIED + 6):
+        state = after(state, failed, now)
+        pauses.append(max(0.0, state.paused_until - now))
+        now = max(now, state.paused_until)
+    assert pauses == [0, 0, 0, 0, 1, 2, 4, 8, 16, 30, 30]
+    assert after(state, Lesson(Ended.ANSWERED), now).failures == 0
+
+
+def test_calls_that_fail_together_count_once() -> None:
+    failed = Lesson(Ended.FAILED, fails=True)
+    state = LlmServerState(16)
+    for _ in range(40):
+        state = after(state, failed, 1000.0)
+    assert state.failures == TRIED
+    assert state.paused_until == 1001.0
+
+
+async def test_after_failures_one_call_at_a_time_tries_the_server(plain_ledger: Ledger) -> None:
+    await take(plain_ledger, "first")
+    await plain_ledger.end_llm_slot(
+        "default", "first", lambda state, *_: replace(state, failures=TRIED)
+    )
+    assert await take(plain_ledger, "one") == SlotTaken()
+    assert await take(plain_ledger, "two") == SlotsFull(1, 1)
+    await plain_ledger.end_llm_slot(
+        "default", "one", lambda state, _, now: after(state, Lesson(Ended.ANSWERED), now)
+    )
+    assert await take(plain_ledger, "two") == SlotTaken()
+    assert await take(plain_ledger, "three") == SlotTaken()

@@ -1,0 +1,213 @@
+"""The LLM lane against a server that behaves like one: overrun, slow, away, cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.llm_batch import Machine
+from benchmarks.llm_server import serving
+from switchyard.services.jobs.outcomes import RetryableError
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm.errors import LlmAway, LlmLimited, LlmRefused, LlmUnavailable
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.pacing import Adaptive
+from switchyard.services.settings import Settings
+from tests.support import llm_server
+from tests.support.eventually import eventually
+from tests.support.llm_process import asking
+from tests.support.llm_server import LlmServer
+
+QUICK = Machine(tokens=20, scale=20)
+
+
+@pytest.fixture(autouse=True)
+def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
+
+
+def settings(url: str, **values: Any) -> Settings:
+    return Settings.model_validate({"llm_base_url": url, "llm_timeout": 20, **values})
+
+
+def asked(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 100}
+
+
+async def ask(lane: LlmLane, text: str, **options: Any) -> str:
+    given = {"urgency": Urgency(), "within": 30.0, **options}
+    return (await lane.ask(asked(text), **given)).text
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+async def test_two_processes_together_never_exceed_the_limit(
+    tmp_path: Path, ledger: Ledger, database_url: str
+) -> None:
+    with serving(QUICK) as (url, app):
+        environment = {
+            "JOBS_LLM_BASE_URL": url,
+            "JOBS_DATABASE_URL": database_url,
+            "JOBS_LLM_PACING": "fixed",
+            "JOBS_LLM_CONCURRENCY": "6",
+            "JOBS_DATA_DIR": str(tmp_path),
+        }
+        questions = [str(n) for n in range(20)]
+        with asking(environment, questions) as one, asking(environment, questions) as two:
+            for process in (one, two):
+                assert process.stdin is not None
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            for process in (one, two):
+                assert process.stdout is not None
+                line = await asyncio.to_thread(process.stdout.readline)
+                assert json.loads(line) == ["word0"] * 20
+        assert app.counts.most == 6
+        assert app.counts.answered == 40
+        assert await ledger.llm_servers()
+
+
+async def test_an_adaptive_limit_finds_what_the_server_bears(plain_ledger: Ledger) -> None:
+    """Tokens get slow beyond four at once; many more are asked for."""
+    machine = Machine(knee=4, tokens=20, scale=4)
+    with serving(machine) as (url, app):
+        rule = Adaptive(window=0.3)
+        given = settings(url, llm_concurrency=2, llm_concurrency_max=50, llm_concurrency_min=2)
+        async with LlmLane.open(given, plain_ledger, rule=rule) as lane:
+            await asyncio.gather(*(ask(lane, str(n)) for n in range(150)))
+        (report,) = await plain_ledger.llm_servers()
+        assert report.in_flight == 0
+        assert app.counts.answered == 150
+        assert 2 < report.state.limit < 30
+
+
+async def test_a_full_server_is_left_alone_and_nothing_is_lost(plain_ledger: Ledger) -> None:
+    machine = Machine(at_once=2, queued=1, tokens=40, scale=5)
+    with serving(machine) as (url, app):
+        given = settings(url, llm_concurrency=8)
+        async with LlmLane.open(given, plain_ledger) as lane:
+            answers = await asyncio.gather(*(ask(lane, str(n)) for n in range(12)))
+        assert len(answers) == 12
+        assert app.counts.refused > 0
+        assert max(app.counts.by_question.values()) == 1
+
+
+async def test_a_limit_by_the_minute_is_kept_by_the_servers_own_word(
+    plain_ledger: Ledger,
+) -> None:
+    with serving(Machine(per_minute=5, tokens=10, scale=60)) as (url, app):
+        async with LlmLane.open(settings(url, llm_concurrency=1), plain_ledger) as lane:
+            began = time.monotonic()
+            for n in range(11):
+                await ask(lane, str(n))
+            assert time.monotonic() - began > 1.5, "two minutes' worth"
+        assert app.counts.limited == 0, "the headers said so before"
+
+
+async def test_a_cancelled_call_stops_the_server_and_frees_its_slot(plain_ledger: Ledger) -> None:
+    with serving(Machine(tokens=5000)) as (url, app):
+        given = settings(url, llm_concurrency=1, llm_concurrency_min=1, llm_pacing="fixed")
+        async with LlmLane.open(given, plain_ledger) as lane:
+            task = asyncio.create_task(ask(lane, "long"))
+            await eventually(lambda: app.batch.running == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await eventually(lambda: app.counts.abandoned == 1 and app.batch.running == 0)
+            (report,) = await plain_ledger.llm_servers()
+            assert report.in_flight == 0
+
+
+async def test_a_server_killed_and_started_again_costs_no_attempt(plain_ledger: Ledger) -> None:
+    port = free_port()
+    given = settings(f"http://127.0.0.1:{port}/v1", llm_concurrency=8)
+
+    async def until_answered(lane: LlmLane, question: str) -> list[bool]:
+        """Asks as a job does; what each failure would have cost."""
+        costs: list[bool] = []
+        while True:
+            try:
+                await ask(lane, question)
+                return costs
+            except RetryableError as error:
+                costs.append(error.counts)
+                await asyncio.sleep(min(error.after or 0.1, 0.3))
+
+    async with LlmLane.open(given, plain_ledger) as lane:
+        with serving(Machine(tokens=40, scale=4), port=port) as (_, app):
+            asking_all = [asyncio.create_task(until_answered(lane, str(n))) for n in range(40)]
+            await eventually(lambda: app.counts.answered > 4)
+        with pytest.raises(LlmAway):
+            async with LlmLane.open(given, None) as alone:
+                await ask(alone, "anybody there?")
+        with serving(QUICK, port=port):
+            costs = await asyncio.gather(*asking_all)
+    assert not any(cost for each in costs for cost in each)
+
+
+async def test_the_next_server_answers_when_the_first_is_away(plain_ledger: Ledger) -> None:
+    with serving(QUICK) as (url, app):
+        providers = [
+            {"name": "gone", "base_url": f"http://127.0.0.1:{free_port()}/v1"},
+            {"name": "there", "base_url": url, "order": 1},
+        ]
+        given = settings(url, llm_providers=providers)
+        async with LlmLane.open(given, plain_ledger) as lane:
+            for n in range(8):
+                assert await ask(lane, str(n))
+        assert app.counts.answered == 8
+        gone, _ = await plain_ledger.llm_servers()
+        assert gone.paused_for > 0, "nobody waits for it each time"
+
+
+@pytest.mark.parametrize(("status", "is_final"), [(401, False), (404, False), (400, True)])
+async def test_what_another_server_may_have_is_asked_there(
+    plain_ledger: Ledger, status: int, is_final: bool
+) -> None:
+    with LlmServer() as first, LlmServer() as second:
+        first.always(llm_server.fails(status, "not here"))
+        providers = [
+            {"name": "first", "base_url": first.url},
+            {"name": "second", "base_url": second.url, "order": 1},
+        ]
+        async with LlmLane.open(settings("", llm_providers=providers), plain_ledger) as lane:
+            if is_final:
+                with pytest.raises(LlmRefused, match="not here"):
+                    await ask(lane, "hello")
+            else:
+                assert await ask(lane, "hello") == llm_server.ANSWER
+
+
+async def test_retry_after_is_for_the_whole_fleet_and_costs_no_attempt(
+    plain_ledger: Ledger,
+) -> None:
+    with LlmServer() as server:
+        server.next(llm_server.rate_limited(30))
+        async with (
+            LlmLane.open(settings(server.url), plain_ledger) as one,
+            LlmLane.open(settings(server.url), plain_ledger) as other,
+        ):
+            for lane in (one, other):
+                with pytest.raises(LlmUnavailable) as raised:
+                    await ask(lane, "hello")
+                assert raised.value.counts is False
+            assert len(server.requests) == 1
+
+
+async def test_without_a_ledger_a_lane_asks_all_the_same() -> None:
+    with LlmServer() as server:
+        async with LlmLane.open(settings(server.url), None) as lane:
+            assert await ask(lane, "hello") == llm_server.ANSWER
+            server.always(llm_server.rate_limited(1))
+            with pytest.raises(LlmLimited):
+                await ask(lane, "again", within=1.0)

@@ -1,0 +1,64 @@
+"""A process that asks the LLM servers of its settings: `asking(…)` starts one.
+
+It prints one line when it is ready, asks when it reads one, and prints what became of each question
+as JSON: the answers' first words, or the errors' class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.lane import LlmLane
+from switchyard.services.settings import Settings
+
+
+async def ask_all(questions: list[str]) -> list[str]:
+    """Ask all at once, each until it is answered or refused for good."""
+    settings = Settings()
+
+    async def ask(lane: LlmLane, question: str) -> str:
+        asked = {"messages": [{"role": "user", "content": question}], "max_tokens": 100}
+        try:
+            answer = await lane.ask(asked, urgency=Urgency(), within=60)
+        except Exception as error:
+            return type(error).__name__
+        return answer.text.split()[0]
+
+    async with (
+        await Ledger.open(settings.ledger_url) as ledger,
+        LlmLane.open(settings, ledger) as lane,
+    ):
+        return await asyncio.gather(*(ask(lane, each) for each in questions))
+
+
+@contextmanager
+def asking(environment: dict[str, str], questions: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """The process, ready to begin; it is killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.llm_process", json.dumps(questions)],
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(asyncio.run(ask_all(json.loads(sys.argv[1])))), flush=True)

@@ -1,0 +1,138 @@
+"""Every error of the `openai` package means something for a job; and what servers say of limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from switchyard.services.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.llm.errors import (
+    LlmAway,
+    LlmLimited,
+    LlmNonsense,
+    LlmRefused,
+    LlmTimeout,
+    LlmUnavailable,
+    translate,
+)
+from switchyard.services.llm.quota import Quota
+
+REQUEST: Any = type("Request", (), {"url": "http://there/v1"})()
+PERMANENT = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}
+PATIENCE = {429, 503, 529}
+AGAIN = {408, 409, 425, 500, 501, 502, 504, 507, 599}
+
+
+def response(status: int, **headers: str) -> Any:
+    """As much of the HTTP client's answer as the SDK's errors look at."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    fields = {"status_code": status, "headers": named, "request": REQUEST}
+    return type("Response", (), fields)()
+
+
+def status_error(
+    kind: type[openai.APIStatusError], status: int, **headers: str
+) -> openai.APIStatusError:
+    return kind("no luck", response=response(status, **headers), body={"message": "no luck"})
+
+
+def classes() -> Iterator[type[openai.OpenAIError]]:
+    """All that the package may raise of its own, wherever in it they are."""
+    waiting = [openai.OpenAIError]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        waiting.extend(each.__subclasses__())
+
+
+def made(kind: type[openai.OpenAIError]) -> openai.OpenAIError:
+    """An error of that class, without the trouble of a server that provokes it."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, "no luck")
+    error.__dict__.update(message="no luck", body=None, code=None, request=REQUEST)
+    if isinstance(error, openai.APIStatusError):
+        status = getattr(kind, "status_code", None)
+        fixed = status if isinstance(status, int) else 500
+        error.__dict__.update(status_code=fixed, response=response(fixed))
+    return error
+
+
+@pytest.mark.parametrize("kind", list(classes()), ids=lambda kind: kind.__name__)
+def test_every_error_class_of_the_package_is_mapped(kind: type[openai.OpenAIError]) -> None:
+    meaning = translate(made(kind))
+    assert isinstance(meaning, LlmUnavailable | LlmNonsense | LlmRefused)
+    assert isinstance(meaning, RetryableError) != isinstance(meaning, PermanentError)
+    assert "LLM server" in str(meaning) or "model" in str(meaning)
+
+
+@pytest.mark.parametrize("status", sorted(PERMANENT | PATIENCE | AGAIN))
+def test_every_status_has_one_meaning(status: int) -> None:
+    meaning = translate(status_error(openai.APIStatusError, status))
+    assert isinstance(meaning, LlmRefused) == (status in PERMANENT)
+    assert isinstance(meaning, LlmLimited) == (status in PATIENCE)
+    assert (isinstance(meaning, RetryableError) and meaning.counts) == (status in AGAIN)
+
+
+def test_only_what_another_server_may_have_is_asked_elsewhere() -> None:
+    refusals = [translate(status_error(openai.APIStatusError, each)) for each in (400, 401, 404)]
+    assert [each.elsewhere for each in refusals if isinstance(each, LlmRefused)] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_an_empty_account_is_left_alone_for_long() -> None:
+    error = status_error(openai.RateLimitError, 429, retry_after="1")
+    error.__dict__["code"] = "insufficient_quota"
+    meaning = translate(error)
+    assert isinstance(meaning, LlmLimited)
+    assert meaning.after == 600
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        ("ConnectError", LlmAway),
+        ("ConnectTimeout", LlmAway),
+        ("ReadError", LlmUnavailable),
+        ("RemoteProtocolError", LlmUnavailable),
+        ("TooManyRedirects", LlmRefused),
+    ],
+)
+def test_whether_the_server_was_reached_decides_about_the_attempt(
+    cause: str, expected: type[Exception]
+) -> None:
+    error = openai.APIConnectionError(request=REQUEST)
+    error.__cause__ = type(cause, (Exception,), {})("gone")
+    meaning = translate(error)
+    assert type(meaning) is expected
+    if isinstance(meaning, RetryableError):
+        assert meaning.counts == (expected is not LlmAway)
+
+
+def test_a_time_out_is_one() -> None:
+    assert type(translate(openai.APITimeoutError(request=REQUEST))) is LlmTimeout
+
+
+@pytest.mark.parametrize(
+    ("headers", "wait"),
+    [
+        ({}, 0),
+        ({"x-ratelimit-remaining-requests": "3", "x-ratelimit-reset-requests": "7s"}, 0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "7s"}, 7),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1m30.5s"}, 90.5),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "12"}, 12),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "9999h"}, 120),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "soon"}, 0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "-5s"}, 0),
+        ({"x-ratelimit-remaining-requests": "0"}, 0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1" * 5000}, 0),
+    ],
+)
+def test_what_is_left_is_read_from_the_headers(headers: dict[str, str], wait: float) -> None:
+    assert Quota.of(headers).wait == wait
