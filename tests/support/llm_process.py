@@ -27,7 +27,7 @@ async def ask_all(questions: list[str]) -> list[str]:
     async def ask(lane: LlmLane, question: str) -> str:
         asked = {"messages": [{"role": "user", "content": question}], "max_tokens": 100}
         try:
-            answer = await lane.ask(asked, urgency=Urgency(), within=60)
+            answer, _ = await lane.answer(asked, urgency=Urgency(), within=60)
         except Exception as error:
             return type(error).__name__
         return answer.text.split()[0]

@@ -18,7 +18,7 @@ from switchyard.services.llm.errors import (
     LlmUnavailable,
     translate,
 )
-from switchyard.services.llm.quota import Quota
+from switchyard.services.llm.quota import ServerQuota
 
 REQUEST: Any = type("Request", (), {"url": "http://there/v1"})()
 PERMANENT = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}
@@ -135,4 +135,4 @@ def test_a_time_out_is_one() -> None:
     ],
 )
 def test_what_is_left_is_read_from_the_headers(headers: dict[str, str], wait: float) -> None:
-    assert Quota.of(headers).wait == wait
+    assert ServerQuota.of(headers).wait == wait

@@ -9,11 +9,11 @@ import pytest
 from switchyard.services.llm.pacing import (
     Adaptive,
     Bounds,
+    CallSample,
     Ended,
     Fixed,
-    Pace,
     Rule,
-    Sample,
+    ServerPace,
     Steps,
     observe,
 )
@@ -23,7 +23,7 @@ BOUNDS = Bounds(start=16, least=5, most=50)
 
 def after(
     rule: Rule,
-    pace: Pace,
+    pace: ServerPace,
     *,
     answered: int = 0,
     timed_out: int = 0,
@@ -31,13 +31,13 @@ def after(
     in_flight: int | None = None,
     first_token: float = 0.1,
     per_token: float = 0.02,
-) -> Pace:
+) -> ServerPace:
     """What is known when a window with these calls is over."""
     busy = int(pace.limit) if in_flight is None else in_flight
     samples = [
-        *[Sample(Ended.TIMED_OUT, busy)] * timed_out,
-        *[Sample(Ended.REFUSED, busy)] * refused,
-        *[Sample(Ended.ANSWERED, busy, first_token, per_token)] * answered,
+        *[CallSample(Ended.TIMED_OUT, busy)] * timed_out,
+        *[CallSample(Ended.REFUSED, busy)] * refused,
+        *[CallSample(Ended.ANSWERED, busy, first_token, per_token)] * answered,
     ]
     for place, sample in enumerate(samples):
         last = place == len(samples) - 1
@@ -61,13 +61,13 @@ def after(
 def test_steps_are_those_of_the_requirements(
     answered: int, timed_out: int, expected: float
 ) -> None:
-    pace = after(Steps(), Pace.first(BOUNDS, 0), answered=answered, timed_out=timed_out)
+    pace = after(Steps(), ServerPace.first(BOUNDS, 0), answered=answered, timed_out=timed_out)
     assert pace.limit == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("rule", [Steps(), Adaptive(), Fixed()])
 def test_the_bounds_hold_whatever_happens(rule: Rule) -> None:
-    pace = Pace.first(BOUNDS, 0)
+    pace = ServerPace.first(BOUNDS, 0)
     for _ in range(50):
         pace = after(rule, pace, timed_out=100)
         assert pace.limit >= 5
@@ -77,26 +77,28 @@ def test_the_bounds_hold_whatever_happens(rule: Rule) -> None:
 
 
 def test_nothing_changes_within_a_window() -> None:
-    pace = observe(Pace.first(BOUNDS, 0), Sample(Ended.TIMED_OUT, 1), Steps(), BOUNDS, 9.9)
+    pace = observe(
+        ServerPace.first(BOUNDS, 0), CallSample(Ended.TIMED_OUT, 1), Steps(), BOUNDS, 9.9
+    )
     assert pace.limit == 16
 
 
 def test_an_adaptive_limit_grows_while_it_is_used_and_the_server_keeps_its_pace() -> None:
     rule = Adaptive()
-    pace = Pace.first(BOUNDS, 0)
+    pace = ServerPace.first(BOUNDS, 0)
     seen = []
     for _ in range(4):
         pace = after(rule, pace, answered=20)
         seen.append(int(pace.limit))
     assert seen == [24, 36, 50, 50]
-    idle = after(rule, Pace.first(BOUNDS, 0), answered=20, in_flight=3)
+    idle = after(rule, ServerPace.first(BOUNDS, 0), answered=20, in_flight=3)
     assert idle.limit == 16, "nobody wants more"
 
 
 @pytest.mark.parametrize(("first_token", "per_token"), [(0.1, 0.05), (0.4, 0.02)])
 def test_it_shrinks_when_tokens_come_slowly(first_token: float, per_token: float) -> None:
     rule = Adaptive()
-    pace = after(rule, Pace.first(BOUNDS, 0), answered=20)
+    pace = after(rule, ServerPace.first(BOUNDS, 0), answered=20)
     slower = after(rule, pace, answered=20, first_token=first_token, per_token=per_token)
     assert slower.limit == pytest.approx(pace.limit * 0.9)
 
@@ -104,13 +106,13 @@ def test_it_shrinks_when_tokens_come_slowly(first_token: float, per_token: float
 def test_long_answers_do_not_look_like_load() -> None:
     """The times of tokens do not follow an answer's length, as its whole time does."""
     rule = Adaptive()
-    pace = after(rule, Pace.first(BOUNDS, 0), answered=20, per_token=0.02)
+    pace = after(rule, ServerPace.first(BOUNDS, 0), answered=20, per_token=0.02)
     assert after(rule, pace, answered=20, per_token=0.02).limit > pace.limit
 
 
 def test_a_slowness_that_giving_way_does_not_mend_becomes_the_measure() -> None:
     rule = Adaptive()
-    pace = after(rule, Pace.first(BOUNDS, 0), answered=20)
+    pace = after(rule, ServerPace.first(BOUNDS, 0), answered=20)
     for _ in range(6):
         pace = after(rule, pace, answered=20, per_token=0.08)
     settled = after(rule, pace, answered=20, per_token=0.08)
@@ -120,15 +122,15 @@ def test_a_slowness_that_giving_way_does_not_mend_becomes_the_measure() -> None:
 
 def test_refusals_and_timeouts_shrink_it_at_once() -> None:
     rule = Adaptive()
-    start = Pace.first(BOUNDS, 0)
+    start = ServerPace.first(BOUNDS, 0)
     assert after(rule, start, answered=20, refused=5).limit == pytest.approx(16 * 0.7)
     assert after(rule, start, answered=18, timed_out=2).limit == pytest.approx(16 * 0.7)
     assert after(rule, start, refused=10).limit == pytest.approx(16 * 0.7)
 
 
 def test_what_is_kept_is_read_again_and_nonsense_begins_anew() -> None:
-    pace = after(Adaptive(), Pace.first(BOUNDS, 0), answered=20)
-    assert Pace.load(pace.dump(), BOUNDS, 99) == pace
-    assert Pace.load({}, BOUNDS, 99) == Pace.first(BOUNDS, 99)
+    pace = after(Adaptive(), ServerPace.first(BOUNDS, 0), answered=20)
+    assert ServerPace.load(pace.dump(), BOUNDS, 99) == pace
+    assert ServerPace.load({}, BOUNDS, 99) == ServerPace.first(BOUNDS, 99)
     narrower = replace(BOUNDS, most=20)
-    assert Pace.load(pace.dump(), narrower, 99).limit == 20, "settings that changed"
+    assert ServerPace.load(pace.dump(), narrower, 99).limit == 20, "settings that changed"

@@ -107,6 +107,18 @@ class Settings(BrokerSettings):
     llm_concurrency_max: int = Field(
         default=50, ge=1, le=10_000, description="The most that it gets at once."
     )
+    llm_answers_days: float = Field(
+        default=90,
+        ge=0,
+        le=36_500,
+        description="Days for which an answer is kept for the same question.",
+    )
+    llm_answers_mb: int = Field(
+        default=1024,
+        ge=0,
+        description="MiB of answers that are kept; beyond that, those go that were not used for "
+        "longest.",
+    )
     embed_dimensions: int = Field(
         default=256,
         ge=8,

@@ -13,7 +13,7 @@ import pytest
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.llm_slots import TRIED, Change
 from switchyard.services.llm.errors import LlmBusy
-from switchyard.services.llm.gate import Gate, Lesson, Urgency, learned
+from switchyard.services.llm.gate import Lesson, LlmGate, Urgency, learned
 from switchyard.services.llm.pacing import Bounds, Ended, Fixed
 from switchyard.services.records.llm import (
     LlmServerState,
@@ -33,7 +33,7 @@ def settings(**values: object) -> Settings:
     return Settings.model_validate({**given, **values})
 
 
-def waiting_are(gate: Gate, number: int) -> bool:
+def waiting_are(gate: LlmGate, number: int) -> bool:
     return len(gate._waiting) == number
 
 
@@ -92,8 +92,8 @@ async def test_a_pause_holds_for_all_and_only_grows(ledger: Ledger) -> None:
 
 async def test_a_retry_after_stops_other_processes_at_once(ledger: Ledger) -> None:
     async with (
-        Gate.open(settings(), ledger) as one,
-        Gate.open(settings(), ledger) as other,
+        LlmGate.open(settings(), ledger) as one,
+        LlmGate.open(settings(), ledger) as other,
     ):
         entry = await one.enter(HOT, patience=1)
         await one.leave(entry, Lesson(Ended.REFUSED, pause=60, reason="429"))
@@ -107,7 +107,7 @@ async def test_a_retry_after_stops_other_processes_at_once(ledger: Ledger) -> No
 
 
 async def test_a_short_pause_is_waited_for_in_place(plain_ledger: Ledger) -> None:
-    async with Gate.open(settings(), plain_ledger) as gate:
+    async with LlmGate.open(settings(), plain_ledger) as gate:
         entry = await gate.enter(HOT, patience=1)
         began = time.monotonic()
         await gate.leave(entry, Lesson(Ended.REFUSED, pause=0.4))
@@ -116,7 +116,7 @@ async def test_a_short_pause_is_waited_for_in_place(plain_ledger: Ledger) -> Non
 
 
 async def test_the_most_urgent_gets_the_next_room(plain_ledger: Ledger) -> None:
-    async with Gate.open(settings(llm_concurrency=1), plain_ledger) as gate:
+    async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:
         held = await gate.enter(HOT, patience=1)
         order: list[str] = []
 
@@ -137,7 +137,7 @@ async def test_the_most_urgent_gets_the_next_room(plain_ledger: Ledger) -> None:
 
 
 async def test_other_lanes_leave_a_slot_for_hot_calls(plain_ledger: Ledger) -> None:
-    async with Gate.open(settings(llm_concurrency=3), plain_ledger) as gate:
+    async with LlmGate.open(settings(llm_concurrency=3), plain_ledger) as gate:
         await gate.enter(BACKFILL, patience=1)
         await gate.enter(BACKFILL, patience=1)
         with pytest.raises(LlmBusy):
@@ -146,7 +146,7 @@ async def test_other_lanes_leave_a_slot_for_hot_calls(plain_ledger: Ledger) -> N
 
 
 async def test_who_goes_away_while_waiting_stands_in_nobodys_way(plain_ledger: Ledger) -> None:
-    async with Gate.open(settings(llm_concurrency=1), plain_ledger) as gate:
+    async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:
         held = await gate.enter(HOT, patience=1)
         first = asyncio.create_task(gate.enter(HOT, patience=30))
         second = asyncio.create_task(gate.enter(HOT, patience=30))
@@ -158,9 +158,9 @@ async def test_who_goes_away_while_waiting_stands_in_nobodys_way(plain_ledger: L
 
 
 async def test_slots_are_given_back_at_the_end(plain_ledger: Ledger) -> None:
-    async with Gate.open(settings(llm_concurrency=1), plain_ledger) as gate:
+    async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:
         await gate.enter(HOT, patience=1)
-    async with Gate.open(settings(llm_concurrency=1), plain_ledger) as gate:
+    async with LlmGate.open(settings(llm_concurrency=1), plain_ledger) as gate:
         await gate.enter(HOT, patience=1)
 
 
@@ -172,7 +172,7 @@ async def test_servers_are_asked_in_order_and_the_next_when_one_is_paused(
         {"name": "cloud", "base_url": "http://cloud/v1", "order": 1},
     ]
     async with AsyncExitStack() as stack:
-        opening = Gate.open(settings(llm_providers=providers), plain_ledger)
+        opening = LlmGate.open(settings(llm_providers=providers), plain_ledger)
         gate = await stack.enter_async_context(opening)
         entries = [await gate.enter(HOT, patience=1) for _ in range(5)]
         assert {each.server.name for each in entries} == {"own"}
@@ -188,7 +188,7 @@ async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:
         {"name": "small", "base_url": "http://small/v1", "weight": 1},
     ]
     given = settings(llm_providers=providers, llm_concurrency=100, llm_concurrency_max=100)
-    async with Gate.open(given, plain_ledger) as gate:
+    async with LlmGate.open(given, plain_ledger) as gate:
         names = [(await gate.enter(HOT, patience=1)).server.name for _ in range(90)]
         assert names.count("large") > 60
         assert names.count("small") > 0

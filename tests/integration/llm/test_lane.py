@@ -62,8 +62,8 @@ async def test_two_processes_together_never_exceed_the_limit(
             "JOBS_LLM_CONCURRENCY": "6",
             "JOBS_DATA_DIR": str(tmp_path),
         }
-        questions = [str(n) for n in range(20)]
-        with asking(environment, questions) as one, asking(environment, questions) as two:
+        first, second = [str(n) for n in range(20)], [str(n) for n in range(20, 40)]
+        with asking(environment, first) as one, asking(environment, second) as two:
             for process in (one, two):
                 assert process.stdin is not None
                 process.stdin.write("go\n")

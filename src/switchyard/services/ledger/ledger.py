@@ -14,6 +14,7 @@ from switchyard.services.ledger.documents import Documents
 from switchyard.services.ledger.gauges import GaugeReads
 from switchyard.services.ledger.jobs import JobWrites
 from switchyard.services.ledger.leases import Leases
+from switchyard.services.ledger.llm_answers import LlmAnswers
 from switchyard.services.ledger.llm_slots import LlmSlots
 from switchyard.services.ledger.reads import JobReads
 from switchyard.services.ledger.redrives import Redrives
@@ -38,13 +39,14 @@ class Ledger(
     BulkOperations,
     BulkJobs,
     GaugeReads,
+    LlmAnswers,
     LlmSlots,
 ):
     """One database, used by one event loop.
 
     `jobs` changes jobs, `reads` reads them; workers, leases, dead letters, redrives,
-    documents, bulk operations, their jobs, gauges, calls to language models, and keys of the API
-    have a module each. Errors are those of `errors`.
+    documents, bulk operations, their jobs, gauges, calls to language models and their answers, and
+    keys of the API have a module each. Errors are those of `errors`.
     """
 
     @classmethod

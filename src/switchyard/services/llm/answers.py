@@ -1,57 +1,196 @@
 """Answers that were paid for, kept so that nobody pays twice.
 
-The key is a hash of everything the answer depends on: the prompt's version, server and model, the
-messages with the document's text, the parameters. Where the question is the same, the answer is
-reused, whichever job or document asks.
+The key is a hash of everything the answer depends on: server and model, the messages, the
+parameters. Where the question is the same, the answer is reused, whichever job or document asks.
+Equal questions at the same moment are one call, in one process and in several: one asks, by a claim
+in the ledger, the others wait for its answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import logging
-from collections.abc import Mapping
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
+import structlog
+
+from switchyard.broker.background import Background
 from switchyard.services.files.storage import NotStored, Storage, content_hash
-from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import LlmLane
+from switchyard.services.instance import new_instance_id
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm.errors import LlmBusy
 from switchyard.services.llm.reading import Answer
+from switchyard.services.records import LedgerError
+from switchyard.services.records.llm import AnswerClaimed, AnswerKept
+from switchyard.services.settings import Settings
 
-_log = logging.getLogger(__name__)
-
-
-async def ask_once(
-    storage: Storage,
-    lane: LlmLane,
-    asked: Mapping[str, Any],
-    *,
-    prompt_version: str,
-    urgency: Urgency,
-    within: float,
-) -> tuple[Answer, bool]:
-    """The answer, and whether it was there already. Raises as `LlmLane.ask`.
-
-    Two jobs that ask the same at the same moment may both pay; the later answer is kept.
-    """
-    question = {"prompt_version": prompt_version, "servers": lane.asks, "asked": asked}
-    key = f"llm/{content_hash(question)}.json"
-    kept = await _kept(storage, key)
-    if kept is not None:
-        return kept, True
-    answer = await lane.ask(asked, urgency=urgency, within=within)
-    body = {"prompt_version": prompt_version, "answer": asdict(answer)}
-    await storage.put_async(key, json.dumps(body, ensure_ascii=False).encode())
-    return answer, False
+CLAIM = 15.0
+"""Seconds after which the question of a process that has died is asked by another."""
+FIRST_LOOK, LAST_LOOK = 0.05, 0.5
+"""Seconds between looks for the answer to what another process asks."""
+DAY = 24 * 3600.0
+MIB = 1024 * 1024
 
 
-async def _kept(storage: Storage, key: str) -> Answer | None:
-    try:
-        body: Any = json.loads(await storage.get_async(key))
-        return Answer(**body["answer"])
-    except NotStored:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        # Somebody's hand, or another version's format: paying again mends it.
-        _log.warning("unreadable LLM answer %s, asking again: %s", key, error)
-        return None
+class Answers:
+    """The answers of one process. Without a ledger, only what is stored is found."""
+
+    def __init__(self, storage: Storage, ledger: Ledger | None, *, max_age: float) -> None:
+        self._storage = storage
+        self._ledger = ledger
+        self._max_age = max_age
+        self._holder = new_instance_id()
+        self._asking: dict[str, tuple[asyncio.Lock, int]] = {}
+        """Questions under way in this process, with how many wait for each."""
+        self._log = structlog.get_logger("llm")
+
+    @classmethod
+    def of(cls, settings: Settings, ledger: Ledger | None) -> Answers:
+        max_age = settings.llm_answers_days * DAY
+        return cls(Storage(settings.files_url), ledger, max_age=max_age)
+
+    async def get(
+        self,
+        question: Mapping[str, Any],
+        ask: Callable[[float], Awaitable[Answer]],
+        *,
+        within: float,
+        fresh: bool = False,
+    ) -> tuple[Answer, bool]:
+        """The answer, and whether it was there already. `ask` asks within so many seconds.
+
+        `fresh` asks anew whatever is kept, and keeps the new answer. Raises what `ask` raises,
+        LlmBusy when another asks the same for longer than `within` seconds, LedgerError.
+        """
+        key = content_hash(question)
+        deadline = time.monotonic() + within
+        if fresh:
+            return await self._keep(key, question, await ask(within)), False
+        async with self._turn(key):
+            left = deadline - time.monotonic()
+            kept = await self._find_or_claim(key, left)
+            if kept is not None:
+                return kept, True
+            async with self._claimed(key):
+                answer = await ask(max(0.1, deadline - time.monotonic()))
+                return await self._keep(key, question, answer), False
+
+    @asynccontextmanager
+    async def _turn(self, key: str) -> AsyncIterator[None]:
+        """One at a time in this process."""
+        lock, waiting = self._asking.get(key, (asyncio.Lock(), 0))
+        self._asking[key] = lock, waiting + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._asking.pop(key)
+            if waiting > 1:
+                self._asking[key] = lock, waiting - 1
+
+    async def _find_or_claim(self, key: str, patience: float) -> Answer | None:
+        """The kept answer; None when this process is to ask."""
+        deadline = time.monotonic() + patience
+        if self._ledger is None:
+            return await self._stored(key)
+        pause, lost = FIRST_LOOK, False
+        while True:
+            claim = await self._ledger.claim_llm_answer(
+                key, self._holder, ttl=CLAIM, max_age=self._max_age, lost=lost
+            )
+            if isinstance(claim, AnswerKept):
+                answer = await self._stored(key)
+                if answer is not None:
+                    return answer
+                lost = True  # somebody has deleted the file
+                continue
+            if isinstance(claim, AnswerClaimed):
+                # Whoever asked before may have died between keeping the answer and saying so.
+                answer = None if lost else await self._stored(key)
+                if answer is not None:
+                    await self._ledger.give_up_llm_answer(key, self._holder)
+                return answer
+            if time.monotonic() + pause > deadline:
+                raise LlmBusy("another process asks the same", after=5.0)
+            await asyncio.sleep(pause * random.uniform(0.7, 1.3))
+            pause = min(pause * 1.5, LAST_LOOK)
+
+    @asynccontextmanager
+    async def _claimed(self, key: str) -> AsyncIterator[None]:
+        """Hold the claim, and give it up where there is no answer."""
+        ledger = self._ledger
+        if ledger is None:
+            yield
+            return
+        background = Background(self._log)
+        background.start("keep the claim of a question", partial(self._renew, ledger, key))
+        try:
+            yield
+        except BaseException:
+            try:
+                await asyncio.shield(ledger.give_up_llm_answer(key, self._holder))
+            except LedgerError as error:  # it runs out by itself
+                self._log.warning("can't give a claim up", error=str(error))
+            raise
+        finally:
+            await background.close()
+
+    async def _renew(self, ledger: Ledger, key: str) -> None:
+        while True:
+            await asyncio.sleep(CLAIM / 3)
+            try:
+                await ledger.renew_llm_answer(key, self._holder, CLAIM)
+            except LedgerError as error:
+                self._log.warning("can't renew a claim", error=str(error))
+
+    async def _keep(self, key: str, question: Mapping[str, Any], answer: Answer) -> Answer:
+        body = {"made_at": time.time(), "answer": asdict(answer), "servers": question["servers"]}
+        encoded = json.dumps(body, ensure_ascii=False).encode()
+        await self._storage.put_async(_file(key), encoded)
+        if self._ledger is not None:
+            try:
+                await self._ledger.keep_llm_answer(key, len(encoded))
+            except LedgerError as error:
+                # The answer is there, and is found when the same is asked again.
+                self._log.warning("can't note an answer", error=str(error))
+        return answer
+
+    async def _stored(self, key: str) -> Answer | None:
+        """The answer in the storage, if it is not too old."""
+        try:
+            body: Any = json.loads(await self._storage.get_async(_file(key)))
+            if body["made_at"] <= time.time() - self._max_age:
+                return None
+            return Answer(**body["answer"])
+        except NotStored:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            # Somebody's hand, or another version's format: paying again mends it.
+            self._log.warning("unreadable LLM answer, asking again", key=key, error=str(error))
+            return None
+
+
+async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
+    """Delete answers beyond the settings' age and size; how many they were. Raises LedgerError,
+    StorageError."""
+    storage = Storage(settings.files_url)
+    number = 0
+    while True:
+        keys = await ledger.drop_llm_answers(
+            max_age=settings.llm_answers_days * DAY, max_bytes=settings.llm_answers_mb * MIB
+        )
+        for key in keys:
+            await storage.delete_async(_file(key))
+        number += len(keys)
+        if not keys:
+            return number
+
+
+def _file(key: str) -> str:
+    return f"llm/{key}.json"

@@ -20,7 +20,7 @@ from switchyard.services.llm.errors import (
     LlmUnavailable,
     translate,
 )
-from switchyard.services.llm.quota import Quota
+from switchyard.services.llm.quota import ServerQuota
 from switchyard.services.llm.reading import Answer, Reading, Timing, is_cut
 from switchyard.services.settings import LlmServer
 
@@ -40,7 +40,7 @@ class Said:
 
     answer: Answer
     timing: Timing | None
-    quota: Quota
+    quota: ServerQuota
     """What the server says is left of its limits."""
 
 
@@ -101,7 +101,7 @@ class LlmClient:
                         **asked,
                     ) as stream,
                 ):
-                    quota = Quota.of(stream.response.headers)
+                    quota = ServerQuota.of(stream.response.headers)
                     return Said(await reading.read(stream), reading.timing, quota)
             except TimeoutError as error:
                 if limit.expired():

@@ -27,11 +27,11 @@ from switchyard.services.llm.errors import LlmBusy
 from switchyard.services.llm.pacing import (
     Adaptive,
     Bounds,
+    CallSample,
     Ended,
     Fixed,
-    Pace,
     Rule,
-    Sample,
+    ServerPace,
     Steps,
     observe,
 )
@@ -76,7 +76,7 @@ class Urgency:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Admission:
     """A call that may be made."""
 
     server: LlmServer
@@ -96,8 +96,8 @@ class Lesson:
     reason: str = ""
 
 
-class Gate:
-    """The gate of one process; open it with `Gate.open`."""
+class LlmGate:
+    """The gate of one process; open it with `LlmGate.open`."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Gate:
     @asynccontextmanager
     async def open(
         cls, settings: Settings, ledger: Ledger, *, rule: Rule | None = None
-    ) -> AsyncIterator[Gate]:
+    ) -> AsyncIterator[LlmGate]:
         """The gate of the settings' servers; its slots are given back at the end."""
         bounds = Bounds(
             settings.llm_concurrency, settings.llm_concurrency_min, settings.llm_concurrency_max
@@ -140,7 +140,7 @@ class Gate:
 
     async def enter(
         self, urgency: Urgency, *, patience: float, without: Collection[str] = ()
-    ) -> Entry:
+    ) -> Admission:
         """Wait for room at a server that is not in `without`. Raises LlmBusy when there is none
         within `patience` seconds or when all servers are paused for long, and LedgerError."""
         deadline = time.monotonic() + patience
@@ -152,7 +152,7 @@ class Gate:
                     await self._woken(turn, left)
                     continue
                 found = await self._take(urgency, without)
-                if isinstance(found, Entry):
+                if isinstance(found, Admission):
                     return found
                 if isinstance(found, ServerPaused):
                     if found.seconds > min(WAIT_HERE, left):
@@ -163,7 +163,7 @@ class Gate:
                 else:
                     await self._woken(turn, left, LOOK * self._dice.uniform(0.5, 1.5))
 
-    async def leave(self, entry: Entry, lesson: Lesson | None) -> None:
+    async def leave(self, entry: Admission, lesson: Lesson | None) -> None:
         """Give the slot back, with what the call has taught; None where it was broken off."""
         self._slots.discard(entry.slot)
         bounds, rule = self._bounds_of(entry.server), self._rule
@@ -212,7 +212,7 @@ class Gate:
 
     async def _take(
         self, urgency: Urgency, without: Collection[str]
-    ) -> Entry | SlotsFull | ServerPaused:
+    ) -> Admission | SlotsFull | ServerPaused:
         """A slot at a server of the lowest order that is not paused; those with more weight are
         asked first more often."""
         pauses: list[ServerPaused] = []
@@ -242,7 +242,7 @@ class Gate:
                 elif isinstance(answer, ServerPaused):
                     pauses.append(answer)
                 else:
-                    return Entry(server, slot)
+                    return Admission(server, slot)
                 self._slots.discard(slot)
             if full is not None:
                 return full
@@ -277,9 +277,9 @@ def learned(
     dice: float,
 ) -> LlmServerState:
     """What is known of a server after a call. `dice`, from 1 to 1.1, keeps processes apart."""
-    pace = Pace.load(state.pace, bounds, now)
+    pace = ServerPace.load(state.pace, bounds, now)
     timing = lesson.timing
-    sample = Sample(
+    sample = CallSample(
         lesson.ended,
         in_flight,
         timing.first_token if timing else None,

@@ -10,6 +10,7 @@ from typing import Any
 
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.ledger import Ledger
+from switchyard.services.llm.answers import Answers
 from switchyard.services.llm.client import LlmClient, Said
 from switchyard.services.llm.errors import (
     LlmAway,
@@ -20,7 +21,7 @@ from switchyard.services.llm.errors import (
     LlmTimeout,
     LlmUnavailable,
 )
-from switchyard.services.llm.gate import SHORT_PAUSE, Entry, Gate, Lesson, Urgency
+from switchyard.services.llm.gate import SHORT_PAUSE, Admission, Lesson, LlmGate, Urgency
 from switchyard.services.llm.pacing import Ended, Rule
 from switchyard.services.llm.reading import Answer
 from switchyard.services.settings import LlmServer, Settings
@@ -35,14 +36,19 @@ class LlmLane:
     """Asks the servers of the settings. Open it with `LlmLane.open`, once for a process."""
 
     def __init__(
-        self, servers: Sequence[LlmServer], clients: Mapping[str, LlmClient], gate: Gate | None
+        self,
+        servers: Sequence[LlmServer],
+        clients: Mapping[str, LlmClient],
+        gate: LlmGate | None,
+        answers: Answers,
     ) -> None:
         self._servers = servers
         self._clients = clients
         self._gate = gate
+        self._answers = answers
 
     @property
-    def asks(self) -> list[list[str]]:
+    def _asks(self) -> list[list[str]]:
         """Address and model of the servers that are asked while nothing is wrong: an answer
         depends on them."""
         first = min(each.order for each in self._servers)
@@ -65,8 +71,30 @@ class LlmLane:
                 clients[server.name] = await stack.enter_async_context(opening)
             gate = None
             if ledger is not None:
-                gate = await stack.enter_async_context(Gate.open(settings, ledger, rule=rule))
-            yield cls(servers, clients, gate)
+                gate = await stack.enter_async_context(LlmGate.open(settings, ledger, rule=rule))
+            yield cls(servers, clients, gate, Answers.of(settings, ledger))
+
+    async def answer(
+        self,
+        asked: Mapping[str, Any],
+        *,
+        urgency: Urgency,
+        within: float,
+        fresh: bool = False,
+        tell: Callable[[str], None] | None = None,
+    ) -> tuple[Answer, bool]:
+        """The answer to a chat (`messages`, `max_tokens`, …), and whether it was there already:
+        what was asked before, or is being asked, is not paid for again unless it is to be `fresh`.
+
+        `within` is seconds, waiting for room included. `tell` gets the text as it comes.
+        Raises what `ask` raises.
+        """
+
+        async def ask(left: float) -> Answer:
+            return await self.ask(asked, urgency=urgency, within=left, tell=tell)
+
+        question = {"servers": self._asks, "asked": asked}
+        return await self._answers.get(question, ask, within=within, fresh=fresh)
 
     async def ask(
         self,
@@ -76,7 +104,7 @@ class LlmLane:
         within: float,
         tell: Callable[[str], None] | None = None,
     ) -> Answer:
-        """The answer to a chat (`messages`, `max_tokens`, …), of the first server that can.
+        """The answer to a chat of the first server that can, paid for in any case.
 
         `within` is seconds, waiting for room included. Raises LlmUnavailable, LlmNonsense (try
         again later; `counts` says whether that is an attempt), LlmRefused, and LedgerError.
@@ -107,15 +135,15 @@ class LlmLane:
                 tried.add(entry.server.name)
         raise last or LlmTimeout(f"no LLM server answered within {within:g} s")
 
-    async def _enter(self, urgency: Urgency, patience: float, tried: set[str]) -> Entry:
+    async def _enter(self, urgency: Urgency, patience: float, tried: set[str]) -> Admission:
         if self._gate is not None:
             return await self._gate.enter(urgency, patience=patience, without=tried)
         name = next(name for name in self._clients if name not in tried)
-        return Entry(LlmServer(name=name, base_url=""), "")
+        return Admission(LlmServer(name=name, base_url=""), "")
 
     async def _call(
         self,
-        entry: Entry,
+        entry: Admission,
         asked: Mapping[str, Any],
         within: float,
         tell: Callable[[str], None] | None,

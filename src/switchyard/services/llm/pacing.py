@@ -1,7 +1,7 @@
 """How many requests a server gets at once: rules that learn it from how the calls end.
 
-All of it is pure: what is known of a server (`Pace`), and what becomes of that when a call has
-ended (`observe`). The ledger keeps one `Pace` for each server, so the whole fleet has one limit.
+All of it is pure: what is known of a server (`ServerPace`), and what becomes of that when a call has
+ended (`observe`). The ledger keeps one `ServerPace` for each server, so the whole fleet has one limit.
 
 `Steps` is the rule of the requirements (L3): time-outs alone. `Adaptive`, the default, looks at the
 time to the first token and the time per token. An answer's whole time follows its length and
@@ -28,7 +28,7 @@ class Ended(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CallSample:
     """One call that has ended."""
 
     ended: Ended
@@ -66,7 +66,7 @@ class Window:
     """Seconds, all together."""
     per_token: float = 0.0
 
-    def plus(self, sample: Sample) -> Window:
+    def plus(self, sample: CallSample) -> Window:
         timed = sample.first_token is not None and sample.per_token is not None
         return Window(
             answered=self.answered + (sample.ended is Ended.ANSWERED),
@@ -85,7 +85,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ServerPace:
     """What is known of a server."""
 
     limit: float
@@ -97,7 +97,7 @@ class Pace:
     """What the rule remembers from window to window."""
 
     @classmethod
-    def first(cls, bounds: Bounds, now: float) -> Pace:
+    def first(cls, bounds: Bounds, now: float) -> ServerPace:
         return cls(bounds.within(bounds.start), now)
 
     def dump(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Pace:
         return asdict(self)
 
     @classmethod
-    def load(cls, kept: Mapping[str, Any], bounds: Bounds, now: float) -> Pace:
+    def load(cls, kept: Mapping[str, Any], bounds: Bounds, now: float) -> ServerPace:
         """What `dump` gave. From a version that kept other things, the beginning."""
         names = {each.name for each in fields(Window)}
         if set(kept) != {each.name for each in fields(cls)} or set(kept["window"]) != names:
@@ -127,12 +127,14 @@ class Rule(Protocol):
         """Calls that a window has at least, or it goes on."""
         ...
 
-    def next(self, pace: Pace) -> tuple[float, Mapping[str, float]]:
+    def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
         """The limit, and what to remember."""
         ...
 
 
-def observe(pace: Pace, sample: Sample, rule: Rule, bounds: Bounds, now: float) -> Pace:
+def observe(
+    pace: ServerPace, sample: CallSample, rule: Rule, bounds: Bounds, now: float
+) -> ServerPace:
     """What is known of a server after a call has ended."""
     window = pace.window.plus(sample)
     pace = replace(pace, window=window)
@@ -140,7 +142,7 @@ def observe(pace: Pace, sample: Sample, rule: Rule, bounds: Bounds, now: float) 
     if now - pace.began < rule.window or calls < rule.enough:
         return pace
     limit, memory = rule.next(pace)
-    return Pace(bounds.within(limit), now, memory=memory)
+    return ServerPace(bounds.within(limit), now, memory=memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Fixed:
     window: float = 60.0
     enough: int = 1
 
-    def next(self, pace: Pace) -> tuple[float, Mapping[str, float]]:
+    def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
         return pace.limit, {}
 
 
@@ -161,7 +163,7 @@ class Steps:
     window: float = 10.0
     enough: int = 1
 
-    def next(self, pace: Pace) -> tuple[float, Mapping[str, float]]:
+    def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
         if pace.window.timeouts > 0.10:
             return pace.limit * 0.7, {}
         if pace.window.timeouts < 0.02 and pace.window.answered > 50:
@@ -187,7 +189,7 @@ class Adaptive:
     """Steps down after which there must be a gain."""
     gain: float = 0.1
 
-    def next(self, pace: Pace) -> tuple[float, Mapping[str, float]]:
+    def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
         window, memory = pace.window, dict(pace.memory)
         if window.timeouts > 0.05 or window.refused * 10 > window.answered:
             return pace.limit * 0.7, memory | {"found": 1.0}

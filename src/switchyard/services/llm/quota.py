@@ -14,14 +14,14 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class ServerQuota:
     """What is left until the limits begin anew."""
 
     wait: float = 0.0
     """Seconds until the server has room again; 0 while it has."""
 
     @classmethod
-    def of(cls, headers: Mapping[str, str]) -> Quota:
+    def of(cls, headers: Mapping[str, str]) -> ServerQuota:
         """By requests and by tokens; what makes no sense says nothing."""
         waits = [
             _seconds(headers.get(f"x-ratelimit-reset-{what}", ""))

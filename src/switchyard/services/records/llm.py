@@ -14,7 +14,7 @@ class LlmServerState:
     limit: float
     """Calls that it may get at once."""
     pace: Mapping[str, Any] = field(default_factory=dict)
-    """What the rule remembers (`services.llm.pacing.Pace`)."""
+    """What the rule remembers (`services.llm.pacing.ServerPace`)."""
     paused_until: float = 0.0
     pause_reason: str | None = None
     failures: int = 0
@@ -54,3 +54,23 @@ class LlmServerReport:
     in_flight: int
     paused_for: float
     """Seconds; 0 when it is not paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerKept:
+    """The question was answered before."""
+
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerClaimed:
+    """Whoever got this is to ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerUnderWay:
+    """Somebody else is asking."""
+
+
+AnswerClaim = AnswerKept | AnswerClaimed | AnswerUnderWay

@@ -19,10 +19,12 @@ from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.indexing import DeadLetterIndexer
 from switchyard.services.identity.broker import advance_broker
+from switchyard.services.files.storage import StorageError
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.ledger.leases import SCHEDULER
+from switchyard.services.llm.answers import drop_old_answers
 from switchyard.services.monitoring import metrics as names
 from switchyard.services.monitoring.metrics import Metric, Metrics, Samples, show_publishes
 from switchyard.services.records import JobRecord, LedgerError, State
@@ -50,6 +52,9 @@ class Pace:
     case that the broker has lost them; otherwise the ledger lets only one copy run."""
     displaced: float = LOOK
     """Between looks for what the broker threw out of full lanes."""
+
+    answers: float = 600.0
+    """Between looks for answers of models that are too old, or too many."""
 
 
 @dataclass(slots=True)
@@ -124,6 +129,7 @@ class Scheduler:
                         background.start("index of dead letters", self._indexer.run)
                         background.start("generations", self._advance)
                         background.start("displaced jobs", self._returner.run)
+                        background.start("old answers of models", self._drop_answers)
                     try:
                         await self.turn()
                     except LedgerError as error:
@@ -240,6 +246,16 @@ class Scheduler:
         if accepted:
             await self._ledger.mark_queued(accepted, self._ledger.clock.time())
         return accepted
+
+    async def _drop_answers(self) -> None:
+        while True:
+            try:
+                number = await drop_old_answers(self._settings, self._ledger)
+                if number:
+                    self._log.info("dropped old answers of models", answers=number)
+            except (LedgerError, StorageError) as error:
+                self._log.warning("can't drop old answers of models", error=str(error))
+            await asyncio.sleep(self._pace.answers)
 
     # --- the lease --------------------------------------------------------------------------
 

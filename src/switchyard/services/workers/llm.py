@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from switchyard.services.files.storage import Storage, content_hash
+from switchyard.services.files.storage import content_hash
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.jobs.registry import job
-from switchyard.services.llm.answers import ask_once
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import lane_of
 from switchyard.services.llm.prompts import (
@@ -53,7 +52,7 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
         async def work() -> dict[str, Any]:
             if not ctx.settings.llm_servers:
                 return await _extractive(ctx, pages, title)
-            return await _by_model(ctx, files.storage, pages, title)
+            return await _by_model(ctx, pages, title)
 
         input_hash = content_hash([text.output_hash, *_method(ctx.settings)])
         output = await files.reuse_or_run_async(
@@ -76,9 +75,7 @@ async def _extractive(ctx: JobContext, pages: list[str], title: str) -> dict[str
     return {"method": "extractive", "model": None, "summary": summary, "truncated": False}
 
 
-async def _by_model(
-    ctx: JobContext, storage: Storage, pages: list[str], title: str
-) -> dict[str, Any]:
+async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, Any]:
     length = sum(map(len, pages))
     shown, truncated = await ctx.compute(_shown, pages, characters=length)
     asked = {
@@ -87,11 +84,8 @@ async def _by_model(
         "temperature": 0,
     }
     async with lane_of(ctx) as lane:
-        answer, paid_before = await ask_once(
-            storage,
-            lane,
+        answer, paid_before = await lane.answer(
             asked,
-            prompt_version=SUMMARY_VERSION,
             urgency=Urgency.of(ctx.lane, ctx.message.priority),
             within=_ASKING,
         )

@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0006"
+SCHEMA_REVISION = "0007"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -282,3 +282,15 @@ llm_slots = Table(
     Column("expires_at", Double, nullable=False),
 )
 Index("ix_llm_slots_server", llm_slots.c.server, llm_slots.c.expires_at)
+
+llm_answers = Table(
+    "llm_answers",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("created_at", Double),
+    Column("used_at", Double),
+    Column("holder", Text),
+    Column("lease_until", Double),
+)
+Index("ix_llm_answers_used", llm_answers.c.used_at, llm_answers.c.key)

@@ -1,0 +1,202 @@
+"""What was asked once is not paid for twice: not later, not at the same moment, not by others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.llm_batch import Machine
+from benchmarks.llm_server import serving
+from switchyard.services.files.storage import Storage, content_hash
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm import answers as module
+from switchyard.services.llm.answers import Answers, drop_old_answers
+from switchyard.services.llm.errors import LlmBusy, LlmUnavailable
+from switchyard.services.llm.reading import Answer
+from switchyard.services.records.llm import AnswerClaimed, AnswerKept, AnswerUnderWay
+from switchyard.services.settings import Settings
+from tests.support.eventually import eventually
+from tests.support.llm_process import asking
+
+QUESTION = {"servers": [["http://there/v1", "m"]], "asked": {"messages": ["hello"]}}
+
+
+class Asked:
+    """A server's part: says something else each time, and counts."""
+
+    def __init__(self, *, until: asyncio.Event | None = None) -> None:
+        self.times = 0
+        self._until = until
+
+    async def __call__(self, within: float) -> Answer:
+        self.times += 1
+        number = self.times
+        if self._until is not None:
+            await self._until.wait()
+        return Answer(f"answer {number}", "m", "stop", {})
+
+
+@pytest.fixture
+def open_answers(ledger: Ledger, tmp_path: Path) -> Callable[..., Answers]:
+    """The answers of one more process."""
+
+    def open_(max_age: float = 3600.0) -> Answers:
+        return Answers(Storage(tmp_path.as_uri()), ledger, max_age=max_age)
+
+    return open_
+
+
+async def get(answers: Answers, ask: Callable[[float], Awaitable[Answer]], **options: Any) -> str:
+    answer, reused = await answers.get(QUESTION, ask, **{"within": 20.0, **options})
+    return f"{answer.text}{' again' if reused else ''}"
+
+
+async def test_a_question_is_paid_for_once(open_answers: Callable[..., Answers]) -> None:
+    ask = Asked()
+    assert await get(open_answers(), ask) == "answer 1"
+    assert await get(open_answers(), ask) == "answer 1 again"
+    assert await get(open_answers(), ask, fresh=True) == "answer 2"
+    assert await get(open_answers(), ask) == "answer 2 again"
+    assert await get(open_answers(max_age=0), ask) == "answer 3"
+
+
+async def test_equal_questions_at_once_are_one_call(open_answers: Callable[..., Answers]) -> None:
+    until = asyncio.Event()
+    ask = Asked(until=until)
+    one, other = open_answers(), open_answers()
+    waiting = [asyncio.create_task(get(each, ask)) for each in [one, other] * 10]
+    await eventually(lambda: ask.times)
+    until.set()
+    said = await asyncio.gather(*waiting)
+    assert sorted(said) == ["answer 1"] + ["answer 1 again"] * 19
+    assert ask.times == 1
+    assert not one._asking
+    assert not other._asking
+
+
+async def test_a_question_that_failed_is_asked_by_the_next(
+    open_answers: Callable[..., Answers],
+) -> None:
+    ask = Asked()
+
+    async def fail(within: float) -> Answer:
+        raise LlmUnavailable("no luck")
+
+    with pytest.raises(LlmUnavailable):
+        await get(open_answers(), fail)
+    assert await get(open_answers(), ask) == "answer 1"
+
+
+async def test_a_cancelled_question_is_asked_by_the_next(
+    open_answers: Callable[..., Answers],
+) -> None:
+    held = Asked(until=asyncio.Event())
+    first = asyncio.create_task(get(open_answers(), held))
+    await eventually(lambda: held.times)
+    second = asyncio.create_task(get(open_answers(), ask := Asked()))
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await second == "answer 1"
+    assert ask.times == 1
+
+
+async def test_the_question_of_a_killed_worker_is_asked_by_another(
+    open_answers: Callable[..., Answers], ledger: Ledger
+) -> None:
+    key = content_hash(QUESTION)
+    claim = await ledger.claim_llm_answer(key, "killed", ttl=0.4, max_age=60)
+    assert claim == AnswerClaimed()
+    assert await get(open_answers(), Asked()) == "answer 1"
+
+
+async def test_an_answer_kept_by_a_worker_killed_at_once_is_found(
+    open_answers: Callable[..., Answers], ledger: Ledger
+) -> None:
+    """Killed between the file and the ledger's word of it."""
+    answers = open_answers()
+    await answers._keep(content_hash(QUESTION), QUESTION, Answer("paid", "m", "stop", {}))
+    assert await ledger.drop_llm_answers(max_age=0, max_bytes=0) == [content_hash(QUESTION)]
+    assert await get(answers, Asked()) == "paid again"
+
+
+async def test_who_waits_too_long_for_anothers_answer_goes_back(
+    open_answers: Callable[..., Answers], ledger: Ledger
+) -> None:
+    await ledger.claim_llm_answer(content_hash(QUESTION), "slow", ttl=60, max_age=60)
+    with pytest.raises(LlmBusy, match="asks the same") as raised:
+        await get(open_answers(), Asked(), within=0.3)
+    assert not raised.value.counts
+
+
+async def test_a_deleted_or_spoiled_file_is_asked_for_again(
+    open_answers: Callable[..., Answers], tmp_path: Path
+) -> None:
+    ask = Asked()
+    await get(open_answers(), ask)
+    (file,) = (tmp_path / "llm").iterdir()
+    file.write_text("{")
+    assert await get(open_answers(), ask) == "answer 2"
+    file.unlink()
+    assert await get(open_answers(), ask) == "answer 3"
+    assert await get(open_answers(), ask) == "answer 3 again"
+
+
+async def test_claims_are_for_one(ledger: Ledger) -> None:
+    async def claim(holder: str) -> object:
+        return await ledger.claim_llm_answer("k", holder, ttl=60, max_age=60)
+
+    said = await asyncio.gather(*(claim(f"worker {n}") for n in range(8)))
+    assert said.count(AnswerClaimed()) == 1
+    assert said.count(AnswerUnderWay()) == 7
+    await ledger.keep_llm_answer("k", 10)
+    assert isinstance(await claim("late"), AnswerKept)
+
+
+async def test_old_answers_go_and_those_that_nobody_uses(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MIB", 1)
+    given = Settings(storage_url=tmp_path.as_uri(), llm_answers_days=1, llm_answers_mb=250)
+    storage = Storage(tmp_path.as_uri())
+    for number in range(5):
+        await storage.put_async(f"llm/k{number}.json", b"x" * 100)
+        await ledger.keep_llm_answer(f"k{number}", 100)
+    assert await drop_old_answers(given, ledger) == 3
+    left = sorted(path.name for path in (tmp_path / "llm").iterdir())
+    assert left == ["k3.json", "k4.json"], "the last ones"
+    none = given.model_copy(update={"llm_answers_days": 0})
+    assert await drop_old_answers(none, ledger) == 2
+    assert await drop_old_answers(none, ledger) == 0
+
+
+async def test_a_hundred_equal_questions_over_four_processes_are_one_call(
+    ledger: Ledger, database_url: str, tmp_path: Path
+) -> None:
+    with serving(Machine(tokens=40, scale=4)) as (url, app):
+        environment = {
+            "JOBS_LLM_BASE_URL": url,
+            "JOBS_DATABASE_URL": database_url,
+            "JOBS_DATA_DIR": str(tmp_path),
+        }
+        same = ["the same"] * 25
+        with (
+            asking(environment, same) as one,
+            asking(environment, same) as two,
+            asking(environment, same) as three,
+            asking(environment, same) as four,
+        ):
+            for process in (one, two, three, four):
+                assert process.stdin is not None
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            for process in (one, two, three, four):
+                assert process.stdout is not None
+                line = await asyncio.to_thread(process.stdout.readline)
+                assert json.loads(line) == ["word0"] * 25
+        assert list(app.counts.by_question.values()) == [1]
