@@ -1,7 +1,7 @@
 """How many requests a server gets at once: rules that learn it from how the calls end.
 
-All of it is pure: what is known of a server (`ServerPace`), and what becomes of that when a call has
-ended (`observe`). The ledger keeps one `ServerPace` for each server, so the whole fleet has one limit.
+All of it is pure: what is known of a server (`ServerPace`), and what becomes of that when a call
+has ended (`observe`). The ledger keeps one for each server, so the whole fleet has one limit.
 
 `Steps` is the rule of the requirements (L3): time-outs alone. `Adaptive`, the default, looks at the
 time to the first token and the time per token. An answer's whole time follows its length and
