@@ -8,8 +8,6 @@ from switchyard.services.files.storage import content_hash
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.jobs.registry import job
-from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import lane_of
 from switchyard.services.llm.prompts import (
     SUMMARY_MAX_TOKENS,
     SUMMARY_VERSION,
@@ -76,6 +74,10 @@ async def _extractive(ctx: JobContext, pages: list[str], title: str) -> dict[str
 
 
 async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, Any]:
+    # With database and storage: whoever only declares job types needs neither.
+    from switchyard.services.llm.gate import Urgency
+    from switchyard.services.llm.lane import lane_of
+
     length = sum(map(len, pages))
     shown, truncated = await ctx.compute(_shown, pages, characters=length)
     asked = {
