@@ -3,6 +3,7 @@
 from switchyard import Done, JobContext, Outcome, job          # job types of your own
 from switchyard import JobPublisher, JobRequest                # publishing, with an event loop
 from switchyard import BlockingPublisher, JobMessage           # and without one
+from switchyard import LLMQueue                                # questions to language models
 from switchyard import AsyncClient, Client                     # the HTTP API
 
 `import switchyard` loads nothing: each name is loaded when it is first asked for, with what it
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         Snooze,
     )
     from switchyard.services.jobs.registry import job
+    from switchyard.services.llm.queue import LLMQueue
     from switchyard.services.publishing.preparing import JobRequest
     from switchyard.services.publishing.publisher import JobPublisher
 
@@ -44,6 +46,7 @@ __all__ = [
     "JobMessage",
     "JobPublisher",
     "JobRequest",
+    "LLMQueue",
     "LocalOnly",
     "Next",
     "Outcome",
@@ -72,6 +75,7 @@ _HOMES = {
         "Snooze",
     ),
     "switchyard.services.jobs.registry": ("job",),
+    "switchyard.services.llm.queue": ("LLMQueue",),
     "switchyard.services.publishing.preparing": ("JobRequest",),
     "switchyard.services.publishing.publisher": ("JobPublisher",),
 }

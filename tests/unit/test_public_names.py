@@ -20,6 +20,7 @@ COSTS = {
     "BlockingPublisher": WIRE,
     "JobPublisher": {"aio_pika", "aiormq", "pydantic_settings", "sqlalchemy"},
     "JobRequest": {"aio_pika", "aiormq", "pydantic_settings", "sqlalchemy"},
+    "LLMQueue": {"aio_pika", "aiormq", "pydantic_settings", "sqlalchemy"},
 }
 """What of the heavy libraries a name may load; the others none."""
 

@@ -25,6 +25,7 @@ from switchyard.api.routes import (
     extract,
     health,
     jobs,
+    llm,
     metrics,
     pressure,
     search,
@@ -38,6 +39,7 @@ from switchyard.services.settings import Settings
 ROUTERS = (
     jobs.router,
     events.router,
+    llm.router,
     documents.router,
     extract.router,
     search.router,

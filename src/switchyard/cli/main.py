@@ -44,7 +44,7 @@ from switchyard.cli.dead import (
     redrives,
 )
 from switchyard.cli.demo import command as demo
-from switchyard.cli.jobs import cancel, jobs, publish
+from switchyard.cli.jobs import cancel, jobs, llm, publish
 from switchyard.cli.look import doctor, documents, lanes, search, workers
 from switchyard.cli.process import api, scheduler, up, worker
 from switchyard.cli.system import db, keys, system, topology
@@ -68,6 +68,7 @@ app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(up.up)
 app.command(rich_help_panel=START)(doctor.doctor)
 app.command(rich_help_panel=WORK)(publish.publish)
+app.add_typer(llm.app, name="llm", rich_help_panel=WORK)
 app.add_typer(documents.app, name="documents", rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(worker.worker)
 app.command(rich_help_panel=WORK)(scheduler.scheduler)

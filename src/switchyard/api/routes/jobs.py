@@ -87,25 +87,25 @@ async def publish(
     """Publish a job. Answered within two seconds, also when the broker is away."""
     broker = state.require_broker()
     request = _request(body, idempotency_key, traceparent, state.ledger.clock.now())
-    job = _prepare(broker, request, by_routing_key=body.routing_key is not None)
+    job = prepared(broker, request, by_routing_key=body.routing_key is not None)
     queue = queue_name(job.lane, job.worker)
     depth = broker.pressure.recent(queue)
     if depth is not None and depth.pressure is Pressure.FULL and job.run_at is None:
         await _refuse_unless_known(state, job)
-    published = await _publish(broker, job)
-    if published.duplicate:
-        await _check_same(state, request, published)
+    done = await published(broker, job)
+    if done.duplicate:
+        await _check_same(state, request, done)
         response.headers["Idempotency-Replayed"] = "true"
-    if depth is None and published.state is JobState.QUEUED:
+    if depth is None and done.state is JobState.QUEUED:
         depth = await broker.pressure.soon(queue)
     if depth is not None:
         response.headers["X-Lane-Pressure"] = depth.pressure
-    response.headers["Location"] = f"/jobs/{published.job_id}"
+    response.headers["Location"] = f"/jobs/{done.job_id}"
     return models.AcceptedJob(
-        job_id=published.job_id,
-        routing_key=published.routing_key,
-        state=published.state,
-        duplicate=published.duplicate,
+        job_id=done.job_id,
+        routing_key=done.routing_key,
+        state=done.state,
+        duplicate=done.duplicate,
     )
 
 
@@ -208,14 +208,16 @@ def _request(
     )
 
 
-def _prepare(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
+def prepared(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
+    """The job of a request. Raises InvalidRequest."""
     try:
         return broker.jobs.prepare(request)
     except (InvalidJob, InvalidPayload, UnknownJobType) as error:
         raise refused(error, by_routing_key=by_routing_key) from error
 
 
-async def _publish(broker: BrokerSide, job: NewJob) -> Published:
+async def published(broker: BrokerSide, job: NewJob) -> Published:
+    """The job recorded and published, or recorded alone. Raises Problem."""
     try:
         return await broker.jobs.publish_one(job)
     except LaneFull as error:

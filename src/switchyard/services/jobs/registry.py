@@ -26,6 +26,7 @@ BUILT_IN_MODULES = (
     "switchyard.services.workers.ingest.arxiv",
     "switchyard.services.workers.ocr",
     "switchyard.services.workers.llm",
+    "switchyard.services.workers.llm_requests",
     "switchyard.services.workers.embed",
     "switchyard.services.workers.link",
     "switchyard.services.workers.references",

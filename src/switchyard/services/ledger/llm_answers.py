@@ -96,6 +96,15 @@ class LlmAnswers(LedgerBase):
 
         await self._database.write(work)
 
+    async def forget_llm_answer(self, key: str) -> None:
+        """The answer is not kept any longer; who asks just now goes on."""
+        mine = (llm_answers.c.key == key) & llm_answers.c.holder.is_(None)
+
+        def work(connection: Connection) -> None:
+            connection.execute(delete(llm_answers).where(mine))
+
+        await self._database.write(work)
+
     async def drop_llm_answers(
         self, *, max_age: float, max_bytes: int, limit: int = 1000
     ) -> list[str]:

@@ -81,6 +81,13 @@ class Answers:
                 answer = await ask(max(0.1, deadline - time.monotonic()))
                 return await self._keep(key, question, answer), False
 
+    async def forget(self, question: Mapping[str, Any]) -> None:
+        """Keep the answer no longer. Raises LedgerError, StorageError."""
+        key = content_hash(question)
+        if self._ledger is not None:
+            await self._ledger.forget_llm_answer(key)
+        await self._storage.delete_async(_file(key))
+
     @asynccontextmanager
     async def _turn(self, key: str) -> AsyncIterator[None]:
         """One at a time in this process."""
@@ -150,7 +157,7 @@ class Answers:
                 self._log.warning("can't renew a claim", error=str(error))
 
     async def _keep(self, key: str, question: Mapping[str, Any], answer: Answer) -> Answer:
-        body = {"made_at": time.time(), "answer": asdict(answer), "servers": question["servers"]}
+        body = {"made_at": self._time(), "answer": asdict(answer), "servers": question["servers"]}
         encoded = json.dumps(body, ensure_ascii=False).encode()
         await self._storage.put_async(_file(key), encoded)
         if self._ledger is not None:
@@ -161,11 +168,14 @@ class Answers:
                 self._log.warning("can't note an answer", error=str(error))
         return answer
 
+    def _time(self) -> float:
+        return time.time() if self._ledger is None else self._ledger.clock.time()
+
     async def _stored(self, key: str) -> Answer | None:
         """The answer in the storage, if it is not too old."""
         try:
             body: Any = json.loads(await self._storage.get_async(_file(key)))
-            if body["made_at"] <= time.time() - self._max_age:
+            if body["made_at"] <= self._time() - self._max_age:
                 return None
             return Answer(**body["answer"])
         except NotStored:

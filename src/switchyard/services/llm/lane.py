@@ -96,6 +96,10 @@ class LlmLane:
         question = {"servers": self._asks, "asked": asked}
         return await self._answers.get(question, ask, within=within, fresh=fresh)
 
+    async def forget(self, asked: Mapping[str, Any]) -> None:
+        """Keep the answer to this no longer: it was of no use."""
+        await self._answers.forget({"servers": self._asks, "asked": asked})
+
     async def ask(
         self,
         asked: Mapping[str, Any],

@@ -21,9 +21,12 @@ _FRAME = re.compile(r"<\s*+/?\s*+document\s*+>", re.IGNORECASE)
 def summary_messages(title: str | None, text: str) -> list[dict[str, str]]:
     """The chat that asks for a summary of `text`."""
     heading = f"Title: {' '.join(title.split())}\n\n" if title else ""
-    # A document can't close its own frame.
-    framed = _FRAME.sub("[document]", heading + text)
     return [
         {"role": "system", "content": _SUMMARY},
-        {"role": "user", "content": f"<document>\n{framed}\n</document>"},
+        {"role": "user", "content": framed(heading + text)},
     ]
+
+
+def framed(text: str) -> str:
+    """A text from outside, between lines that it can't close itself."""
+    return f"<document>\n{_FRAME.sub('[document]', text)}\n</document>"

@@ -1,0 +1,106 @@
+"""`/llm/requests`: questions to language models, with the answer at once where it is wanted."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from switchyard.api.entry.access import needs
+from switchyard.api.http.problems import responses, try_later
+from switchyard.api.models import llm as models
+from switchyard.api.routes.jobs import JobIdInPath, known_job, prepared, published
+from switchyard.api.state import BrokerSide, Shared
+from switchyard.services.access.api_keys import Scope
+from switchyard.services.llm.queue import LlmStatus, result_of
+from switchyard.services.monitoring.ending import ended
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.records import JobRecord
+
+router = APIRouter(prefix="/llm/requests", tags=["llm"])
+
+WAITING: dict[int | str, dict[str, Any]] = {
+    202: {"model": models.AnswerOfModel, "description": "It has not ended yet."}
+}
+
+
+@router.post(
+    "",
+    dependencies=[needs(Scope.PUBLISH)],
+    responses={
+        200: {"description": "It has ended."},
+        **WAITING,
+        **responses("lane-full", "broker-away", "no-broker", "too-many-streams"),
+    },
+)
+async def ask(
+    body: models.QuestionToModel, state: Shared, response: Response
+) -> models.AnswerOfModel:
+    """Ask a language model. With `wait`, its answer is the answer to this request."""
+    broker = state.require_broker()
+    if body.wait:
+        _check_room(state.settings.api_max_streams, broker)
+    expires_at = None
+    if body.expires_in is not None:
+        expires_at = state.ledger.clock.now() + timedelta(seconds=body.expires_in)
+    request = JobRequest(
+        f"{body.lane}.{body.type}",
+        body.payload,
+        priority=body.priority,
+        source=body.source,
+        expires_at=expires_at,
+    )
+    job = prepared(broker, request, by_routing_key=False)
+    accepted = await published(broker, job)
+    response.headers["Location"] = f"/llm/requests/{accepted.job_id}"
+    record = None
+    if body.wait:
+        record = await ended(broker.feed, state.ledger, accepted.job_id, timeout=body.wait)
+    if record is None:
+        response.status_code = 202
+        return models.AnswerOfModel(job_id=accepted.job_id, status=LlmStatus.WAITING)
+    return _view(record, response)
+
+
+@router.get(
+    "/{job_id}",
+    dependencies=[needs(Scope.READ)],
+    responses={
+        200: {"description": "It has ended."},
+        **WAITING,
+        **responses("not-found", "no-broker", "too-many-streams"),
+    },
+)
+async def answer(
+    job_id: JobIdInPath,
+    state: Shared,
+    response: Response,
+    wait: Annotated[
+        float, Query(ge=0, le=models.LONGEST_WAIT, description="Seconds to wait for the answer.")
+    ] = 0,
+) -> models.AnswerOfModel:
+    """Give the answer to a question that was asked before, waiting for it if that is wanted."""
+    record = await known_job(state, job_id)
+    if wait:
+        broker = state.require_broker()
+        _check_room(state.settings.api_max_streams, broker)
+        record = await ended(broker.feed, state.ledger, job_id, timeout=wait) or record
+    return _view(record, response)
+
+
+def _view(record: JobRecord, response: Response) -> models.AnswerOfModel:
+    result = result_of(record)
+    if result.status is LlmStatus.WAITING:
+        response.status_code = 202
+    return models.AnswerOfModel(
+        job_id=result.job_id,
+        status=result.status,
+        result=None if result.result is None else dict(result.result),
+        error=result.error,
+    )
+
+
+def _check_room(most: int, broker: BrokerSide) -> None:
+    if broker.feed.subscribers >= most:
+        raise try_later("too-many-streams")

@@ -1,0 +1,121 @@
+"""One request of a job, from its question to an answer that fits."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime, timedelta
+from typing import Any
+
+from switchyard.broker.message import now
+from switchyard.services.files.storage import Storage
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Expired, PermanentError, RetryableError
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.lane import LlmLane, lane_of
+from switchyard.services.llm.reading import Answer
+from switchyard.services.llm.requests import LlmQuestion, LlmRequest
+from switchyard.services.llm.structured import fitting
+
+SHOWN = 300
+"""Characters of an answer that an error shows; all of it is in a file."""
+
+
+class LlmUnusable(PermanentError):
+    """The model's answer does not fit its schema, the second one neither."""
+
+
+async def answer_request(request: LlmRequest, ctx: JobContext, *, within: float) -> dict[str, Any]:
+    """The result of a job that asks: `text`, `value` where there is a schema, `model`, `usage`, ….
+
+    Raises Expired when the job's time is over, LlmUnusable, and what `LlmLane.answer` raises.
+    """
+    left = _left(ctx, within)
+    try:
+        async with lane_of(ctx) as lane:
+            return await _answered(lane, request, ctx, left)
+    except RetryableError as error:
+        expires_at = ctx.message.metadata.expires_at
+        soon = _now(ctx) + timedelta(seconds=error.after or 0.0)
+        if expires_at is not None and soon >= expires_at:
+            raise Expired(f"no answer in time: {error}") from error
+        raise
+
+
+def _now(ctx: JobContext) -> datetime:
+    return now() if ctx.ledger is None else ctx.ledger.clock.now()
+
+
+def _left(ctx: JobContext, within: float) -> float:
+    expires_at = ctx.message.metadata.expires_at
+    if expires_at is None:
+        return within
+    left = (expires_at - _now(ctx)).total_seconds()
+    if left <= 0:
+        raise Expired("its time was over before it was asked")
+    return min(within, left)
+
+
+async def _answered(
+    lane: LlmLane, request: LlmRequest, ctx: JobContext, within: float
+) -> dict[str, Any]:
+    question = request.question()
+    urgency = Urgency.of(ctx.lane, ctx.message.priority)
+    deadline = time.monotonic() + within
+
+    async def ask(*more: dict[str, str]) -> tuple[Answer, bool]:
+        left = max(0.1, deadline - time.monotonic())
+        asked = question.asked(*more)
+        return await lane.answer(asked, urgency=urgency, within=left, fresh=request.fresh)
+
+    answer, reused = await ask()
+    if question.schema is None:
+        return _result(answer, reused)
+    try:
+        return _result(answer, reused) | {"value": fitting(answer.text, question.schema)}
+    except ValueError as error:
+        complaint = str(error)
+    repair = _repair(answer, complaint)
+    second, reused = await ask(*repair)
+    try:
+        value = fitting(second.text, question.schema)
+    except ValueError as error:
+        await _forget(lane, question, repair)
+        key = await _keep_raw(ctx, [answer, second])
+        raise LlmUnusable(
+            f"the model's answer can't be used: {error}; it is in {key} and begins "
+            f"{second.text[:SHOWN]!r}"
+        ) from error
+    return _result(second, reused) | {"value": value, "repaired": True}
+
+
+def _result(answer: Answer, reused: bool) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "model": answer.model,
+        "complete": answer.finish_reason != "length",
+        "usage": dict(answer.usage),
+        "answer_reused": reused,
+    }
+
+
+def _repair(answer: Answer, complaint: str) -> list[dict[str, str]]:
+    wanted = f"This can't be used: {complaint}. Answer again, with JSON alone that fits the schema."
+    return [
+        {"role": "assistant", "content": answer.text},
+        {"role": "user", "content": wanted},
+    ]
+
+
+async def _forget(lane: LlmLane, question: LlmQuestion, repair: list[dict[str, str]]) -> None:
+    """A redrive is to get other answers."""
+    await lane.forget(question.asked())
+    await lane.forget(question.asked(*repair))
+
+
+async def _keep_raw(ctx: JobContext, answers: list[Answer]) -> str:
+    key = f"results/jobs/{ctx.job_id}/raw.json"
+    raw = {"answers": [each.text for each in answers]}
+    body = json.dumps(raw, ensure_ascii=False).encode()
+    await Storage(ctx.settings.files_url).put_async(key, body)
+    return key

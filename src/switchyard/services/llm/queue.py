@@ -1,0 +1,173 @@
+"""Questions to language models from programs: through the lanes, and with the answer at hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+import structlog
+
+from switchyard.broker.background import Background
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.errors import Unknown
+from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.ending import ended
+from switchyard.services.monitoring.job_events import EventFeed
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.records import JobRecord, State
+from switchyard.services.settings import Settings
+
+HEARING = 10.0
+"""Seconds to wait for the broker's events at the start; without them, answers come later."""
+
+
+class LlmStatus(StrEnum):
+    """How a request stands."""
+
+    WAITING = "waiting"
+    """It has not ended: ask again later."""
+    COMPLETED = "completed"
+    TIMEOUT = "timeout"
+    """It expired before it was answered, and cost nothing."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class LlmResult:
+    """What became of a request."""
+
+    job_id: str
+    status: LlmStatus
+    result: Mapping[str, Any] | None = None
+    """`text`, `value` where there is a schema, `model`, `usage`, …; None unless completed."""
+    error: str | None = None
+
+    @property
+    def text(self) -> str | None:
+        """The answer as the model wrote it."""
+        return None if self.result is None else self.result.get("text")
+
+    @property
+    def value(self) -> Any:
+        """The answer as JSON that fits the schema; None where there is none."""
+        return None if self.result is None else self.result.get("value")
+
+
+class UnknownLlmRequest(Unknown):
+    """There is no request of that id."""
+
+
+def result_of(record: JobRecord) -> LlmResult:
+    """What a job's record says of its request."""
+    status = LlmStatus.WAITING
+    match record.state:
+        case State.SUCCEEDED:
+            return LlmResult(record.id, LlmStatus.COMPLETED, record.result or {})
+        case State.CANCELLED:
+            status = LlmStatus.CANCELLED
+        case State.DEAD:
+            expired = record.reason == Reason.EXPIRED
+            status = LlmStatus.TIMEOUT if expired else LlmStatus.FAILED
+    return LlmResult(record.id, status, error=record.error_message)
+
+
+class LLMQueue:
+    """Asks through the lanes; the workers answer. Open it with `LLMQueue.opened`."""
+
+    def __init__(self, ledger: Ledger, jobs: JobPublisher, feed: EventFeed) -> None:
+        self._ledger = ledger
+        self._jobs = jobs
+        self._feed = feed
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, settings: Settings | None = None) -> AsyncIterator[LLMQueue]:
+        """A queue at the broker and ledger of the settings (JOBS_…), closed at the end."""
+        settings = settings or Settings()
+        registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
+        log = structlog.get_logger("llm")
+        feed = EventFeed(settings)
+        background = Background(log)
+        async with (
+            await Ledger.open(settings.ledger_url, check=True) as ledger,
+            Publisher(settings, name="llm queue") as publisher,
+        ):
+            background.start("event feed", feed.run)
+            try:
+                try:
+                    await asyncio.wait_for(feed.is_listening.wait(), HEARING)
+                except TimeoutError:
+                    log.warning("events are not heard yet")
+                yield cls(ledger, JobPublisher(registry, ledger, publisher), feed)
+            finally:
+                await background.close()
+
+    async def submit(
+        self,
+        job_type: str,
+        payload: Mapping[str, Any],
+        *,
+        lane: str = "hot",
+        priority: int | None = None,
+        expires_in: float | None = None,
+        key: str | None = None,
+        source: str = "python",
+    ) -> str:
+        """Send a request; gives the job's id. `expires_in` is seconds after which it is not to be
+        answered any more; the same `key` is the same request.
+
+        Raises InvalidPayload, UnknownJobType, InvalidJob, PublishError, LedgerError.
+        """
+        expires_at = None
+        if expires_in is not None:
+            expires_at = self._ledger.clock.now() + timedelta(seconds=expires_in)
+        published = await self._jobs.publish(
+            JobRequest(
+                f"{lane}.{job_type}",
+                payload,
+                priority=priority,
+                source=source,
+                expires_at=expires_at,
+                idempotency_key=key,
+            )
+        )
+        return published.job_id
+
+    async def result(self, job_id: str, *, timeout: float = 600.0) -> LlmResult:
+        """What became of a request, as soon as it has ended; `waiting` when that takes longer than
+        `timeout` seconds. Raises UnknownLlmRequest, LedgerError."""
+        record = await ended(self._feed, self._ledger, job_id, timeout=timeout)
+        if record is None:
+            raise UnknownLlmRequest(f"there is no request {job_id}")
+        return result_of(record)
+
+    async def call(
+        self,
+        job_type: str,
+        payload: Mapping[str, Any],
+        *,
+        timeout: float = 600.0,
+        lane: str = "hot",
+        priority: int | None = None,
+        source: str = "python",
+    ) -> LlmResult:
+        """Send a request that expires after `timeout` seconds, and wait for its end.
+
+        Raises as `submit` and `result`.
+        """
+        job_id = await self.submit(
+            job_type, payload, lane=lane, priority=priority, expires_in=timeout, source=source
+        )
+        result = await self.result(job_id, timeout=timeout)
+        if result.status is LlmStatus.WAITING:  # it runs out just now
+            return LlmResult(job_id, LlmStatus.TIMEOUT, error="no answer in time")
+        return result

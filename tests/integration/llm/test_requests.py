@@ -1,0 +1,223 @@
+"""Requests through the lanes: asked, answered, waited for; wrong, late and called off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from switchyard import LLMQueue
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.llm import queue as queue_module
+from switchyard.services.llm.queue import LlmStatus, UnknownLlmRequest
+from switchyard.services.monitoring import ending
+from switchyard.services.records import State
+from tests.support import llm_server
+from tests.support.api_server import serving
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.llm_server import LlmServer
+from tests.support.system import System, open_system
+
+CLASSIFY = {"text": "The sea is salt.", "labels": ["sea", "land"]}
+SEA = llm_server.answers('{"label": "sea"}')
+NONSENSE = llm_server.answers("It is about the sea.")
+
+
+@pytest.fixture
+def llm() -> Iterator[LlmServer]:
+    with LlmServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def system(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
+) -> AsyncIterator[System]:
+    modules = ("switchyard.services.workers.llm", "switchyard.services.workers.llm_requests")
+    async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
+        given = {"llm_base_url": llm.url, "llm_timeout": 20.0}
+        opened.settings = opened.settings.model_copy(update=given)
+        yield opened
+
+
+@pytest.fixture
+async def queue(system: System) -> AsyncIterator[LLMQueue]:
+    async with LLMQueue.opened(system.settings) as opened:
+        yield opened
+
+
+async def test_a_question_is_answered_through_the_lanes(
+    system: System, queue: LLMQueue, llm: LlmServer
+) -> None:
+    await system.start_worker("llm")
+    llm.next(SEA)
+    result = await queue.call("classify", CLASSIFY, priority=5)
+    assert (result.status, result.value) == (LlmStatus.COMPLETED, {"label": "sea"})
+    again = await queue.call("classify", CLASSIFY)
+    assert again.result is not None
+    assert again.result["answer_reused"] is True
+    assert len(llm.requests) == 1
+    llm.next(llm_server.answers('{"label": "land"}'))
+    fresh = await queue.call("classify", CLASSIFY | {"fresh": True})
+    assert fresh.value == {"label": "land"}
+
+
+async def test_who_waits_is_woken_by_the_event_and_not_by_looking(
+    system: System, queue: LLMQueue, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "LOOK", 3600.0)
+    job_id = await queue.submit("chat_completion", {"messages": [{"role": "user", "content": "?"}]})
+    waiting = asyncio.create_task(queue.result(job_id, timeout=60))
+    await system.start_worker("llm")
+    result = await waiting
+    assert result.text == llm_server.ANSWER
+    late = await queue.result(job_id, timeout=1)
+    assert late == result, "who comes back later finds it in the ledger"
+
+
+async def test_an_event_that_never_came_is_made_up_for(
+    system: System, queue: LLMQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "LOOK", 0.2)
+    monkeypatch.setattr(queue._feed, "heard", lambda event: None)
+    await system.start_worker("llm")
+    result = await queue.call("chat_completion", {"messages": [{"role": "user", "content": "?"}]})
+    assert result.status is LlmStatus.COMPLETED
+
+
+async def test_a_second_answer_mends_the_first(
+    system: System, queue: LLMQueue, llm: LlmServer
+) -> None:
+    await system.start_worker("llm")
+    llm.next(NONSENSE, SEA)
+    result = await queue.call("classify", CLASSIFY)
+    assert result.value == {"label": "sea"}
+    assert result.result is not None
+    assert result.result["repaired"] is True
+    complaint = llm.requests[1].body["messages"][-1]["content"]
+    assert "not JSON" in complaint
+
+
+async def test_two_answers_that_do_not_fit_are_final_and_kept(
+    system: System, queue: LLMQueue, llm: LlmServer
+) -> None:
+    await system.start_worker("llm")
+    llm.next(NONSENSE, llm_server.answers('{"label": "mountain"}'))
+    result = await queue.call("classify", CLASSIFY)
+    assert result.status is LlmStatus.FAILED
+    assert result.error is not None
+    assert "does not fit the schema" in result.error
+    record = await system.ledger.get(result.job_id)
+    assert record is not None
+    assert (record.state, record.reason, record.attempts) == (State.DEAD, "permanent", 1)
+    raw = system.settings.data_dir / "files" / f"results/jobs/{result.job_id}/raw.json"
+    assert json.loads(raw.read_text()) == {
+        "answers": ["It is about the sea.", '{"label": "mountain"}']
+    }
+    llm.next(SEA)
+    assert (await queue.call("classify", CLASSIFY)).value == {"label": "sea"}, "not from the cache"
+
+
+async def test_what_expires_while_it_waits_is_a_timeout_and_costs_nothing(
+    system: System, queue: LLMQueue, llm: LlmServer
+) -> None:
+    job_id = await queue.submit("classify", CLASSIFY, expires_in=0.05)
+    await asyncio.to_thread(time.sleep, 0.06)
+    await system.start_worker("llm")
+    result = await queue.result(job_id, timeout=30)
+    assert result.status is LlmStatus.TIMEOUT
+    assert not llm.requests
+
+
+async def test_what_expires_while_it_is_asked_is_a_timeout_at_once(
+    system: System, queue: LLMQueue, llm: LlmServer
+) -> None:
+    await system.start_worker("llm")
+    llm.always(llm_server.slow(30))
+    began = time.monotonic()
+    job_id = await queue.submit("classify", CLASSIFY, expires_in=1.5)
+    result = await queue.result(job_id, timeout=30)
+    assert result.status is LlmStatus.TIMEOUT
+    assert time.monotonic() - began < 10
+    record = await system.ledger.get(job_id)
+    assert record is not None
+    assert record.reason == "expired"
+
+
+async def test_a_call_whose_time_is_over_says_so(system: System, queue: LLMQueue) -> None:
+    result = await queue.call("classify", CLASSIFY, timeout=0.3)
+    assert result.status is LlmStatus.TIMEOUT, "no worker runs"
+
+
+async def test_servers_that_ask_for_patience_use_up_no_attempt(
+    system: System, queue: LLMQueue, llm: LlmServer
+) -> None:
+    await system.start_worker("llm")
+    llm.next(*[llm_server.rate_limited(1)] * 4, SEA)
+    result = await queue.call("classify", CLASSIFY, timeout=60)
+    assert result.value == {"label": "sea"}
+    record = await system.ledger.get(result.job_id)
+    assert record is not None
+    assert record.attempts == 0
+
+
+async def test_there_is_no_answer_to_what_nobody_asked(queue: LLMQueue) -> None:
+    with pytest.raises(UnknownLlmRequest):
+        await queue.result("nothing", timeout=1)
+
+
+async def test_without_events_a_queue_opens_all_the_same(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_module, "HEARING", 0.0)
+    async with LLMQueue.opened(system.settings) as opened:
+        assert await opened.submit("classify", CLASSIFY)
+
+
+async def test_over_http_an_answer_comes_with_the_request_that_waits(
+    system: System, llm: LlmServer
+) -> None:
+    await system.start_worker("llm")
+    llm.next(SEA)
+    async with serving(system.settings) as api:
+        await eventually(lambda: api.state.broker.feed.is_listening.is_set())
+        asked = {"type": "classify", "payload": CLASSIFY}
+        answer = await api.client.post("/llm/requests", json={**asked, "wait": 30})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["status"] == "completed"
+        assert answer.json()["result"]["value"] == {"label": "sea"}
+        later = await api.client.post("/llm/requests", json=asked)
+        assert later.status_code == 202
+        assert later.json()["status"] == "waiting"
+        found = await api.client.get(later.headers["location"], params={"wait": 30})
+        assert (found.status_code, found.json()["status"]) == (200, "completed")
+
+
+async def test_over_http_what_is_asked_wrongly_is_said(system: System) -> None:
+    async def refused(api: Any, **body: Any) -> httpx.Response:
+        answer: httpx.Response = await api.client.post("/llm/requests", json=body)
+        return answer
+
+    async with serving(system.settings) as api:
+        assert (await refused(api, type="classify", payload={})).status_code == 422
+        assert (await refused(api, type="summarize", payload=CLASSIFY)).status_code == 422
+        assert (await refused(api, type="classify", payload=CLASSIFY, wait=3600)).status_code == 422
+        schema = {"$ref": "http://127.0.0.1:1/x"}
+        chat = {"messages": [{"role": "user", "content": "?"}], "json_schema": schema}
+        assert (await refused(api, payload=chat)).status_code == 422
+        late = await api.client.post(
+            "/llm/requests", json={"type": "classify", "payload": CLASSIFY, "wait": 0.1}
+        )
+        assert late.status_code == 202
+        assert (await api.client.get("/llm/requests/nothing")).status_code == 404
+
+
+def test_the_registry_has_them_all() -> None:
+    assert {"chat_completion", "classify"} <= {each.name for each in Registry.load()}
