@@ -95,7 +95,7 @@ def test_an_adaptive_limit_grows_while_it_is_used_and_the_server_keeps_its_pace(
     assert idle.limit == 16, "nobody wants more"
 
 
-@pytest.mark.parametrize(("first_token", "per_token"), [(0.1, 0.05), (0.4, 0.02)])
+@pytest.mark.parametrize(("first_token", "per_token"), [(0.1, 0.06), (0.4, 0.02)])
 def test_it_shrinks_when_tokens_come_slowly(first_token: float, per_token: float) -> None:
     rule = Adaptive()
     pace = after(rule, ServerPace.first(BOUNDS, 0), answered=20)
