@@ -54,7 +54,7 @@ def free_port() -> int:
 async def test_two_processes_together_never_exceed_the_limit(
     tmp_path: Path, ledger: Ledger, database_url: str
 ) -> None:
-    with serving(QUICK) as (url, app):
+    with serving(Machine(tokens=40, scale=4)) as (url, app):
         environment = {
             "JOBS_LLM_BASE_URL": url,
             "JOBS_DATABASE_URL": database_url,
@@ -72,7 +72,7 @@ async def test_two_processes_together_never_exceed_the_limit(
                 assert process.stdout is not None
                 line = await asyncio.to_thread(process.stdout.readline)
                 assert json.loads(line) == ["word0"] * 20
-        assert app.counts.most == 6
+        assert 3 < app.counts.most <= 6
         assert app.counts.answered == 40
         assert await ledger.llm_servers()
 
