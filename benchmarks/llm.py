@@ -219,4 +219,4 @@ def llm(stage: Stage, rounds: int, count: int) -> list[Row]:
     return rows
 
 
-ALL: dict[str, Measurement] = {"llm": (llm, 3, DOMAINS)}
+ALL: dict[str, tuple[Measurement, int, int]] = {"llm": (llm, 3, DOMAINS)}

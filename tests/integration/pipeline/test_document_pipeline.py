@@ -467,13 +467,16 @@ async def test_a_document_whose_stage_gave_up_is_failed_until_it_is_redriven(
 async def test_a_server_that_asks_for_patience_fails_no_document(
     llm_pipeline: Pipeline, llm: LlmServer, paper: str
 ):
-    document_id = await ingested(llm_pipeline, {"path": paper})
     llm.next(server.rate_limited(7))
+    with pytest.raises(LlmUnavailable):
+        await llm_pipeline.run("ingest_document", {"path": paper})
+    document_id = llm_pipeline.result("ingest_document")["document_id"]
     with pytest.raises(LlmUnavailable) as raised:
         await llm_pipeline.one("summarize_content", {"document_id": document_id}, attempt=3)
+    assert len(llm.requests) == 1, "the server is left alone"
     assert raised.value.counts is False
     assert raised.value.after is not None
-    assert 6 < raised.value.after < 9
+    assert 3 < raised.value.after < 9
     assert (await document(llm_pipeline, document_id)).state == "summarizing"
 
 

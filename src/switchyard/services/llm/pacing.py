@@ -175,7 +175,7 @@ class Steps:
 class Adaptive:
     """Up while it is used and the server keeps its pace; down when it gets slow.
 
-    Slow is a time per token of 2.3 times, or a time to the first token of three times,
+    Slow is a time per token of 2.2 times, or a time to the first token of three times,
     the best that was seen. The first time up it goes in large steps, then in small ones. A slowness
     that giving way does not mend is not of our making, but somebody else's load or another model:
     then the pace of now is the new measure.
@@ -183,7 +183,7 @@ class Adaptive:
 
     window: float = 5.0
     enough: int = 10
-    slow_tokens: float = 2.3
+    slow_tokens: float = 2.2
     slow_first: float = 3.0
     patience: int = 3
     """Steps down after which there must be a gain."""
