@@ -5,7 +5,7 @@ has ended (`observe`). The ledger keeps one for each server, so the whole fleet 
 
 `Steps` is the rule of the requirements (L3): time-outs alone. `Adaptive`, the default, looks at the
 time to the first token and the time per token. An answer's whole time follows its length and
-misleads; these two follow the server's load (docs/adr/0011).
+misleads; these two follow the server's load (docs/adr/0012).
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.indexing import DeadLetterIndexer
-from switchyard.services.identity.broker import advance_broker
 from switchyard.services.files.storage import StorageError
+from switchyard.services.identity.broker import advance_broker
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, to_message
