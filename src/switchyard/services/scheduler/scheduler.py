@@ -52,7 +52,6 @@ class Pace:
     case that the broker has lost them; otherwise the ledger lets only one copy run."""
     displaced: float = LOOK
     """Between looks for what the broker threw out of full lanes."""
-
     answers: float = 600.0
     """Between looks for answers of models that are too old, or too many."""
 
