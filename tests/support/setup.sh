@@ -1,5 +1,6 @@
 #!/bin/bash
-# Installs what the tests run against, where it is missing: RabbitMQ 3.10 and 4.3, PostgreSQL.
+# Installs what the tests run against, where it is missing: RabbitMQ 3.10 and 4.3, PostgreSQL; and
+# promtool, which checks the alert rules.
 # Does nothing, and quickly, where all is there. Without root's rights it says what is missing,
 # and the tests that need it are skipped.
 set -euo pipefail
@@ -16,6 +17,7 @@ have_postgres() { compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null; }
 missing=()
 [ -e "/$scripts" ] || missing+=(rabbitmq-server)
 have_postgres || missing+=(postgresql)
+command -v promtool >/dev/null || missing+=(prometheus)
 { have_rabbitmq 3.10 && have_rabbitmq 4.3; } || command -v debootstrap >/dev/null \
     || missing+=(debootstrap debian-archive-keyring)
 

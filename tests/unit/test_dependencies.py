@@ -22,6 +22,7 @@ NOT_IMPORTED = {
     "import-linter": "a command",
     "mypy": "a command",
     "onnxruntime": "runs rapidocr's models; it is looked up, not imported",
+    "podman-compose": "a command",
     "pytest-asyncio": "a plugin",
     "pytest-timeout": "a plugin",
     "pytest-xdist": "a plugin",
@@ -29,6 +30,7 @@ NOT_IMPORTED = {
     "schemathesis": "a command",
     "setuptools": "builds the package",
     "types-pika-ts": "types alone",
+    "types-pyyaml": "types alone",
     "wordllama": "two of its files are read",
 }
 """And why it is declared all the same."""

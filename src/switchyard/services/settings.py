@@ -265,6 +265,21 @@ class Settings(BrokerSettings):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
 
+    @field_validator(
+        "database_url",
+        "storage_url",
+        "index_url",
+        "llm_base_url",
+        "llm_api_key",
+        "embed_base_url",
+        "embed_api_key",
+        mode="before",
+    )
+    @classmethod
+    def _empty_is_unset(cls, value: object) -> object:
+        """As in a compose file's `${NAME:-}`: an address of nothing is no address."""
+        return None if value == "" else value
+
     @field_validator("ingest_paths", mode="before")
     @classmethod
     def _split_paths(cls, value: object) -> object:

@@ -1,0 +1,272 @@
+"""The Helm chart, rendered by Helm's own library: every example, and what matters in it."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import kubernetes_validate
+import pytest
+import yaml
+
+from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "switchyard"
+EXAMPLES = ("small", "production", "external-broker")
+KUBERNETES = ("1.27", "1.31")
+FOREIGN = ("keda.sh/", "rabbitmq.com/", "monitoring.coreos.com/")
+"""Kinds of operators, of which no schema is at hand."""
+
+Manifest = dict[str, Any]
+every_example = pytest.mark.parametrize("example", EXAMPLES)
+
+
+def values(example: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((CHART / "examples" / f"{example}.yaml").read_text())
+    return loaded
+
+
+@cache
+def rendered(example: str) -> tuple[Manifest, ...]:
+    return render(values(example))
+
+
+def render(given: dict[str, Any]) -> tuple[Manifest, ...]:
+    manifests = helm.Chart.load(CHART).render(given, name="switchyard", namespace="jobs")
+    return tuple(
+        document
+        for path, text in sorted(manifests.items())
+        if path.endswith(".yaml")
+        for document in yaml.safe_load_all(text)
+        if document is not None
+    )
+
+
+def of_kind(example: str, kind: str) -> dict[str, Manifest]:
+    return {each["metadata"]["name"]: each for each in rendered(example) if each["kind"] == kind}
+
+
+def pods(example: str) -> Iterator[tuple[str, Manifest]]:
+    for each in rendered(example):
+        if each["kind"] in ("Deployment", "Job"):
+            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+@every_example
+def test_lint_finds_nothing(example: str) -> None:
+    report = helm.lint(CHART, values=values(example), strict=True)
+    assert (report["messages"], report["errors"]) == ([], [])
+
+
+@every_example
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_kubernetes_would_take_every_manifest(example: str, version: str) -> None:
+    for manifest in rendered(example):
+        if not manifest["apiVersion"].startswith(FOREIGN):
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@every_example
+def test_no_two_manifests_have_one_name(example: str) -> None:
+    names = [(each["kind"], each["metadata"]["name"]) for each in rendered(example)]
+    assert sorted(set(names)) == sorted(names)
+
+
+@every_example
+def test_no_container_may_do_what_it_need_not(example: str) -> None:
+    for name, pod in pods(example):
+        assert pod["securityContext"]["runAsNonRoot"], name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}
+            assert container["resources"]["limits"]["memory"]
+
+
+@every_example
+def test_no_secret_stands_in_a_manifest(example: str) -> None:
+    for _, pod in pods(example):
+        environment = {each["name"]: each for each in pod["containers"][0]["env"]}
+        assert "secretKeyRef" in environment["JOBS_DATABASE_URL"]["valueFrom"]
+        url = environment["JOBS_AMQP_URL"]
+        assert "valueFrom" in url or "$(BROKER_PASSWORD)" in url["value"]
+    assert not of_kind(example, "Secret")
+
+
+@every_example
+def test_what_runs_for_long_has_probes_and_what_is_replaced_time_to_finish(example: str) -> None:
+    for name, deployment in of_kind(example, "Deployment").items():
+        pod = deployment["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"]["path"].startswith("/health/"), name
+        environment = {each["name"]: each.get("value") for each in container["env"]}
+        grace = float(environment.get("JOBS_SHUTDOWN_GRACE") or 30)
+        assert pod["terminationGracePeriodSeconds"] > grace
+
+
+def test_there_is_a_deployment_for_every_kind_of_worker_and_its_lanes() -> None:
+    registry = Registry.load(BUILT_IN_MODULES)
+    there = {each.worker: list(registry.lanes_of(each.worker)) for each in registry}
+    default = helm.Chart.load(CHART).values["workers"]
+    assert {kind: worker["lanes"] for kind, worker in default.items()} == there, (
+        "a kind of worker is missing in charts/switchyard/values.yaml (and in compose.yml), "
+        "or stands there and has no work"
+    )
+    for kind, worker in default.items():
+        longest = max(each.timeout for each in registry if each.worker == kind)
+        assert worker["longestJobSeconds"] >= longest, kind
+
+
+def test_compose_has_a_service_for_every_kind_of_worker_with_its_replicas() -> None:
+    services = yaml.safe_load((ROOT / "compose.yml").read_text())["services"]
+    default = helm.Chart.load(CHART).values["workers"]
+    workers = {name for name in services if name.startswith("worker-")}
+    assert workers == {f"worker-{kind}" for kind in default}
+    for kind, worker in default.items():
+        service = services[f"worker-{kind}"]
+        assert service["deploy"]["replicas"] == worker["replicas"]
+        assert service["command"][:2] == ["worker", kind]
+    assert services["scheduler"]["deploy"]["replicas"] == 2
+    for name, service in services.items():
+        assert service["mem_limit"], name
+        assert all(each.startswith("127.0.0.1:") for each in service.get("ports", [])), name
+    scraped = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())["scrape_configs"]
+    assert {*scraped[0]["dns_sd_configs"][0]["names"]} == workers | {"scheduler"}
+
+
+def test_replicas_are_those_that_were_asked_for() -> None:
+    default = helm.Chart.load(CHART).values
+    assert default["workers"]["llm"]["replicas"] == 6
+    assert {default["workers"][kind]["replicas"] for kind in ("ingest", "embed", "link")} == {2}
+    assert (default["api"]["replicas"], default["api"]["autoscaling"]["maxReplicas"]) == (2, 4)
+    assert default["scheduler"]["replicas"] == 2
+
+
+@pytest.mark.parametrize("example", ["production", "external-broker"])
+def test_keda_counts_what_workers_hold_and_scales_down_late_and_one_by_one(example: str) -> None:
+    scaled = of_kind(example, "ScaledObject")
+    deployments = of_kind(example, "Deployment")
+    assert set(scaled) == {name for name in deployments if "-worker-" in name}
+    for name, each in scaled.items():
+        kind = name.rpartition("-")[2]
+        triggers = [trigger["metadata"] for trigger in each["spec"]["triggers"]]
+        assert triggers
+        for trigger in triggers:
+            assert trigger["queueName"].endswith(f".{kind}")
+            assert (trigger["mode"], trigger["excludeUnacknowledged"]) == ("QueueLength", "false")
+            assert trigger["protocol"] == "http"
+        assert "replicas" not in deployments[name]["spec"], "two would quarrel about the number"
+        down = each["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+        assert down["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
+
+
+def test_set_up_comes_before_the_processes_where_the_broker_is_there_already() -> None:
+    def hooks(example: str) -> dict[str, str]:
+        return {
+            name: job["metadata"]["annotations"]["helm.sh/hook"]
+            for name, job in of_kind(example, "Job").items()
+        }
+
+    names = {"switchyard-migrations", "switchyard-topology"}
+    assert hooks("external-broker") == dict.fromkeys(names, "pre-install,pre-upgrade")
+    assert hooks("production") == dict.fromkeys(names, "post-install,pre-upgrade")
+    for job in of_kind("external-broker", "Job").values():  # nothing of the release is there yet
+        pod = job["spec"]["template"]["spec"]
+        assert "serviceAccountName" not in pod
+        assert [list(volume) for volume in pod["volumes"]] == [["name", "emptyDir"]]
+
+
+def test_the_brokers_cluster_has_three_nodes_on_three_hosts_and_outlives_the_release() -> None:
+    (cluster,) = of_kind("production", "RabbitmqCluster").values()
+    assert cluster["spec"]["replicas"] == 3
+    assert cluster["spec"]["affinity"]["podAntiAffinity"]
+    assert cluster["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert "pause_minority" in cluster["spec"]["rabbitmq"]["additionalConfig"]
+
+
+def test_every_deployment_has_a_disruption_budget_and_lies_behind_a_network_policy() -> None:
+    budgets = of_kind("production", "PodDisruptionBudget")
+    assert set(budgets) == set(of_kind("production", "Deployment"))
+    default = of_kind("production", "NetworkPolicy")["switchyard-default"]["spec"]
+    assert "ingress" not in default
+    assert default["policyTypes"] == ["Ingress", "Egress"]
+    for deployment in of_kind("production", "Deployment").values():
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        assert default["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_alert_rules_and_dashboards_are_shipped_as_they_are() -> None:
+    (rules,) = of_kind("production", "PrometheusRule").values()
+    assert rules["spec"] == yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
+    dashboards = of_kind("production", "ConfigMap")["switchyard-dashboards"]["data"]
+    files = CHART / "files" / "dashboards"
+    assert dashboards == {path.name: path.read_text() for path in files.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("image.pulPolicy", "Always"),
+        ("broker.profile", "mirrored"),
+        ("api.replicas", 0),
+        ("workers.llm.lanes", ["hott"]),
+        ("settings.LLM_MODEL", "qwen"),
+        ("monitoring.interval", "often"),
+    ],
+)
+def test_a_value_that_can_not_be_right_is_refused_by_name(path: str, value: Any) -> None:
+    given = values("external-broker")
+    inner = given
+    *parents, last = path.split(".")
+    for parent in parents:
+        inner = inner.setdefault(parent, {})
+    inner[last] = value
+    with pytest.raises(helm.HelmError, match=re.escape(last)):
+        helm.Chart.load(CHART).validate_schema(given)
+
+
+@pytest.mark.parametrize("missing", ["broker", "ledger", "api"])
+def test_a_secret_that_is_missing_is_asked_for_by_name(missing: str) -> None:
+    given = values("external-broker")
+    del given[missing]
+    with pytest.raises(helm.HelmError, match=rf"{missing}\.existingSecret"):
+        render(given)
+
+
+# --- values and templates: each has the other ---------------------------------------------------
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[str]:
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, f"{path}.{key}".strip("."))
+    else:
+        yield path
+
+
+def test_every_value_has_a_template_that_uses_it_and_no_template_uses_another() -> None:
+    text = "\n".join(path.read_text() for path in (CHART / "templates").iterdir())
+    used = set(re.findall(r"\.Values\.([A-Za-z.]+)", text))
+    used |= {f"workers.{each}" for each in re.findall(r"\$worker\.([A-Za-z.]+)", text)}
+    opened = {"workers", "storage.volume", "api.ingress"}  # by `with` and `range`
+    used |= {f"storage.volume.{name}" for name in ("enabled", "existingClaim")}
+    used |= {"api.ingress.enabled"}
+    default = helm.Chart.load(CHART).values
+    kinds = "|".join(default["workers"])
+    there = {re.sub(rf"^workers\.({kinds})\.", "workers.", leaf) for leaf in leaves(default)}
+    asked = used - opened
+    assert {leaf for leaf in there if not any(covers(use, leaf) for use in asked)} == set()
+    assert {use for use in asked if not any(covers(use, leaf) for leaf in there)} == set()
+
+
+def covers(use: str, leaf: str) -> bool:
+    return leaf == use or leaf.startswith(f"{use}.")

@@ -1,0 +1,232 @@
+"""Alert rules and dashboards: each asks for what there is, fires when it should, and helps."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from switchyard.cli.main import app
+from switchyard.services.monitoring.metrics import ALL
+from tests.support.missing import skip_or_fail
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "charts" / "switchyard" / "files"
+RULES = FILES / "rules.yaml"
+RUNBOOK = ROOT / "docs" / "runbook.md"
+LABELS_OF_SCRAPES = {"job", "instance", "le"}
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+NAMES = [each["alert"] for each in rules()]
+SERIES: dict[str, tuple[str, ...]] = {
+    # Series by which the alert fires after half an hour, and without which it does not.
+    "SwitchyardDown": ('up{job="switchyard-api"} 0x60',),
+    "SwitchyardPartAway": ('switchyard_part_up{part="broker"} 0x60',),
+    "SwitchyardNoActiveScheduler": ("switchyard_scheduler_active 0x60",),
+    "SwitchyardHotJobsWait": ('switchyard_lane_oldest_seconds{lane="hot"} 31x60',),
+    "SwitchyardHotWaitSlow": (
+        'switchyard_job_wait_seconds_bucket{lane="hot",le="1.0"} 0x60',
+        'switchyard_job_wait_seconds_bucket{lane="hot",le="30.0"} 0+9x60',
+        'switchyard_job_wait_seconds_bucket{lane="hot",le="+Inf"} 0+9x60',
+    ),
+    "SwitchyardQueueNearlyFull": (
+        'switchyard_queue_ready{lane="hot",queue="hot.llm"} 900x60',
+        'switchyard_queue_limit{lane="hot",queue="hot.llm"} 1000x60',
+    ),
+    "SwitchyardPublishesRefused": ('switchyard_publishes_total{lane="hot",outcome="full"} 0+1x60',),
+    "SwitchyardQueueWithoutConsumer": (
+        'switchyard_queue_ready{lane="hot",queue="hot.llm"} 1x60',
+        'switchyard_queue_consumers{lane="hot",queue="hot.llm"} 0x60',
+    ),
+    "SwitchyardWorkerNotConsuming": (
+        'switchyard_queue_consuming{instance="a",worker="llm",queue="hot.llm"} 0x60',
+    ),
+    "SwitchyardWorkerSilent": ('switchyard_workers{worker="llm",status="silent"} 1x60',),
+    "SwitchyardDeadLettersGrow": (
+        'switchyard_dead_letters{instance="a",lane="hot",reason="exhausted"} 0+1x60',
+        'switchyard_dead_letters{instance="b",lane="hot",reason="exhausted"} 0+1x60',
+    ),
+    "SwitchyardJobsFail": (
+        'switchyard_job_attempts_total{job_type="x",outcome="dead"} 0+9x60',
+        'switchyard_job_attempts_total{job_type="x",outcome="succeeded"} 0+3x60',
+    ),
+    "SwitchyardJobsCrash": (
+        'switchyard_job_deaths_total{job_type="x",reason="crashed"} 0 0 0 0 0 0 0 0 0 1x50',
+    ),
+    "SwitchyardOutboxStuck": ("switchyard_outbox_oldest_seconds 130x60",),
+    "SwitchyardLedgerSlow": (
+        'switchyard_ledger_seconds_bucket{work="write",le="1.0"} 0+8x60',
+        'switchyard_ledger_seconds_bucket{work="write",le="10.0"} 0+10x60',
+        'switchyard_ledger_seconds_bucket{work="write",le="+Inf"} 0+10x60',
+    ),
+    "SwitchyardBulkStalled": ('switchyard_bulk_idle_seconds{kind="backfill"} 700x60',),
+    "SwitchyardBulkHalted": ('switchyard_bulk_operations{kind="redrive",state="halted"} 1x60',),
+}
+QUIET = (
+    'up{job="switchyard-api"} 1x60',
+    'switchyard_part_up{part="broker"} 1x60',
+    'switchyard_part_up{part="management"} 0x60',
+    "switchyard_scheduler_active 1x60",
+    'switchyard_lane_oldest_seconds{lane="hot"} 1x60',
+    'switchyard_lane_oldest_seconds{lane="backfill"} 9000x60',
+    'switchyard_queue_ready{lane="hot",queue="hot.llm"} 10x60',
+    'switchyard_queue_limit{lane="hot",queue="hot.llm"} 1000x60',
+    'switchyard_queue_consumers{lane="hot",queue="hot.llm"} 2x60',
+    'switchyard_queue_ready{lane="dead",queue="jobs.dead"} 100x60',
+    'switchyard_queue_consumers{lane="dead",queue="jobs.dead"} 0x60',
+    'switchyard_queue_consuming{instance="a",worker="llm",queue="hot.llm"} 1x60',
+    'switchyard_workers{worker="llm",status="silent"} 0x60',
+    'switchyard_dead_letters{instance="a",lane="hot",reason="exhausted"} 500x60',
+    'switchyard_job_attempts_total{job_type="x",outcome="dead"} 0+1x60',
+    'switchyard_job_attempts_total{job_type="x",outcome="succeeded"} 0+99x60',
+    "switchyard_outbox_oldest_seconds 3x60",
+    'switchyard_bulk_idle_seconds{kind="backfill"} 5x60',
+    'switchyard_bulk_operations{kind="redrive",state="running"} 1x60',
+)
+"""A system in which nothing is wrong."""
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def promtool(*arguments: str) -> str:
+    if shutil.which("promtool") is None:
+        skip_or_fail("promtool is missing: `make test-deps`")
+    ran = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_promtool_takes_the_rules() -> None:
+    assert f"{len(NAMES)} rules found" in promtool("check", "rules", str(RULES))
+
+
+def fires(tmp_path: Path, series: tuple[str, ...], *, alert: str, fires: bool) -> None:
+    """Ask promtool whether the alert fires after thirty minutes of these series."""
+    (rule,) = [each for each in rules() if each["alert"] == alert]
+    plain = {"alert": alert, "expr": rule["expr"], "for": rule.get("for", "0s"), "labels": {}}
+    (tmp_path / "rules.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "one", "rules": [plain]}]})
+    )
+    samples = [dict(zip(("series", "values"), each.split(" ", 1), strict=True)) for each in series]
+    # Whether it fires, and not with which labels.
+    count = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) > 0'
+    case = {
+        "interval": "1m",
+        "input_series": samples,
+        "promql_expr_test": [
+            {
+                "expr": f"({count}) / ({count})",
+                "eval_time": "30m",
+                "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
+            }
+        ],
+    }
+    (tmp_path / "tests.yaml").write_text(
+        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]})
+    )
+    promtool("test", "rules", str(tmp_path / "tests.yaml"))
+
+
+@pytest.mark.parametrize("alert", NAMES)
+def test_the_alert_fires_when_that_happens_and_not_otherwise(tmp_path: Path, alert: str) -> None:
+    fires(tmp_path, SERIES[alert], alert=alert, fires=True)
+    fires(tmp_path, QUIET, alert=alert, fires=False)
+
+
+@pytest.mark.parametrize("rule", rules(), ids=NAMES)
+def test_the_alert_leads_to_its_section_of_the_runbook(rule: dict[str, Any]) -> None:
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    assert page == "docs/runbook.md"
+    section = sections()[anchor]
+    assert rule["alert"] in section, "the section names the alert that leads to it"
+    assert "jobctl " in section
+    assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^## (.+)$", RUNBOOK.read_text(), flags=re.MULTILINE)
+    titles = [re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in parts[1::2]]
+    return dict(zip(titles, parts[2::2], strict=True))
+
+
+def test_every_command_of_the_runbook_exists_with_its_options() -> None:
+    for line in re.findall(r"^\s*(jobctl .+?)(?:\s{2,}#.*)?$", RUNBOOK.read_text(), re.MULTILINE):
+        command: Any = typer.main.get_command(app)
+        words = line.split()[1:]
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert not getattr(command, "commands", None), f"no command: {line}"
+        options = {option for each in command.params for option in each.opts}
+        asked = {word for word in words if word.startswith("--")}
+        assert asked <= options, line
+
+
+# --- rules and dashboards against the metrics ----------------------------------------------------
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    for rule in rules():
+        yield rule["alert"], rule["expr"]
+    for path in sorted((FILES / "dashboards").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                yield f"{path.stem}: {panel['title']}", target["expr"]
+
+
+def shown() -> dict[str, set[str]]:
+    """The labels by the name, as Prometheus has it."""
+    found = {"up": set(LABELS_OF_SCRAPES)}
+    for each in ALL:
+        ends = ("_bucket", "_sum", "_count") if each.kind == "histogram" else ("",)
+        found |= {each.name + end: {*each.labels, *LABELS_OF_SCRAPES} for end in ends}
+    return found
+
+
+@pytest.mark.parametrize(("where", "query"), queries(), ids=lambda each: each[:60])
+def test_no_rule_and_no_panel_asks_for_what_does_not_exist(where: str, query: str) -> None:
+    known = shown()
+    asked = set(re.findall(r"\b(?:switchyard_\w+|up\b)", query))
+    assert asked, where
+    assert asked <= set(known)
+    labels = {label for name in asked for label in known[name]}
+    named = {
+        label.strip()
+        for group in re.findall(r"\bby \(([^)]*)\)", query)
+        for label in group.split(",")
+    }
+    named |= set(re.findall(r"(\w+)(?:=~|!=|=|!~)\"", query))
+    assert named <= labels, where
+
+
+def test_every_metric_of_the_system_is_on_a_dashboard() -> None:
+    asked = {
+        name
+        for where, query in queries()
+        if where not in NAMES
+        for name in re.findall(r"switchyard_\w+", query)
+    }
+    missing = {each.name for each in ALL if not any(name.startswith(each.name) for name in asked)}
+    assert missing == set()
+
+
+def test_dashboards_have_ids_of_their_own_and_let_grafana_choose_the_data_source() -> None:
+    boards = [json.loads(path.read_text()) for path in (FILES / "dashboards").glob("*.json")]
+    assert len({board["uid"] for board in boards}) == len(boards) == 3
+    for board in boards:
+        ids = [panel["id"] for panel in board["panels"]]
+        assert len(set(ids)) == len(ids)
+        for panel in board["panels"]:
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
