@@ -65,6 +65,15 @@ test-changed: venv test-deps ## Run the tests that this branch's changes touch (
 	if [ -z "$$tests" ]; then echo "No test is touched by the changes"; \
 	else $(PYTEST) -m "not ($(LONG))" $(ARGS) $$tests; fi
 
+.PHONY: env
+env: ## Make the secrets that compose.yml needs, once
+	@deploy/make_env.sh
+
+.PHONY: test-compose
+test-compose: venv ## Bring up the whole system from compose.yml in containers, use it, take it down
+	@tests/support/images/setup.sh
+	@$(BIN)/python -m tests.support.compose_run $(ARGS)
+
 .PHONY: fault-run
 fault-run: venv test-deps ## Break a running system at random (ARGS="--minutes 10 --seed 7"; ARGS=--help)
 	@$(BIN)/python -m tests.support.fault_run $(ARGS)

@@ -1,0 +1,63 @@
+# Images of Switchyard: one process each, `jobctl` its entry point.
+#
+#   docker build -t switchyard .                    every kind of worker, and all else
+#   docker build -t switchyard:slim --target slim . without the libraries for PDFs, vectors and search
+#
+# Runs as user 10001 and with a read-only root file system: give it /data (the shared volume, unless
+# files and index lie in object storage) and a tmpfs on /tmp.
+ARG PYTHON=docker.io/library/python:3.11-slim-bookworm
+
+# --- what is installed: a layer for the libraries, which change seldom, and one for our own code ---
+FROM ${PYTHON} AS libraries
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python -m venv /opt/switchyard
+COPY requirements/runtime.txt .
+# The heavy ones are imported only by the workers that use them (ingest, embed, link) and by search.
+RUN awk -v heavy="lancedb lance-namespace lance-namespace-urllib3-client numpy pyarrow pymupdf safetensors tokenizers wordllama" \
+      'BEGIN { split(heavy, names, " "); for (n in names) drop[names[n]] } \
+       /^[a-zA-Z0-9]/ { name = $1; sub(/[=\[].*/, "", name); keep = !(tolower(name) in drop) } \
+       keep' runtime.txt > slim.txt \
+ && /opt/switchyard/bin/pip install --quiet --no-deps --require-hashes -r slim.txt
+
+FROM ${PYTHON} AS wheel
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python -m venv /opt/build
+COPY requirements/dev.txt .
+RUN awk '/^[a-zA-Z0-9]/ { keep = /^setuptools==/ } keep' dev.txt > build.txt \
+ && /opt/build/bin/pip install --quiet --require-hashes -r build.txt
+COPY pyproject.toml ./
+COPY src src
+RUN /opt/build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheel .
+
+FROM libraries AS installed-slim
+COPY --from=wheel /wheel /wheel
+RUN /opt/switchyard/bin/pip install --quiet --no-deps --no-index /wheel/*.whl
+
+FROM libraries AS all-libraries
+RUN /opt/switchyard/bin/pip install --quiet --require-hashes -r runtime.txt
+
+FROM all-libraries AS installed
+COPY --from=wheel /wheel /wheel
+RUN /opt/switchyard/bin/pip install --quiet --no-deps --no-index /wheel/*.whl
+
+# --- what is shipped: no compiler, no sources, no root --------------------------------------------
+FROM ${PYTHON} AS base
+RUN groupadd --gid 10001 switchyard \
+ && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin switchyard \
+ && install -d -o 10001 -g 10001 -m 0770 /data
+ENV PATH=/opt/switchyard/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
+    JOBS_DATA_DIR=/data JOBS_LOG_FORMAT=json
+WORKDIR /data
+USER 10001:10001
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["jobctl"]
+CMD ["--help"]
+
+FROM base AS slim
+COPY --from=installed-slim /opt/switchyard /opt/switchyard
+
+FROM base AS full
+COPY --from=installed /opt/switchyard /opt/switchyard

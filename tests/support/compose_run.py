@@ -1,0 +1,240 @@
+"""`make test-compose`: the whole system from compose.yml as it stands, in containers.
+
+Brings it up, sends a PDF through every stage, kills a worker's container in the midst of jobs,
+looks at what Prometheus sees, and takes it down. All has the name of this run and ports of its own.
+
+podman 4.3 does not know `depends_on: service_healthy`, and runs health checks by systemd only. So
+the services are started here in the order that compose.yml says, and their checks run by hand.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from switchyard.cli.system.ports import free_port
+from switchyard.services.documents.samples import write_samples
+
+ROOT = Path(__file__).parents[2]
+IMAGES = Path(__file__).parent / "images"
+COMPOSE = Path(sys.executable).parent / "podman-compose"
+LEFT_OUT = {"grafana"}
+"""No package has it."""
+SHIPPED = ("compose.yml", "Dockerfile", ".dockerignore", "pyproject.toml", "requirements", "src")
+CERTIFICATES = ("/etc/ssl/certs", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates")
+ENVIRONMENT = os.environ | {"CONTAINERS_CONF": str(IMAGES / "containers.conf")}
+DOCUMENTS = 20
+START, WORK = 180.0, 180.0
+"""Seconds at most for a start, and for jobs to end."""
+
+
+def run(*command: str, check: bool = True, quiet: bool = True, **options: Any) -> str:
+    ran = subprocess.run(
+        command,
+        env=ENVIRONMENT,
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if quiet else None,
+        **options,
+    )
+    if check and ran.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {ran.returncode}:\n{ran.stdout}")
+    return ran.stdout
+
+
+def until(what: str, holds: Callable[[], Any], seconds: float) -> Any:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            found = holds()
+        except httpx.TransportError:
+            found = None
+        if found:
+            print(f"  {what}", flush=True)
+            return found
+        if time.monotonic() > deadline:
+            raise SystemExit(f"not within {seconds:g} s: {what}")
+        time.sleep(0.5)
+
+
+class Composed:
+    """The services of compose.yml under a name of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.project = f"switchyard-test-{os.getpid()}"
+        self.services: dict[str, Any] = yaml.safe_load((directory / "compose.yml").read_text())[
+            "services"
+        ]
+
+    def compose(self, *arguments: str) -> str:
+        return run(str(COMPOSE), "-p", self.project, *arguments, cwd=self.directory)
+
+    def start_in_order(self) -> None:
+        """As `depends_on` says: each service once those that it needs are healthy, or have done."""
+        left = set(self.services) - LEFT_OUT
+        started: set[str] = set()
+        while left:
+            able = {name for name in left if self._needs(name) <= started}
+            assert able, f"the services {left} wait for each other"
+            self.compose("up", "-d", "--no-build", "--no-deps", *sorted(able))
+            for name in sorted(able):
+                for container in self.containers(name):
+                    self._settled(name, container)
+            started |= able
+            left -= able
+
+    def _needs(self, name: str) -> set[str]:
+        return set(self.services[name].get("depends_on", ()))
+
+    def _settled(self, name: str, container: str) -> None:
+        if self.services[name].get("restart") == "on-failure":
+            until(f"{container} has done its work", lambda: self._has_done(container), START)
+        elif "healthcheck" in self.services[name]:
+            until(f"{container} is healthy", lambda: self.is_healthy(container), START)
+
+    def _has_done(self, container: str) -> bool:
+        state = run(
+            "podman", "inspect", container, "--format", "{{.State.Status}} {{.State.ExitCode}}"
+        )
+        return state.split() == ["exited", "0"]
+
+    def is_healthy(self, container: str) -> bool:
+        """Whether its health check passes now."""
+        command = ("podman", "healthcheck", "run", container)
+        ran = subprocess.run(command, env=ENVIRONMENT, check=False, capture_output=True)
+        return ran.returncode == 0
+
+    def containers(self, service: str) -> list[str]:
+        label = f"label=com.docker.compose.service={service}"
+        mine = f"label=com.docker.compose.project={self.project}"
+        out = run(
+            "podman", "ps", "-a", "--filter", label, "--filter", mine, "--format", "{{.Names}}"
+        )
+        return sorted(out.split())
+
+    def jobctl(self, *arguments: str) -> str:
+        """What it prints. Ends the run where it fails."""
+        (container, *_) = self.containers("scheduler")
+        return run("podman", "exec", container, "jobctl", *arguments)
+
+
+@contextmanager
+def composed() -> Iterator[tuple[Composed, dict[str, str]]]:
+    """Everything that compose.yml needs, in a directory of its own; taken down at the end."""
+    with tempfile.TemporaryDirectory(prefix="switchyard-compose-") as name:
+        directory = Path(name)
+        for each in SHIPPED:
+            copy = shutil.copytree if (ROOT / each).is_dir() else shutil.copy
+            copy(ROOT / each, directory / each)
+        for tree in ("deploy", "charts"):
+            shutil.copytree(ROOT / tree, directory / tree)
+        run(str(directory / "deploy" / "make_env.sh"))
+        ports = {f"{each}_PORT": str(free_port()) for each in ("API", "RABBITMQ", "PROMETHEUS")}
+        with (directory / ".env").open("a") as file:
+            file.writelines(f"{key}={value}\n" for key, value in ports.items())
+        lines = (directory / ".env").read_text().splitlines()
+        system = Composed(directory)
+        try:
+            yield system, dict(line.split("=", 1) for line in lines)
+        finally:
+            print("Taking it down …", flush=True)
+            system.compose("down", "-v", "-t", "20")
+            left = run("podman", "ps", "-aq", "--filter", f"name={system.project}_").split()
+            assert not left, f"left behind: {left}"
+
+
+def build(system: Composed) -> None:
+    """The image of the Dockerfile, with the certificates by which this machine reaches PyPI."""
+    mounts = [f"--volume={path}:{path}:ro" for path in CERTIFICATES if Path(path).is_dir()]
+    arguments = " ".join(["--network=host", *mounts])
+    system.compose(f"--podman-build-args={arguments}", "build", "topology")
+
+
+def send(api: httpx.Client, pdf: Path) -> str:
+    with pdf.open("rb") as file:
+        answer = api.post("/documents", files={"file": (pdf.name, file, "application/pdf")})
+    assert answer.status_code in (200, 202), answer.text
+    document: str = answer.json()["document_id"]
+    return document
+
+
+def is_done(api: httpx.Client, document: str) -> bool:
+    answer = api.get(f"/documents/{document}").json()
+    assert answer["state"] != "failed", answer
+    return bool(answer["state"] == "completed")
+
+
+def exercise(system: Composed, env: dict[str, str], pdfs: list[Path]) -> None:
+    key = {"Authorization": f"Bearer {env['API_KEY']}"}
+    url = f"http://127.0.0.1:{env['API_PORT']}"
+    with httpx.Client(base_url=url, headers=key, timeout=20, trust_env=False) as api:
+        assert httpx.get(f"{url}/metrics", trust_env=False).status_code == 401
+        document = send(api, pdfs[0])
+        until(f"{pdfs[0].name} went through every stage", lambda: is_done(api, document), WORK)
+
+        documents = [send(api, each) for each in pdfs]
+        killed = system.containers("worker-llm")[0]
+        run("podman", "kill", killed)
+        print(f"  killed {killed} in the midst of {len(documents)} documents", flush=True)
+
+        def all_done() -> bool:
+            return all(is_done(api, each) for each in documents)
+
+        until("every document went through every stage", all_done, WORK)
+        run("podman", "start", killed)
+        until(f"{killed} works again", lambda: system.is_healthy(killed), START)
+
+    print(system.jobctl("doctor"), flush=True)
+
+    prometheus = f"http://127.0.0.1:{env['PROMETHEUS_PORT']}/api/v1"
+    wanted = 2 + sum(
+        service["deploy"]["replicas"] for service in system.services.values() if "deploy" in service
+    )
+
+    def all_up() -> bool:
+        targets = httpx.get(f"{prometheus}/targets", trust_env=False).json()["data"][
+            "activeTargets"
+        ]
+        return sum(each["health"] == "up" for each in targets) == wanted
+
+    until(f"Prometheus scrapes {wanted} processes", all_up, START)
+    (group,) = httpx.get(f"{prometheus}/rules", trust_env=False).json()["data"]["groups"]
+    assert not [each["lastError"] for each in group["rules"] if each.get("lastError")]
+    firing = [each["name"] for each in group["rules"] if each["state"] == "firing"]
+    assert not firing, firing
+    print(f"  {len(group['rules'])} alert rules are evaluated, none fires", flush=True)
+    (container, *_) = system.containers("worker-ingest")
+    refused = run("podman", "exec", container, "sh", "-c", "id -u; touch /opt/x", check=False)
+    assert refused.startswith("10001")
+    assert "Read-only file system" in refused
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make test-compose", description=__doc__)
+    parser.add_argument("--no-build", action="store_true", help="use the image that is there")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    with composed() as (system, env):
+        if not arguments.no_build:
+            print("Building the image …", flush=True)
+            build(system)
+        print("Starting compose.yml …", flush=True)
+        system.start_in_order()
+        exercise(system, env, write_samples(system.directory / "samples", DOCUMENTS))
+    print(f"Done in {time.monotonic() - began:.0f} s.")
+
+
+if __name__ == "__main__":
+    main()
