@@ -34,11 +34,11 @@ def _gauges(connection: Connection) -> Gauges:
         .where(jobs.c.state == State.QUEUED)
         .group_by(jobs.c.lane, jobs.c.worker)
     )
-    pending = select(func.min(jobs.c.created_at)).where(jobs.c.state == State.PENDING)
+    pending = select(func.min(jobs.c.updated_at)).where(jobs.c.state == State.PENDING)
     dead = (
-        select(func.coalesce(dead_letters.c.lane, ""), dead_letters.c.reason, func.count())
+        select(dead_letters.c.lane, dead_letters.c.reason, func.count())
         .where(dead_letters.c.state == DeadLetterState.WAITING)
-        .group_by(func.coalesce(dead_letters.c.lane, ""), dead_letters.c.reason)
+        .group_by(dead_letters.c.lane, dead_letters.c.reason)
     )
     bulk = (
         select(bulk_operations.c.kind, bulk_operations.c.state, func.count())
@@ -54,7 +54,7 @@ def _gauges(connection: Connection) -> Gauges:
         open_jobs={(lane, state): n for lane, state, n in connection.execute(open_jobs)},
         oldest={(lane, worker): at for lane, worker, at in connection.execute(oldest)},
         oldest_pending=connection.scalar(pending),
-        dead={(lane, reason): n for lane, reason, n in connection.execute(dead)},
+        dead={(lane or "", reason): n for lane, reason, n in connection.execute(dead)},
         bulk={(kind, state): n for kind, state, n in connection.execute(bulk)},
         bulk_progress={row[0]: row[1] for row in connection.execute(progress)},
     )

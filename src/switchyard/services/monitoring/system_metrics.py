@@ -11,6 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+import structlog
+
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, queue_name
 from switchyard.services.jobs.registry import Registry
@@ -40,6 +42,7 @@ class SystemMetrics:
         self._lanes = {lane.name for lane in LANES}
         self._looked_at = float("-inf")
         self._looking = asyncio.Lock()
+        self._log = structlog.get_logger("metrics")
         self._broker: Shown = []
         self._recorded: Shown = []
 
@@ -68,7 +71,8 @@ class SystemMetrics:
             return []
         try:
             report = await lane_report(self._settings, self._registry, None)
-        except BrokerAway:
+        except BrokerAway as error:
+            self._log.warning("broker away", error=str(error))
             up["broker",] = 0
             return []
         up["broker",] = 1
@@ -79,15 +83,17 @@ class SystemMetrics:
         try:
             gauges = await self._ledger.gauges()
             workers = await self._ledger.list_workers()
-        except LedgerError:
+        except LedgerError as error:
+            self._log.warning("ledger away", error=str(error))
             up["ledger",] = 0
             return []
         up["ledger",] = 1
         takeover = self._settings.takeover_after
+        now = self._ledger.clock.time()
         kinds = {each.worker for each in self._registry}
         return [
-            *self._open(gauges, time.time()),
-            (names.WORKERS, _workers(workers, kinds, takeover)),
+            *self._open(gauges, now),
+            (names.WORKERS, _workers(workers, kinds, takeover, now)),
         ]
 
     def _open(self, gauges: Gauges, now: float) -> Shown:
@@ -159,8 +165,9 @@ def _queues(report: Report) -> Shown:
     ]
 
 
-def _workers(workers: Iterable[WorkerRecord], kinds: set[str], takeover_after: float) -> Samples:
-    now = time.time()
+def _workers(
+    workers: Iterable[WorkerRecord], kinds: set[str], takeover_after: float, now: float
+) -> Samples:
     counted: dict[tuple[str, ...], float] = {
         (kind, status): 0.0 for kind in sorted(kinds) for status in ("alive", "silent")
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +9,7 @@ from typing import Protocol
 from switchyard.broker.consume.consumer import LaneConsumer
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Delayed, Died, Succeeded
+from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.monitoring import metrics as names
 from switchyard.services.monitoring.metrics import OTHER, Metric, Metrics, Samples
 from switchyard.services.runtime.endings import Ending
@@ -19,7 +19,8 @@ from switchyard.services.runtime.running import RunningJob
 class Meter:
     """Counts the attempts of one process."""
 
-    def __init__(self, metrics: Metrics, registry: Registry) -> None:
+    def __init__(self, metrics: Metrics, registry: Registry, clock: Clock) -> None:
+        self._clock = clock
         self._worker_of = {each.name: each.worker for each in registry}
         self._attempts = metrics.counter(names.ATTEMPTS)
         self._deaths = metrics.counter(names.DEATHS)
@@ -33,7 +34,7 @@ class Meter:
         if metadata.attempts == 0:
             worker, _ = self._labels(job)
             entered = metadata.queued_at or metadata.created_at
-            waited = max(0.0, time.time() - entered.timestamp())
+            waited = max(0.0, self._clock.time() - entered.timestamp())
             self._wait.labels(worker, job.delivery.lane).observe(waited)
 
     def ended(self, job: RunningJob, ending: Ending) -> None:
@@ -41,7 +42,9 @@ class Meter:
         worker, job_type = self._labels(job)
         lane = job.delivery.lane
         self._attempts.labels(worker, lane, job_type, _outcome(ending)).inc()
-        self._duration.labels(worker, job_type).observe(max(0.0, time.time() - job.started_at))
+        self._duration.labels(worker, job_type).observe(
+            max(0.0, self._clock.time() - job.started_at)
+        )
         if isinstance(ending, Died):
             self._deaths.labels(worker, lane, job_type, str(ending.reason)).inc()
             self._used.labels(worker, job_type).observe(ending.attempts)

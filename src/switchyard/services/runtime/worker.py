@@ -121,7 +121,7 @@ class Worker:
         self._link = Link(settings.require_amqp_url(), f"worker {self.worker_id}", self._log)
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
         self._shared = Shared()
-        meter = Meter(metrics, registry) if metrics is not None else None
+        meter = Meter(metrics, registry, ledger.clock) if metrics is not None else None
         reporter = Reporter(self._publisher, self.worker_id, meter=meter)
         self.counters = reporter.counters
         recorder = Recorder(ledger, self._on_ledger_away)

@@ -1,0 +1,41 @@
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import State
+from tests.integration.ledger.made import NOW, claim, finish, letter, new_job
+
+
+async def test_what_is_open_is_counted_by_lane_and_the_oldest_found(ledger: Ledger) -> None:
+    for number in range(3):
+        await ledger.record(new_job(f"job-{number}", now=NOW + number))
+    await ledger.record(new_job("later", lane="backfill", run_at=NOW + 900))
+    await ledger.mark_queued(["job-1"], NOW + 5)
+    await ledger.claim(claim("job-2"))
+    gauges = await ledger.gauges()
+    assert gauges.open_jobs == {
+        ("hot", "pending"): 1,
+        ("hot", "queued"): 1,
+        ("hot", "running"): 1,
+        ("backfill", "scheduled"): 1,
+    }
+    assert gauges.oldest == {("hot", "llm"): NOW + 5}
+    assert gauges.oldest_pending == NOW
+
+
+async def test_what_has_ended_is_not_counted(ledger: Ledger) -> None:
+    await ledger.record(new_job())
+    await ledger.claim(claim())
+    await ledger.finish(finish(State.SUCCEEDED))
+    gauges = await ledger.gauges()
+    assert (gauges.open_jobs, gauges.oldest, gauges.oldest_pending) == ({}, {}, None)
+    assert (gauges.bulk, gauges.bulk_progress) == ({}, {})
+
+
+async def test_dead_letters_are_counted_by_cause_also_without_a_lane(ledger: Ledger) -> None:
+    await ledger.index_dead(
+        [
+            letter(lane="hot"),
+            letter("job-2", lane="hot"),
+            letter(None, "malformed", id="raw-1", lane=None),
+        ]
+    )
+    gauges = await ledger.gauges()
+    assert gauges.dead == {("hot", "exhausted"): 2, ("", "malformed"): 1}
