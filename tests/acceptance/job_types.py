@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel
 
-from switchyard import Done, JobContext, LocalOnly, Outcome, PermanentError, job
+from switchyard import Done, Job, JobContext, LocalOnly, Next, Outcome, PermanentError, job
 
 
 class Work(BaseModel):
@@ -26,3 +26,13 @@ async def work(payload: Work, ctx: JobContext) -> Outcome:
         raise PermanentError(payload.text or "it was told to")
     await asyncio.sleep(payload.seconds)
     return Done({"n": payload.n} | ({"text": payload.text} if payload.text else {}))
+
+
+class Staged(BaseModel):
+    fail: bool = False
+
+
+@job("staged", worker="tester", lanes=("hot",), timeout=60)
+async def staged(payload: Staged, ctx: JobContext) -> Outcome:
+    """Is followed by `work`, which fails or does not."""
+    return Next([Job("work", {"fail": payload.fail})], {})

@@ -1,10 +1,16 @@
 """`jobctl publish`."""
 
+import asyncio
 import json
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import aio_pika
 
 from tests.acceptance.conftest import JOBCTL, ROOT, CommandLine
+from tests.support.brokers import TestBroker
+from tests.support.tcp_proxy import TcpProxy
 
 
 def test_prints_the_job_id_alone_and_the_job_is_queued(jobctl: CommandLine) -> None:
@@ -71,6 +77,47 @@ def test_no_broker_at_all_says_what_to_set(jobctl: CommandLine) -> None:
     assert "set JOBS_AMQP_URL" in jobctl.fails("publish", "hot.work", "--payload", "{}")
 
 
+def test_before_the_queues_are_there_it_says_what_to_type(bare: CommandLine) -> None:
+    bare.ok("db", "upgrade")
+    early = ("publish", "hot.work", "--payload", '{"n": 1}', "--key", "k")
+    refused = bare.fails(*early)
+    assert "run `jobctl topology apply`; nothing was kept of the job: publish it again" in refused
+    lines = bare.fails("publish", "hot.work", "--payload", "-", stdin="{}\n{}")
+    assert "2 lines were not published" in lines
+    assert "jobctl topology apply" in lines
+    assert bare.json("jobs", "list") == []
+    bare.ok("topology", "apply")
+    assert bare.json(*early)["state"] == "queued"
+    assert bare.json("dead", "list") == []
+
+
+async def test_a_job_that_is_not_confirmed_is_told_to_be_pending(jobctl: CommandLine) -> None:
+    url = urlsplit(jobctl.environment["JOBS_AMQP_URL"])
+    async with TcpProxy(url.hostname or "", url.port or 0) as proxy:
+        proxy.cut_when(lambda seen: b"unsure" in seen, forward=False)
+        arguments = ("publish", "hot.work", "--payload", '{"text": "unsure"}')
+        by_proxy = proxy.url(url.geturl())
+        done = await asyncio.to_thread(jobctl.run, *arguments, JOBS_AMQP_URL=by_proxy)
+    job_id = done.stdout.strip()
+    assert done.returncode == 0, done.stderr
+    assert f"{job_id} is recorded (pending)" in " ".join(done.stderr.split())
+    assert jobctl.state(job_id) == "pending"
+
+
+async def test_a_job_type_without_a_binding_is_told_by_whoever_waits(
+    jobctl: CommandLine, broker310: TestBroker
+) -> None:
+    async with await aio_pika.connect(broker310.amqp_url) as connection:
+        channel = await connection.channel()
+        queue = await channel.get_queue("hot.tester", ensure=False)
+        await queue.unbind("jobs.topic", "hot.work")
+    with jobctl.started("scheduler"):
+        command = ("publish", "hot.work", "--payload", "{}", "--wait")
+        dead = await asyncio.to_thread(jobctl.fails, *command)
+    assert "is dead (unroutable)" in dead
+    assert "no queue is bound for hot.work: `jobctl topology apply`, then `jobctl dead re" in dead
+
+
 def test_a_full_lane_is_told_with_what_became_of_the_job(jobctl: CommandLine) -> None:
     lines = "{}\n" * 1_001
     done = jobctl.run("publish", "hot.work", "--payload", "-", stdin=lines)
@@ -85,6 +132,23 @@ def test_wait_prints_the_result_or_why_the_job_died(jobctl: CommandLine) -> None
         assert json.loads(result) == {"n": 5}
         dead = jobctl.fails("publish", "hot.work", "--payload", '{"fail": true}', "--wait")
         assert "is dead (permanent): it was told to" in dead
+
+
+def test_wait_for_the_pipeline_returns_when_all_that_follows_has_ended(
+    jobctl: CommandLine,
+) -> None:
+    two, failed = "{}", '{"fail": true}'
+    with jobctl.worker():
+        command = ("publish", "hot.staged", "--wait=pipeline", "--payload")
+        rows = [row.split() for row in jobctl.ok(*command, two).splitlines()]
+        assert [row[1:] for row in rows] == [["staged", "succeeded"], ["work", "succeeded"]]
+        told = jobctl.json(*command, two)
+        assert (told["state"], len(told["pipeline_jobs"])) == ("succeeded", 1)
+        assert "is dead (permanent): it was told to" in jobctl.fails(*command, failed)
+        lines = jobctl.run(*command, "-", stdin=f"{two}\n{failed}\n")
+        assert [row.split()[1] for row in lines.stdout.splitlines()] == ["succeeded", "dead"]
+        assert "1 of 2 succeeded" in lines.stderr
+        assert jobctl.ok("publish", "hot.staged", "--wait", "--payload", two).strip() == "{}"
 
 
 def test_wait_gives_up_after_the_timeout(jobctl: CommandLine) -> None:

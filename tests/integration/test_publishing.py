@@ -1,5 +1,6 @@
 """Jobs into their lanes: recorded, confirmed, refused; next stages, confirmed before the ack."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,9 +9,10 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.broker.errors import BrokerAway, LaneFull
+from switchyard.broker.errors import BrokerAway, LaneFull, Unroutable
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.depths import ask_queue
 from switchyard.services.jobs.registry import InvalidPayload
 from switchyard.services.ledger.sql.tables import jobs as jobs_table
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, job_id_of, prepare
@@ -23,10 +25,11 @@ from switchyard.services.records import (
     RowRejected,
     State,
 )
+from switchyard.services.scheduler.scheduler import Pace, Scheduler, Turn
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
-from tests.support.system import System, lanes_with, open_system, workers_publish_by
+from tests.support.system import System, declare, lanes_with, open_system, workers_publish_by
 from tests.support.tcp_proxy import TcpProxy
 
 # A full quorum queue may take a few more before it refuses.
@@ -196,10 +199,46 @@ async def test_a_job_that_may_have_been_accepted_stays_for_the_scheduler(system:
     async with jobs_by_proxy(system) as (jobs, proxy):
         await jobs.publish(JobRequest("hot.noop", {}))
         proxy.cut_when(lambda seen: b"unsure" in seen, forward=True)
-        with pytest.raises(BrokerAway) as away:
-            await jobs.publish(JobRequest("hot.noop", {}, job_id="unsure"))
-        assert away.value.maybe_accepted
+        unsure = await jobs.publish(JobRequest("hot.noop", {}, job_id="unsure"))
+        assert unsure == Published("unsure", "hot.noop", State.PENDING)
         assert await system.state("unsure") is State.PENDING
+
+
+async def test_a_job_whose_queue_is_missing_is_refused_and_leaves_nothing(system: System) -> None:
+    async with system.channel() as channel:
+        await channel.queue_delete("hot.llm")
+    jobs = [JobRequest("hot.noop", {}, job_id="early"), JobRequest("backfill.noop", {})]
+    early, routed = await system.jobs.publish_many(jobs)
+    assert isinstance(early, Unroutable)
+    assert "no queue 'hot.llm'" in str(early)
+    assert "jobctl topology apply" in str(early)
+    assert isinstance(routed, Published)
+    assert await system.state("early") is None
+    assert await system.letters() == []
+    await declare(system.broker, system.registry, lanes=system.lanes)
+
+    async def is_taken() -> bool:
+        try:
+            return (await system.jobs.publish(jobs[0])).state is State.QUEUED
+        except Unroutable:
+            return False
+
+    await eventually(is_taken)
+
+
+async def test_a_queue_is_asked_for_once_by_all_who_publish(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def ask(connection: Any, queue: str) -> Any:
+        asked.append(queue)
+        return await ask_queue(connection, queue)
+
+    monkeypatch.setattr("switchyard.broker.publish.publisher.ask_queue", ask)
+    await asyncio.gather(*(system.publish("hot.noop") for _ in range(50)))
+    await system.publish("hot.noop")
+    assert asked == ["hot.llm"]
 
 
 @asynccontextmanager
@@ -251,17 +290,45 @@ def nothing_held_in(system: System, queue: str) -> Callable[[], Any]:
 
 async def test_next_stage_is_confirmed_before_ack(system: System, held_publisher: TcpProxy) -> None:
     worker = await system.start_worker("llm")
-    await eventually(lambda: held_publisher.connections == 1)
+    first = await system.publish("hot.spread", {"count": 1})  # the worker asks for the queue now
+    await system.wait_for_state(first, State.SUCCEEDED)
     held_publisher.pause("to_client")  # what is published arrives, and its confirm does not
     parent = await system.publish("hot.spread", {"count": 2})
-    await system.wait_until_ready("hot.embed", 2)
+    await system.wait_until_ready("hot.embed", 3)
     await eventually(lambda: held_in(system, "hot.llm"), what="an unacknowledged parent")
     assert await system.state(parent) is State.RUNNING
     assert worker.worker.running == 1
     held_publisher.resume()
     await system.wait_for_state(parent, State.SUCCEEDED)
     await eventually(nothing_held_in(system, "hot.llm"), what="the ack")
-    assert await system.ready("hot.embed") == 2
+    assert await system.ready("hot.embed") == 3
+
+
+async def test_a_next_stage_without_a_queue_waits_for_one_as_pending_and_runs_then(
+    system: System,
+) -> None:
+    async with system.channel() as channel:
+        await channel.queue_delete("hot.embed")
+    await system.start_worker("llm")
+    parent = await system.publish("hot.spread", {"count": 1})
+    await system.wait_for_state(parent, State.SUCCEEDED)
+    child = job_id_of(parent, "received", 0)
+    assert await system.state(child) is State.PENDING
+    pace = Pace(turn=0.05, pending=0.0)
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=pace)
+    try:
+        assert await scheduler.turn() == Turn(refused=1)
+        assert await system.state(child) is State.PENDING
+        await declare(system.broker, system.registry, lanes=system.lanes)
+        await system.start_worker("embed")
+        async with asyncio.timeout(20):
+            while await system.state(child) is not State.SUCCEEDED:
+                await scheduler.turn()
+                await asyncio.sleep(0.05)
+    finally:
+        await scheduler.close()
+    assert journal.runs(child) == 1
+    assert await system.letters() == []
 
 
 @pytest.mark.parametrize(

@@ -78,12 +78,16 @@ class LaneFull(Refused):
 class Unroutable(PublishError):
     """No queue takes this routing key; nothing of the message is left on the broker."""
 
-    def __init__(self, exchange: str, routing_key: str) -> None:
+    def __init__(self, exchange: str, routing_key: str, *, queue: str | None = None) -> None:
+        """`queue` is the one that should take it, where it is known that there is no such queue."""
         self.exchange = exchange
         self.routing_key = routing_key
-        super().__init__(
-            f"no queue is bound to {exchange!r} for {routing_key!r}: run `jobctl topology apply`"
+        missing = (
+            f"no queue is bound to {exchange!r} for {routing_key!r}"
+            if queue is None
+            else f"there is no queue {queue!r} on the broker for {routing_key!r}"
         )
+        super().__init__(f"{missing}: run `jobctl topology apply`")
 
 
 class Blocked(PublishError):

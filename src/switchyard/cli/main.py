@@ -67,7 +67,7 @@ REPAIR = "Repair"
 app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(up.up)
 app.command(rich_help_panel=START)(doctor.doctor)
-app.command(rich_help_panel=WORK)(publish.publish)
+app.command(rich_help_panel=WORK, cls=publish.PublishCommand)(publish.publish)
 app.add_typer(llm.app, name="llm", rich_help_panel=WORK)
 app.add_typer(documents.app, name="documents", rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(worker.worker)

@@ -2,9 +2,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from tests.support.api_server import RunningApi, serving
 from tests.support.brokers import TestBroker
-from tests.support.system import System, open_system
+from tests.support.system import JOB_MODULES, System, open_system
 
 
 @pytest.fixture
@@ -13,7 +14,8 @@ async def system(
 ) -> AsyncIterator[System]:
     """A system on SQLite, whose files are the test's own."""
     data_dir = tmp_path_factory.mktemp("data")
-    async with open_system(broker310, sqlite_url, data_dir=data_dir) as opened:
+    modules = (*BUILT_IN_MODULES, *JOB_MODULES)  # the API takes documents, too: they need queues
+    async with open_system(broker310, sqlite_url, modules=modules, data_dir=data_dir) as opened:
         yield opened
 
 

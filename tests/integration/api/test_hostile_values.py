@@ -13,12 +13,13 @@ import pytest
 from sqlalchemy import Connection, TextClause, text
 
 from switchyard.services.dead.indexing import index_waiting
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.records import State
 from switchyard.services.scheduler.scheduler import Scheduler
 from tests.support.api_server import RunningApi, environment_of, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.commands import commands
-from tests.support.system import System, open_system
+from tests.support.system import JOB_MODULES, System, open_system
 
 BEYOND = [
     "9999-12-31T23:59:59-01:00",
@@ -47,7 +48,9 @@ async def both(
     """System and API, on each kind of database."""
     data_dir = tmp_path_factory.mktemp("data")
     async with (
-        open_system(broker310, database_url, data_dir=data_dir) as system,
+        open_system(
+            broker310, database_url, modules=(*BUILT_IN_MODULES, *JOB_MODULES), data_dir=data_dir
+        ) as system,
         serving(system.settings) as api,
     ):
         yield system, api

@@ -22,6 +22,7 @@ UPLOAD_PROBLEMS = responses(
     "invalid",
     "document-unreadable",
     "lane-full",
+    "no-queue",
     "broker-away",
     "ledger-away",
     "storage-full",

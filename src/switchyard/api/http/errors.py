@@ -21,7 +21,7 @@ from switchyard.api.http.problems import (
     render,
     try_later,
 )
-from switchyard.broker.errors import BrokerAway, BrokerError, LaneFull
+from switchyard.broker.errors import BrokerAway, BrokerError, LaneFull, Unroutable
 from switchyard.services.backfill.sources import InvalidBackfill, SourceAway
 from switchyard.services.bulk.control import InvalidLimits
 from switchyard.services.dead.changes import InvalidRedrive
@@ -99,6 +99,8 @@ def problem_of(error: Exception) -> Problem:
             return try_later("ledger-away", text)
         case LaneFull():
             return lane_full(dead_lettered=error.dead_lettered)
+        case Unroutable():
+            return try_later("no-queue", f"nothing was kept of the job: {error}")
         case BrokerAway(maybe_accepted=True):
             text = "the job may be done nevertheless; try again later, nothing is done twice"
             return try_later("broker-away", text)

@@ -46,6 +46,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("rate-limited", _S.TOO_MANY_REQUESTS, "Too many requests"),
         Kind("internal-error", _S.INTERNAL_SERVER_ERROR, "A defect of the service"),
         Kind("lane-full", _S.SERVICE_UNAVAILABLE, "The lane is full"),
+        Kind("no-queue", _S.SERVICE_UNAVAILABLE, "The broker has no queue for the job"),
         Kind("broker-away", _S.SERVICE_UNAVAILABLE, "The broker can't take jobs now"),
         Kind("ledger-away", _S.SERVICE_UNAVAILABLE, "The ledger can't be used now"),
         Kind("no-broker", _S.SERVICE_UNAVAILABLE, "The service runs without a broker"),

@@ -11,7 +11,7 @@ from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, lane_full, responses, try_later
 from switchyard.api.models import jobs as models
 from switchyard.api.state import BrokerSide, Shared
-from switchyard.broker.errors import BrokerAway, LaneFull, PublishError
+from switchyard.broker.errors import LaneFull, PublishError
 from switchyard.broker.lanes import LANES, queue_name
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
@@ -66,7 +66,7 @@ PlainText = Annotated[str | None, Query(pattern=models.PLAIN, max_length=200)]
     dependencies=[needs(Scope.PUBLISH)],
     responses={
         202: {"headers": ACCEPTED_HEADERS, "description": "Recorded; it will be run."},
-        **responses("idempotency-conflict", "lane-full", "broker-away", "no-broker"),
+        **responses("idempotency-conflict", "lane-full", "no-queue", "broker-away", "no-broker"),
     },
 )
 async def publish(
@@ -222,13 +222,6 @@ async def published(broker: BrokerSide, job: NewJob) -> Published:
         return await broker.jobs.publish_one(job)
     except LaneFull as error:
         raise lane_full(dead_lettered=error.dead_lettered, job_id=job.message.job_id) from error
-    except BrokerAway as error:
-        if not error.maybe_accepted:
-            raise try_later("broker-away", "nothing was kept of the job") from error
-        # It is recorded, and perhaps on the broker: the scheduler sees to it that it runs.
-        return Published(job.message.job_id, job.routing_key, JobState.PENDING)
-    except PublishError as error:
-        raise try_later("broker-away", "nothing was kept of the job") from error
 
 
 async def _refuse_unless_known(state: Shared, job: NewJob) -> None:

@@ -23,6 +23,7 @@ from switchyard.broker.errors import (
 )
 from switchyard.broker.lanes import DEAD_EXCHANGE, EVENTS_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
+from switchyard.broker.publish.known_queues import KnownQueues
 from switchyard.broker.publish.outcome import (
     PATIENCE,
     Accepted,
@@ -40,9 +41,10 @@ from switchyard.broker.publish.outcome import (
     unconfirmed,
 )
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.wire.away import ANSWER_LIMIT, meaning_away
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
+from switchyard.broker.wire.depths import ask_queue
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Guard, Link
 
@@ -81,6 +83,7 @@ class Publisher:
         self._opening: asyncio.Task[PipelinedChannel] | None = None
         self.counts: dict[tuple[str, str], int] = {}
         """How many jobs ended how, by lane and outcome (`outcome_name`), since it was made."""
+        self._queues = KnownQueues(self._ask_queue)
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,6 +101,7 @@ class Publisher:
         if self._opening is not None:  # else it would connect behind our back
             await asyncio.gather(self._opening, return_exceptions=True)
         await self._link.close()
+        await self._queues.close()
 
     async def publish(self, message: JobMessage, routing_key: str) -> Accepted:
         """Publish one job and wait for its confirm.
@@ -131,6 +135,15 @@ class Publisher:
             waiting.append((job, started))
         for sent in waiting:
             yield await self._result(*sent)
+
+    async def has_queue(self, queue: str, *, limit: float = ANSWER_LIMIT) -> bool:
+        """Whether there is such a queue, as of the last half minute.
+
+        Raises Blocked, and BrokerAway where the broker does not say within `limit` seconds after
+        the connection is made.
+        """
+        await self._open()
+        return await self._queues.has(queue, limit)
 
     async def send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
         """Publish anything to any exchange and wait for the confirm.
@@ -210,9 +223,13 @@ class Publisher:
 
     async def _result(self, job: Outgoing, sent: _Sent | PublishError) -> Result:
         result = await self._result_of(job, sent)
+        self.count(job, result)
+        return result
+
+    def count(self, job: Outgoing, result: Result) -> None:
+        """Count how a publish has ended; also one that was refused before it was sent."""
         key = counted_lane(job.routing_key), outcome_name(result)
         self.counts[key] = self.counts.get(key, 0) + 1
-        return result
 
     async def _result_of(self, job: Outgoing, sent: _Sent | PublishError) -> Result:
         if isinstance(sent, PublishError):
@@ -246,6 +263,9 @@ class Publisher:
                 raise unconfirmed(self._timeout)
             await asyncio.wait((confirm,), timeout=min(PATIENCE, self._timeout - waited))
         confirm.result()
+
+    async def _ask_queue(self, queue: str) -> bool:
+        return await ask_queue(await self._link.connection_now(), queue) is not None
 
     async def _open(self) -> PipelinedChannel:
         channel = self._channel

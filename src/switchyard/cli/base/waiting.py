@@ -11,12 +11,14 @@ from switchyard.cli.base.errors import CommandFailed
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import State
+    from switchyard.services.records import JobSummary, State
 
 FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 """Seconds between looks: half as many again each time, from the first to the last."""
 CHUNK = 500
 """Ids asked for at once."""
+PIPELINES = 100
+"""Pipelines asked for at once."""
 
 
 async def wait_for_end(
@@ -48,11 +50,56 @@ async def wait_for_end(
         if not left:
             return seen
         if deadline is not None and time.monotonic() >= deadline:
-            last = str(seen.get(left[0], "unknown"))
-            others = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            raise CommandFailed(
-                f"not ended within {timeout:g} s: {left[0]} ({last}){others}; it goes on: "
-                f"`jobctl jobs watch {left[0]}`"
+            raise _too_late(timeout, left[0], seen.get(left[0]), len(left))
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, LAST_LOOK)
+
+
+async def wait_for_pipelines(
+    ledger: Ledger, job_ids: Sequence[str], *, timeout: float | None = None
+) -> dict[str, list[JobSummary]]:
+    """The jobs themselves and all that followed from them, oldest first, when all have ended.
+
+    Next stages are recorded before the job that they follow from ends, so none is missed. Raises
+    CommandFailed after `timeout` seconds.
+    """
+    from switchyard.services.records import FINISHED
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    ended: dict[str, list[JobSummary]] = {}
+    pause = FIRST_LOOK
+    while True:
+        left = [job_id for job_id in job_ids if job_id not in ended]
+        unfinished: JobSummary | None = None
+        count = 0
+        for start in range(0, len(left), PIPELINES):
+            found = await ledger.pipelines(left[start : start + PIPELINES])
+            for job_id, jobs in found.items():
+                open_jobs = [job for job in jobs if job.state not in FINISHED]
+                count += len(open_jobs)
+                if open_jobs:
+                    unfinished = unfinished or open_jobs[0]
+                else:
+                    ended[job_id] = jobs
+                    pause = FIRST_LOOK
+        if len(ended) == len(set(job_ids)):
+            return ended
+        if deadline is not None and time.monotonic() >= deadline:
+            raise _too_late(
+                timeout,
+                unfinished.id if unfinished else left[0],
+                unfinished.state if unfinished else None,
+                max(count, 1),
             )
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, LAST_LOOK)
+
+
+def _too_late(
+    timeout: float | None, job_id: str, state: State | None, number: int
+) -> CommandFailed:
+    others = f" and {number - 1} more" if number > 1 else ""
+    return CommandFailed(
+        f"not ended within {timeout:g} s: {job_id} ({state or 'unknown'}){others}; it goes on: "
+        f"`jobctl jobs watch {job_id}`"
+    )

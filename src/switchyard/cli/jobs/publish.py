@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from switchyard.cli.base.common import (
     IncludeOption,
@@ -18,16 +19,28 @@ from switchyard.cli.base.durations import DURATION_HELP, optional_duration
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
-from switchyard.cli.jobs.publishing import Options, job_publisher, report_one
+from switchyard.cli.jobs.publishing import Options, Wait, job_publisher, publish_one
 
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry
     from switchyard.services.settings import Settings
 
 
+class PublishCommand(TyperCommand):
+    """`--wait` takes no value, so that what stands behind it is never taken for one; an option's
+    value may be optional only where it is written with `=`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = args.index("--") if "--" in args else len(args)
+        for place in range(own):
+            if args[place] == "--wait=pipeline":
+                args[place] = "--wait-pipeline"
+        return super().parse_args(ctx, args)
+
+
 def publish(
     routing_key: Annotated[
-        str, typer.Argument(metavar="ROUTING_KEY", help="<lane>.<job_type>: hot.ingest_document")
+        str, typer.Argument(metavar="ROUTING_KEY", help="LANE.JOB_TYPE, as in hot.ingest_document")
     ],
     payload: Annotated[
         str,
@@ -56,8 +69,14 @@ def publish(
         ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the end; print the result.")
+        bool,
+        typer.Option(
+            "--wait",
+            help="Wait for the job's end; print its result. --wait=pipeline: for all that follows "
+            "from it, too; prints how each job ended.",
+        ),
     ] = False,
+    wait_for_pipeline: Annotated[bool, typer.Option("--wait-pipeline", hidden=True)] = False,
     timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="With --wait: fail after so long.")
     ] = None,
@@ -68,7 +87,8 @@ def publish(
 
     Prints each job's id. Exit code 1 tells that a job was refused, or (with --wait) that it died.
     """
-    if timeout is not None and not wait:
+    waits = Wait.PIPELINE if wait_for_pipeline else Wait.JOB if wait else None
+    if timeout is not None and waits is None:
         raise WrongUsage("--timeout is for --wait: give both, or neither")
     options = Options(
         routing_key=routing_key,
@@ -77,7 +97,7 @@ def publish(
         delay=optional_duration(delay) or 0,
         expires_in=optional_duration(expires_in),
         key=key,
-        wait=wait,
+        wait=waits,
         timeout=optional_duration(timeout),
         as_json=as_json,
     )
@@ -98,5 +118,4 @@ async def _publish_one(
     settings: Settings, registry: Registry, options: Options, payload: dict[str, Any]
 ) -> None:
     async with job_publisher(settings, registry) as (publisher, ledger):
-        published = await publisher.publish(options.request(payload, publisher.clock.now()))
-        await report_one(options, ledger, published)
+        await publish_one(options, publisher, ledger, payload)

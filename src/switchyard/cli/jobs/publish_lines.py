@@ -17,14 +17,20 @@ from switchyard.cli.base.payloads import (
     parse_lines,
     whole_document,
 )
-from switchyard.cli.base.waiting import wait_for_end
-from switchyard.cli.jobs.publishing import Options, job_publisher, report_one
+from switchyard.cli.base.waiting import wait_for_end, wait_for_pipelines
+from switchyard.cli.jobs.publishing import (
+    Options,
+    Wait,
+    job_publisher,
+    publish_one,
+    refusal,
+)
 
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry
     from switchyard.services.ledger import Ledger
     from switchyard.services.publishing.publisher import JobPublisher, PublishOutcome
-    from switchyard.services.records import NewJob
+    from switchyard.services.records import NewJob, State
     from switchyard.services.settings import Settings
 
 SHOWN_ERRORS = 20
@@ -39,6 +45,8 @@ class Account:
     """Line of each job that was published now or before."""
     published: int = 0
     duplicates: int = 0
+    pending: int = 0
+    """Of both: recorded, and not confirmed by the broker."""
     failed: int = 0
     stopped_by: str | None = None
     """Why the rest was not tried."""
@@ -59,11 +67,7 @@ async def publish_input(settings: Settings, registry: Registry, options: Options
             rest = await asyncio.to_thread(source.read_all)
             document = whole_document(first, rest)
             if document is not None:
-                await report_one(
-                    options,
-                    ledger,
-                    await publisher.publish(options.request(document, publisher.clock.now())),
-                )
+                await publish_one(options, publisher, ledger, document)
                 return
             first = numbered_lines(first, rest)
         account = Account()
@@ -126,12 +130,14 @@ def _account_for(
 ) -> None:
     from switchyard.broker.errors import PublishError
     from switchyard.services.publishing.publisher import Published
+    from switchyard.services.records import State
 
     for number, outcome in zip(numbers, outcomes, strict=True):
         if isinstance(outcome, Published):
             account.ids[outcome.job_id] = number
             account.duplicates += outcome.duplicate
             account.published += not outcome.duplicate
+            account.pending += outcome.state is State.PENDING
             if options.as_json:
                 print_json_line(
                     {
@@ -142,13 +148,15 @@ def _account_for(
                         "duplicate": outcome.duplicate,
                     }
                 )
-            elif not options.wait:
+            elif options.wait is None:
                 echo(outcome.job_id)
             continue
-        _failed_line(options, account, number, str(outcome))
         if isinstance(outcome, PublishError):
+            _failed_line(options, account, number, refusal(outcome))
             # What the broker refuses now it refuses for the following lines as well.
             account.stopped_by = str(outcome)
+        else:
+            _failed_line(options, account, number, str(outcome))
 
 
 def _failed_line(options: Options, account: Account, number: int, why: str) -> None:
@@ -163,6 +171,11 @@ def _report(account: Account, seconds: float) -> None:
     rate = f", {account.published / seconds:.0f} a second" if seconds > 0.5 else ""
     known = f"; {account.duplicates} were known already" if account.duplicates else ""
     say(f"{account.published} published{rate}{known}")
+    if account.pending:
+        say(
+            f"{account.pending} of them are recorded (pending), but the broker has not confirmed "
+            "them: `jobctl scheduler` publishes them when it takes jobs"
+        )
 
 
 def _failure(account: Account) -> str:
@@ -180,7 +193,10 @@ def _failure(account: Account) -> str:
 async def _wait(ledger: Ledger, options: Options, account: Account) -> None:
     from switchyard.services.records import State
 
-    states = await wait_for_end(ledger, list(account.ids), timeout=options.timeout)
+    if options.wait is Wait.PIPELINE:
+        states = await _ends_of_pipelines(ledger, options, account)
+    else:
+        states = await wait_for_end(ledger, list(account.ids), timeout=options.timeout)
     succeeded = sum(1 for state in states.values() if state is State.SUCCEEDED)
     say(f"{succeeded} of {len(states)} succeeded")
     for job_id, state in states.items():
@@ -192,3 +208,19 @@ async def _wait(ledger: Ledger, options: Options, account: Account) -> None:
         raise CommandFailed(
             f"{len(states) - succeeded} jobs did not succeed: `jobctl dead list` tells why"
         )
+
+
+async def _ends_of_pipelines(
+    ledger: Ledger, options: Options, account: Account
+) -> dict[str, State]:
+    """How each line's pipeline has ended: as the first of its jobs that did not succeed."""
+    from switchyard.services.records import State
+
+    found = await wait_for_pipelines(ledger, list(account.ids), timeout=options.timeout)
+    return {
+        job_id: next(
+            (each.state for each in found[job_id] if each.state is not State.SUCCEEDED),
+            State.SUCCEEDED,
+        )
+        for job_id in account.ids
+    }

@@ -12,9 +12,11 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Guard
 
-CONNECT_PATIENCE = 0.9
+CONNECT_PATIENCE = 0.7
 """Seconds that a publish waits for a connection; connecting goes on for the next one."""
-CONFIRM_PATIENCE = 0.9
+QUEUE_PATIENCE = 0.4
+"""Seconds that it waits to hear whether its queue is there, where that is not known."""
+CONFIRM_PATIENCE = 0.8
 """Seconds that it waits for its confirm after that: together less than two."""
 
 
@@ -37,6 +39,10 @@ class PromptPublisher(Publisher):
         except PublishError as error:
             return [error for _ in jobs]
         return await super().publish_many(jobs)
+
+    async def has_queue(self, queue: str, *, limit: float = QUEUE_PATIENCE) -> bool:
+        await self._connected()
+        return await super().has_queue(queue, limit=limit)
 
     async def send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
         await self._connected()

@@ -3,9 +3,17 @@
 The record comes first (`pending`), then the confirmed publish, then the mark (`queued`). A crash
 in between leaves a `pending` record, which the scheduler publishes again: the outbox.
 
-A job that was recorded before is the earlier request's, or the scheduler's: it is not sent a second
-time from here. A job that the broker refuses is taken back, unless another request was told of it
-meanwhile; then it is kept, and will run. So an error says that nothing was kept, or what of it was.
+**The rule of every door** (docs/architecture.md, "What a publish answers"):
+
+- *Accepted*: the job is recorded, and will run. The broker has confirmed it (`queued`), it waits
+  for its time (`scheduled`), or its confirm did not come (`pending`): it may be on the broker, and
+  the outbox publishes it.
+- *Refused*: nothing is kept of it (LaneFull, Unroutable, Blocked, BrokerAway), but where a full hot
+  lane has made a dead letter of it, which the error says. Unroutable is a job whose queue is not
+  on this broker: that is asked before anything is sent.
+- What one request has accepted, no other refuses: a job that was recorded before is the earlier
+  request's, or the outbox's, and is not sent a second time from here. A job that the broker refuses
+  is taken back, unless another request was told of it meanwhile; then it is kept, and will run.
 """
 
 from __future__ import annotations
@@ -15,13 +23,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from switchyard.broker.errors import LaneFull, PublishError
-from switchyard.broker.publish.outcome import Accepted, Outgoing, Result
+from switchyard.broker.errors import BrokerAway, LaneFull, PublishError
+from switchyard.broker.publish.outcome import Accepted, Result
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.identity.broker import guard
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest, prepare
+from switchyard.services.publishing.routing import Routed, publish_routed
 from switchyard.services.records import (
     Created,
     Existing,
@@ -91,8 +100,9 @@ class JobPublisher:
     async def publish(self, request: JobRequest) -> Published:
         """Publish one job.
 
-        Raises what `prepare` raises (nothing was sent); IdempotencyConflict; LaneFull, Blocked,
-        BrokerAway (PublishError); LedgerUnavailable.
+        Raises what `prepare` raises (nothing was sent); IdempotencyConflict; LaneFull, Unroutable,
+        Blocked, BrokerAway (PublishError): nothing was kept, but the dead letter of a LaneFull
+        that says so; LedgerUnavailable.
         """
         return await self.publish_one(self.prepare(request))
 
@@ -117,11 +127,11 @@ class JobPublisher:
         recorded = await self._ledger.record_many(jobs)
         outcomes = _known(jobs, recorded)
         due = [index for index in range(len(jobs)) if index not in outcomes]
-        results = await self._publisher.publish_many(
-            Outgoing(jobs[index].message, jobs[index].routing_key) for index in due
+        results = await publish_routed(
+            self._publisher, [Routed.of(jobs[index], jobs[index].message) for index in due]
         )
         sent = dict(zip(due, results, strict=True))
-        outcomes |= {index: _outcome(result) for index, result in sent.items()}
+        outcomes |= {index: _outcome(jobs[index], result) for index, result in sent.items()}
         await self._mark(jobs, sent)
         outcomes |= await self._take_back(jobs, recorded, sent)
         return [outcomes[index] for index in range(len(jobs))]
@@ -177,7 +187,9 @@ def _known(
     return outcomes
 
 
-def _outcome(result: Result) -> PublishOutcome:
+def _outcome(job: NewJob, result: Result) -> PublishOutcome:
     if isinstance(result, Accepted):
         return Published(result.job_id, result.routing_key, State.QUEUED)
+    if isinstance(result, BrokerAway) and result.maybe_accepted:
+        return Published(job.message.job_id, job.routing_key, State.PENDING)
     return result

@@ -18,14 +18,15 @@ from switchyard.broker.dead.certificate import (
     letter_id,
     unreadable_properties,
 )
-from switchyard.broker.errors import ForeignCopy, LaneFull, PublishError, Refused
+from switchyard.broker.errors import ForeignCopy, LaneFull, PublishError, Refused, Unroutable
 from switchyard.broker.lanes import DEAD_EXCHANGE, retry_name
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publish.outcome import Accepted, Outgoing, Result, envelope_of
+from switchyard.broker.publish.outcome import Accepted, Result, envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.jobs.retry import Delayed, Died, Failure, RetryPolicy, Succeeded
+from switchyard.services.publishing.routing import Routed, publish_routed
 from switchyard.services.records import Existing, NewJob, RowRejected
 from switchyard.services.runtime.endings import Ending, invalid_outcome
 from switchyard.services.runtime.recording import Recorder
@@ -111,25 +112,24 @@ class FollowUp:
         self, job: RunningJob, done: Succeeded, jobs: Sequence[NewJob]
     ) -> Ending:
         """Record the next stages and publish them. When a lane refuses one, this job runs again
-        later: what it has made is kept, so that is cheap, and a slot never waits for a lane."""
+        later: what it has made is kept, so that is cheap, and a slot never waits for a lane. One
+        whose queue is not there stays `pending`, for the outbox: somebody has to make the queue."""
         try:
             messages = await self._record(jobs)
         except RowRejected as error:
             return await self.publish(job, invalid_outcome(job.message, error), ())
-        left = [
-            Outgoing(message, each.routing_key)
-            for message, each in zip(messages, jobs, strict=True)
-        ]
+        left = [Routed.of(each, message) for message, each in zip(messages, jobs, strict=True)]
         backoff = FIRST_BACKOFF
         while left:
-            results = await self.publisher.publish_many(left)
+            results = await publish_routed(self.publisher, left)
             full = await self._note_published(left, results)
             if full is not None:
                 return await self._wait_for_lane(job, full)
             left = [
-                outgoing
-                for outgoing, result in zip(left, results, strict=True)
-                if isinstance(result, PublishError) and not isinstance(result, LaneFull)
+                stage
+                for stage, result in zip(left, results, strict=True)
+                if isinstance(result, PublishError)
+                and not isinstance(result, LaneFull | Unroutable)
             ]
             if left:
                 self._log.warning("publish again", jobs=len(left), next_try_in=backoff)
@@ -154,13 +154,13 @@ class FollowUp:
         return messages
 
     async def _note_published(
-        self, sent: Sequence[Outgoing], results: Sequence[Result]
+        self, sent: Sequence[Routed], results: Sequence[Result]
     ) -> Refused | None:
         """Record what became of next stages; the refusal of a lane that kept nothing."""
         accepted: list[str] = []
         full: Refused | None = None
-        for outgoing, result in zip(sent, results, strict=True):
-            job_id = outgoing.message.job_id
+        for stage, result in zip(sent, results, strict=True):
+            job_id = stage.outgoing.message.job_id
             if isinstance(result, Accepted):
                 accepted.append(job_id)
             elif isinstance(result, LaneFull) and result.dead_lettered:

@@ -15,7 +15,7 @@ import structlog
 from switchyard.broker.background import Background
 from switchyard.broker.errors import BrokerAway, LaneFull, WrongSystem
 from switchyard.broker.lanes import LANES, Lane
-from switchyard.broker.publish.outcome import Accepted, Outgoing
+from switchyard.broker.publish.outcome import Accepted
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.indexing import DeadLetterIndexer
 from switchyard.services.files.storage import StorageError
@@ -27,6 +27,7 @@ from switchyard.services.ledger.leases import SCHEDULER
 from switchyard.services.llm.answers import drop_old_answers
 from switchyard.services.monitoring import metrics as names
 from switchyard.services.monitoring.metrics import Metric, Metrics, Samples, show_publishes
+from switchyard.services.publishing.routing import Routed, publish_routed
 from switchyard.services.records import JobRecord, LedgerError, State
 from switchyard.services.redrive.returning import LOOK, Returner
 from switchyard.services.settings import Settings
@@ -229,9 +230,12 @@ class Scheduler:
         if not records:
             return []
         entered = self._ledger.clock.now()
-        results = await self._publisher.publish_many(
-            Outgoing(to_message(record).with_metadata(queued_at=entered), record.routing_key)
-            for record in records
+        results = await publish_routed(
+            self._publisher,
+            [
+                Routed.of(record, to_message(record).with_metadata(queued_at=entered))
+                for record in records
+            ],
         )
         accepted: list[str] = []
         for record, result in zip(records, results, strict=True):
