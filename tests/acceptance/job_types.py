@@ -36,3 +36,11 @@ class Staged(BaseModel):
 async def staged(payload: Staged, ctx: JobContext) -> Outcome:
     """Is followed by `work`, which fails or does not."""
     return Next([Job("work", {"fail": payload.fail})], {})
+
+
+@job("unlucky", worker="tester", lanes=("hot",), timeout=60)
+async def unlucky(payload: Staged, ctx: JobContext) -> Outcome:
+    """Succeeds at its second attempt."""
+    if ctx.attempt == 1:
+        raise RuntimeError("\x1b[2Jout of luck" + "!" * 20_000)
+    return Done({})

@@ -45,7 +45,8 @@ def papers(tmp_path: Path) -> list[str]:
 
 
 def test_documents_are_sent_shown_and_found(shell: CommandLine, papers: list[str]) -> None:
-    first, second = shell.ok("documents", "upload", *papers).split()
+    first, name, second, other = shell.ok("documents", "upload", *papers).split()
+    assert [name, other] == papers
     shown = shell.json("documents", "show", first)
     assert (shown["state"], shown["filename"]) == ("completed", "paper-0.pdf")
     assert "completed" in shell.ok("documents", "show", first)
@@ -84,7 +85,7 @@ def test_a_refused_file_does_not_hold_up_the_others(
     picture.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
     done = shell.run("documents", "upload", str(picture), str(tmp_path / "none.pdf"), papers[0])
     assert done.returncode == 1
-    assert len(done.stdout.split()) == 1
+    assert done.stdout.split()[1:] == [papers[0]]
     assert f"{picture}: The content is not supported" in done.stderr
     assert f"{tmp_path / 'none.pdf'}: No such file" in done.stderr
     assert "Traceback" not in done.stderr

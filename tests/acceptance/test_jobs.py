@@ -1,5 +1,6 @@
 """`jobctl jobs`, `lanes` and `workers`: looking at what goes on."""
 
+import json
 import time
 
 from tests.acceptance.conftest import CommandLine
@@ -33,6 +34,29 @@ def test_watch_fails_for_a_job_that_dies(jobctl: CommandLine) -> None:
     with jobctl.worker():
         job_id = jobctl.publish(fail=True)
         assert f"job {job_id} is dead: it was told to" in jobctl.fails("jobs", "watch", job_id)
+
+
+def test_the_traceback_of_a_retry_is_in_the_log_and_show_says_where(jobctl: CommandLine) -> None:
+    with jobctl.worker():
+        job_id = jobctl.publish("hot.unlucky")
+        jobctl.ok("jobs", "watch", job_id)
+        (worker,) = jobctl.json("workers")
+        log = jobctl.log_of("worker")
+    lines = [json.loads(line) for line in log.splitlines() if '"retried"' in line]
+    (told,) = [line for line in lines if line["job_id"] == job_id]
+    assert len(told["traceback"]) == 4_000
+    assert told["error"].startswith("\x1b[2Jout of luck")
+    assert "\x1b" not in log
+    shown = jobctl.run("jobs", "show", job_id)
+    assert f"Tracebacks of retries are in the log of {worker['worker_id']}" in shown.stderr
+
+
+def test_show_says_how_to_go_on_with_a_dead_job(jobctl: CommandLine) -> None:
+    with jobctl.worker():
+        job_id = jobctl.publish(fail=True)
+        jobctl.fails("jobs", "watch", job_id)
+    shown = " ".join(jobctl.run("jobs", "show", job_id).stderr.split())
+    assert f"Traceback, and how to go on: `jobctl dead show {job_id}`" in shown
 
 
 def test_unknown_ids_are_told(jobctl: CommandLine) -> None:

@@ -122,6 +122,14 @@ def test_a_node_that_cannot_start_says_why(own_node: Callable[..., LocalNode]) -
         own_node(extra_config={"no_such_setting": "1"})
 
 
+def test_a_node_can_be_asked_from_any_shell(broker310: TestBroker) -> None:
+    control = broker310.node.control
+    assert control.stat().st_mode & 0o777 == 0o700
+    command = [str(control), "--quiet", "list_users"]
+    done = subprocess.run(command, env={}, cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["switchyard\t[administrator]"]
+
+
 def test_a_failing_command_says_what_the_node_answered(broker310: TestBroker) -> None:
     with pytest.raises(CommandError, match="nobody"):
         broker310.node.rabbitmqctl("delete_user", "nobody")

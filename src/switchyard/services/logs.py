@@ -66,6 +66,7 @@ def configure(level: str = "info", form: str = "auto") -> None:
     else:
         shared += [
             structlog.processors.format_exc_info,
+            _traceback_below,
             _printable_event,  # last: what comes after it is the renderer's own styling
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
@@ -90,6 +91,13 @@ class _PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+
+def _traceback_below(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """A traceback that came as text is shown as one, below its line."""
+    if "traceback" in event and "exception" not in event:
+        event["exception"] = str(event.pop("traceback")).rstrip()
+    return event
 
 
 def _printable_event(_logger: Any, _method: str, event: EventDict) -> EventDict:

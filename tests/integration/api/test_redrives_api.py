@@ -43,6 +43,11 @@ async def test_a_group_is_planned_redriven_and_watched(system: System, client: A
     which = {"group": groups[1].group}
     plan = await client.plan_redrive(which, change={"to": "hot.scripted"})
     assert (plan.redriven, plan.routes) == (20, {"hot.scripted": 20})
+    lines = plan.differences[0].lines
+    assert '-  "routing_key": "backfill.scripted"' in "\n".join(lines), lines
+    assert '+  "routing_key": "hot.scripted"' in lines
+    assert len(plan.differences) == 5
+    assert (await client.plan_redrive(which)).differences == []
 
     await system.start_worker()
     async with redriving(system):

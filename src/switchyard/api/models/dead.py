@@ -199,6 +199,13 @@ class RedriveRate(BaseModel):
     rate: float | None = Field(ge=LEAST_RATE, le=MOST_RATE, description="Letters a second at most.")
 
 
+class RedriveDifference(BaseModel):
+    """What a change would make of a letter."""
+
+    letter_id: str
+    lines: list[str] = Field(description="Before and after, as a unified diff; none: no change.")
+
+
 class RedrivePlan(BaseModel):
     """What a redrive would do."""
 
@@ -210,6 +217,9 @@ class RedrivePlan(BaseModel):
         description="Letters by routing key.", examples=[{"hot.summarize_content": 12}]
     )
     notes: list[str] = Field(description="A line for each letter; the first 100.")
+    differences: list[RedriveDifference] = Field(
+        default_factory=list, description="Where something is changed: the first five letters."
+    )
 
 
 class RedriveView(BaseModel):

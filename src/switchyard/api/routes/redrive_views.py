@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from switchyard.api.models import jobs as models
-from switchyard.api.models.dead import NewRedrive, RedrivePlan, RedriveView
+from switchyard.api.models.dead import NewRedrive, RedriveDifference, RedrivePlan, RedriveView
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkOperation
 from switchyard.services.redrive.sending import Tally
@@ -30,6 +30,10 @@ def plan_view(tally: Tally) -> RedrivePlan:
         invalid=tally.invalid,
         routes=tally.routes,
         notes=tally.notes,
+        differences=[
+            RedriveDifference(letter_id=each.letter_id, lines=list(each.lines))
+            for each in tally.differences
+        ],
     )
 
 

@@ -133,6 +133,8 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         print_json(_public(job) | {"pipeline_jobs": others})
         return
     _print_job(job)
+    for hint in hints(job):
+        say(hint)
     if followers:
         echo()
         rows = table("PIPELINE", "JOB", "STATE", "AGE", flexible=("JOB",))
@@ -239,6 +241,28 @@ def _print_job(job: JobRecord) -> None:
                 cell(error),
             )
         console().print(rows)
+
+
+def hints(job: JobRecord) -> list[str]:
+    """Where the rest is told: tracebacks, and what can be done."""
+    told = []
+    if job.state == "dead":
+        told.append(f"Traceback, and how to go on: `jobctl dead show {job.id}`.")
+    if job.reason == "unroutable":
+        told.append(
+            f"No queue is bound for {job.routing_key}: `jobctl topology apply`, then "
+            f"`jobctl dead redrive {job.id}`."
+        )
+    workers = {
+        each.worker_id: None
+        for each in job.timeline
+        if each.outcome == "retry" and each.error_type and each.worker_id
+    }
+    if workers:
+        told.append(
+            f"Tracebacks of retries are in the log of {', '.join(workers)}, in lines with this id."
+        )
+    return told
 
 
 def _span(label: str, seconds: float | None) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from switchyard.cli.base.calling import advice, calling, file_trouble
 from switchyard.cli.base.durations import DURATION_HELP, age, optional_duration
-from switchyard.cli.base.errors import FAILED, WrongUsage
+from switchyard.cli.base.errors import FAILED, WrongUsage, one_line
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
@@ -63,7 +63,7 @@ def upload(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send documents through the pipeline; prints their ids.
+    """Send documents through the pipeline; prints their ids and names.
 
     What is known already, by content or source, is not worked again. Exit code 1: one of them was
     refused, or, with `--wait`, has failed; the others go on.
@@ -76,7 +76,7 @@ def upload(
         raise WrongUsage("--timeout is for --wait: give both, or neither")
     seconds = optional_duration(timeout)
     trouble = 0
-    sent: list[str] = []
+    sent: list[tuple[str, Path]] = []
     with calling() as client:
         for path in files:
             try:
@@ -87,11 +87,11 @@ def upload(
                 say(_refusal(path, error))
                 trouble += 1
                 continue
-            sent.append(document.document_id)
+            sent.append((document.document_id, path))
             if not wait:
-                _print_sent(document, as_json)
-        for document_id in sent if wait else ():
-            trouble += not _wait(client, document_id, seconds, as_json)
+                _print_sent(document, path, as_json)
+        for document_id, path in sent if wait else ():
+            trouble += not _wait(client, document_id, seconds, as_json, path)
     if trouble:
         raise typer.Exit(FAILED)
 
@@ -223,13 +223,20 @@ def text(
         _print_pages(made)
 
 
-def _wait(client: Client, document_id: str, timeout: float | None, as_json: bool) -> bool:
+def _wait(
+    client: Client,
+    document_id: str,
+    timeout: float | None,
+    as_json: bool,
+    path: Path | None = None,
+) -> bool:
     """Print the document as soon as nothing happens to it any more; whether it is well."""
     document = client.wait_for_document(document_id, timeout=timeout)
     if as_json:
         print_json_line(document.model_dump(mode="json"))
     else:
-        echo(f"{document.document_id}  {document.state}")
+        name = "" if path is None else f"  {one_line(str(path))}"
+        echo(f"{document.document_id}  {document.state}{name}")
         if document.error is not None:
             say(f"{document_id} failed at {document.current_stage}: {_why(document)}")
     return document.error is None
@@ -239,11 +246,11 @@ def _refusal(path: Path, error: ApiError | OSError) -> str:
     return file_trouble(error) if isinstance(error, OSError) else f"{path}: {advice(error)}"
 
 
-def _print_sent(document: DocumentView, as_json: bool) -> None:
+def _print_sent(document: DocumentView, path: Path, as_json: bool) -> None:
     if as_json:
         print_json_line(document.model_dump(mode="json"))
         return
-    echo(document.document_id)
+    echo(f"{document.document_id}  {one_line(str(path))}")
     if document.duplicate:
         say(f"{document.document_id} was known already; it is {document.state}")
 

@@ -201,6 +201,8 @@ def _print_addresses(found: FoundBroker, system: System, directory: Path) -> Non
     echo(f"API         {settings.api_url}")
     echo(f"AMQP        {address_of(settings.require_amqp_url())}")
     echo(f"Management  {management.scheme}://{management.hostname}:{management.port}")
+    if found.node is not None:
+        echo(f"rabbitmqctl {found.node.control}")
     echo(f"Ledger      {ledger}")
     echo(f"Data        {directory}")
     echo(f"Logs        {directory / 'logs'}")

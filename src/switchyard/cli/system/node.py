@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Self
 from urllib.parse import quote
 
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.system.node_setup import NodeSetup
+from switchyard.cli.system.node_setup import CONTROL, NodeSetup
 from switchyard.cli.system.ports import LOOPBACK, free_port
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
@@ -163,6 +163,11 @@ class LocalNode:
         return self.base_dir / "log" / "rabbit.log"
 
     @property
+    def control(self) -> Path:
+        """A `rabbitmqctl` for this node, to be called from any shell of this user."""
+        return self.base_dir / CONTROL
+
+    @property
     def log_tail(self) -> str:
         """The last lines of the log since the last start.
 
@@ -181,6 +186,7 @@ class LocalNode:
         if self.is_running:
             raise LocalNodeError("The node is running already: stop() it first")
         self._setup.write()
+        self._setup.write_control(self._scripts)
         try:
             with self.log.open("ab") as log:
                 self._log_start = log.tell()

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import secrets
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from switchyard.cli.system.foreign_root import link_erlang
 from switchyard.cli.system.ports import LOOPBACK
 from switchyard.cli.system.private_file import make_private, write_private
 
+CONTROL = "rabbitmqctl"
+"""The script in a node's directory that speaks to this node and to no other."""
 # Where a node out of another Debian's root has that root's Erlang, in its own directory.
 ERLANG = "erlang"
 
@@ -50,6 +53,16 @@ class NodeSetup:
         write_private(self.base_dir / "advanced.config", self.advanced or "[].\n")
         config = "".join(f"{key} = {value}\n" for key, value in self._config().items())
         write_private(self.base_dir / "rabbitmq.conf", config)
+
+    def write_control(self, scripts: Path) -> None:
+        """A `rabbitmqctl` for people, from any shell: the installed one knows neither this node's
+        name server nor its cookie."""
+        environment = self.environment().items()
+        told = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment)
+        command = shlex.quote(str(scripts / CONTROL))
+        script = self.base_dir / CONTROL
+        write_private(script, f'#!/bin/sh\nexec env -i {told} {command} "$@"\n')
+        script.chmod(0o700)
 
     def _config(self) -> dict[str, str]:
         config = {

@@ -22,6 +22,8 @@ from switchyard.services.redrive.spec import RedriveSpec
 
 SHOWN = 5
 """Letters of which it is shown what would change."""
+COMPARED = 256 * 1024
+"""Bytes of a message up to which that is shown: to compare takes time, and the answer room."""
 
 Letters = AsyncGenerator[DeadJob, None]
 
@@ -106,6 +108,9 @@ def _note(copies: Sequence[Copy], change: Change, tally: Tally) -> None:
 
 
 def _difference(copy: Copy) -> LetterDifference:
+    size = len(copy.letter.body)
+    if size > COMPARED:
+        return LetterDifference(copy.letter.id, (f"not compared: it has {size:,} bytes",))
     before = json.loads(copy.letter.body)
     after = json.loads(copy.message.encode())
     # What every redrive writes anew is no news.

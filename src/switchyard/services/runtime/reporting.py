@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from switchyard.broker.dead.certificate import MESSAGE_LIMIT
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.jobs.retry import Delayed, Died, Succeeded
+from switchyard.services.jobs.retry import Delayed, Died, Failure, Succeeded
 from switchyard.services.monitoring.job_events import announce
 from switchyard.services.runtime.endings import CalledOff, Ending
 from switchyard.services.runtime.metering import Meter
 from switchyard.services.runtime.running import RunningJob
+
+TRACEBACK_LIMIT = 4_000
+"""Characters kept of a traceback in the log: its end, where the error is."""
 
 
 @dataclass(slots=True)
@@ -73,7 +77,8 @@ class Reporter:
                     "retried" if ending.counts else "snoozed",
                     delay=ending.level,
                     error_type=ending.failure.error_type,
-                    error=ending.failure.message,
+                    error=ending.failure.message[:MESSAGE_LIMIT],
+                    **_traceback(ending.failure),
                 )
                 self._announce("retrying", job)
             case Died():
@@ -82,7 +87,7 @@ class Reporter:
                     "dead",
                     reason=str(ending.reason),
                     error_type=ending.failure.error_type,
-                    error=ending.failure.message,
+                    error=ending.failure.message[:MESSAGE_LIMIT],
                 )
                 self._announce("dead", job)
             case CalledOff():
@@ -101,3 +106,9 @@ class Reporter:
             attempt=message.metadata.attempts + 1,
             worker_id=self.worker_id,
         )
+
+
+def _traceback(failure: Failure) -> dict[str, str]:
+    """For the log of a retry, which is the only place that has it: that of a death is in its
+    letter."""
+    return {"traceback": failure.traceback[-TRACEBACK_LIMIT:]} if failure.traceback else {}
