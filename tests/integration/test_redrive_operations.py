@@ -298,6 +298,26 @@ async def test_a_low_rate_does_not_keep_others_from_the_queue(
             await system.wait_until_ready("backfill.llm", 3)
 
 
+async def test_letters_without_a_queue_stay_and_the_note_says_what_to_type(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        letters = await bury(system, names(3))
+        async with system.channel() as channel:
+            await channel.queue_delete("backfill.llm")
+        operation = await start(system)
+        async with running(system, operation):
+
+            async def says_so() -> bool:
+                seen = await bulk_control.require_bulk(system.ledger, operation.id)
+                return "no queue 'backfill.llm'" in (seen.note or "")
+
+            await eventually(says_so)
+            seen = await bulk_control.require_bulk(system.ledger, operation.id)
+            assert "run `jobctl topology apply`" in (seen.note or "")
+        assert {each.id for each in await system.letters()} == set(letters)
+
+
 async def test_rate_can_be_changed_while_it_runs(broker310: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker310, sqlite_url) as system:
         await bury(system, names(300), recorded=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.broker.errors import LaneFull
+from switchyard.broker.errors import LaneFull, Unroutable
 from switchyard.services.documents.desk import DocumentDesk
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
@@ -65,3 +65,14 @@ async def test_an_upload_that_is_refused_alone_leaves_nothing(system: System) ->
         await desk.submit(await desk.inbox.receive(text()), ABOUT)
     assert waiting_files(system) == []
     assert not (await system.ledger.list_jobs()).items
+
+
+async def test_an_upload_for_which_there_is_no_queue_leaves_nothing(system: System) -> None:
+    async with system.channel() as channel:
+        await channel.queue_delete("backfill.ingest")
+    desk = DocumentDesk(system.ledger, Inbox(system.settings, system.jobs, None))
+    with pytest.raises(Unroutable, match="jobctl topology apply"):
+        await desk.submit(await desk.inbox.receive(text()), ABOUT)
+    assert waiting_files(system) == []
+    assert not (await system.ledger.list_jobs()).items
+    assert await system.letters() == []

@@ -245,6 +245,19 @@ async def test_a_full_lane_refuses_and_keeps_nothing(
         assert shown["maintenance"]["pressure"] == "ok"
 
 
+async def test_a_job_without_a_queue_is_refused_and_leaves_nothing(
+    both: tuple[System, RunningApi],
+) -> None:
+    system, api = both
+    async with system.channel() as channel:
+        await channel.queue_delete("hot.llm")
+    answer = await api.client.post("/jobs", json=NOOP)
+    assert "jobctl topology apply" in problem(answer, 503, "no-queue")["detail"]
+    assert int(answer.headers["retry-after"]) >= 1
+    assert (await system.ledger.list_jobs()).items == ()
+    assert await system.letters() == []
+
+
 async def eventually_fresh(api: RunningApi) -> None:
     """Forget the depths that are known, and ask for new ones."""
     api.state.broker.pressure._snapshot = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aiormq.connection import Connection
 from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
 
+from switchyard.broker.errors import BrokerAway
 from switchyard.broker.wire.away import ANSWER_LIMIT, meaning_away, within
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed, connected, underlying
@@ -62,6 +63,12 @@ async def queue_depths(url: str) -> AsyncIterator[Callable[[str], Awaitable[int]
             channel = await open_channel(underlying(connection), confirms=False)
 
             async def depth(queue: str) -> int:
-                return (await waiting_in(channel, queue)).ready
+                try:
+                    return (await waiting_in(channel, queue)).ready
+                except ChannelNotFoundEntity as error:
+                    raise BrokerAway(
+                        f"there is no queue {queue!r} on the broker: run `jobctl topology apply`",
+                        maybe_accepted=False,
+                    ) from error
 
             yield depth
