@@ -119,7 +119,7 @@ def test_what_fails_is_one_line_and_says_what_to_do(shell: CommandLine, papers: 
 def test_waiting_ends_with_the_document_or_the_time(
     waiting: CommandLine, papers: list[str]
 ) -> None:
-    document_id = waiting.ok("documents", "upload", papers[0], "--lane", "backfill").strip()
+    document_id = waiting.ok("documents", "upload", papers[0], "--lane", "backfill").split()[0]
     began = time.monotonic()
     assert "within 0.3 s" in waiting.fails("documents", "wait", document_id, "--timeout", "300ms")
     assert time.monotonic() - began < 10
