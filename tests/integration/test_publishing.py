@@ -16,6 +16,7 @@ from switchyard.broker.wire.depths import ask_queue
 from switchyard.services.jobs.registry import InvalidPayload
 from switchyard.services.ledger.sql.tables import jobs as jobs_table
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, job_id_of, prepare
+from switchyard.services.publishing.prompt import PromptPublisher
 from switchyard.services.publishing.publisher import JobPublisher, Published
 from switchyard.services.records import (
     AttemptOutcome,
@@ -239,6 +240,23 @@ async def test_a_queue_is_asked_for_once_by_all_who_publish(
     await asyncio.gather(*(system.publish("hot.noop") for _ in range(50)))
     await system.publish("hot.noop")
     assert asked == ["hot.llm"]
+
+
+async def test_a_broker_that_does_not_say_whether_a_queue_is_there_refuses_nothing(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = asyncio.Event()
+
+    async def late(connection: Any, queue: str) -> Any:
+        await answer.wait()
+        return await ask_queue(connection, queue)
+
+    monkeypatch.setattr("switchyard.broker.publish.publisher.ask_queue", late)
+    async with PromptPublisher(system.settings, name="test") as publisher:
+        jobs = JobPublisher(system.registry, system.ledger, publisher)
+        published = await jobs.publish(JobRequest("hot.noop", {}))
+        answer.set()
+    assert published.state is State.QUEUED
 
 
 @asynccontextmanager

@@ -7,8 +7,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from switchyard.broker.wire.away import meaning_away, within
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.wire.away import CHANNEL_ERRORS
 
+AWAY = (BrokerAway, *CHANNEL_ERRORS)
+"""What it means that nobody answered."""
 THERE_FOR, MISSING_FOR = 30.0, 0.5
 """Seconds for which an answer is believed: queues seldom go, and come as soon as somebody has read
 that they are missing."""
@@ -23,8 +26,8 @@ class KnownQueues:
         """Whether it is there, and until when that is believed, on the monotonic clock."""
         self._asking: dict[str, asyncio.Task[bool]] = {}
 
-    async def has(self, queue: str, limit: float) -> bool:
-        """Whether there is such a queue. Raises BrokerAway, after `limit` seconds at the latest."""
+    async def has(self, queue: str, limit: float) -> bool | None:
+        """Whether there is such a queue; None where no answer comes within `limit` seconds."""
         is_there, until = self._answers.get(queue, (False, 0.0))
         if time.monotonic() < until:
             return is_there
@@ -32,10 +35,14 @@ class KnownQueues:
         if asking is None:
             asking = self._asking[queue] = asyncio.create_task(self._look(queue))
             asking.add_done_callback(lambda done: self._asked(queue, done))
-        with meaning_away(f"can't ask for the queue {queue}"):
-            async with within(limit):
-                # Shielded: somebody who gives up must not end it for the others.
-                return await asyncio.shield(asking)
+        # Waited for, and not awaited: somebody who gives up must not end it for the others.
+        await asyncio.wait((asking,), timeout=limit)
+        if not asking.done() or asking.cancelled():
+            return None
+        error = asking.exception()
+        if error is not None and not isinstance(error, AWAY):
+            raise error
+        return None if error is not None else asking.result()
 
     async def _look(self, queue: str) -> bool:
         is_there = await self._ask(queue)
@@ -49,5 +56,8 @@ class KnownQueues:
             done.exception()  # who waited has it; perhaps nobody did
 
     async def close(self) -> None:
-        """Wait for what is being asked: it ends with its connection."""
-        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+        """Ask nothing more."""
+        asking = list(self._asking.values())
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)

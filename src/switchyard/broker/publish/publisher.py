@@ -100,8 +100,8 @@ class Publisher:
         """Close the connection. Publishes that still wait for their confirm fail."""
         if self._opening is not None:  # else it would connect behind our back
             await asyncio.gather(self._opening, return_exceptions=True)
-        await self._link.close()
         await self._queues.close()
+        await self._link.close()
 
     async def publish(self, message: JobMessage, routing_key: str) -> Accepted:
         """Publish one job and wait for its confirm.
@@ -136,11 +136,9 @@ class Publisher:
         for sent in waiting:
             yield await self._result(*sent)
 
-    async def has_queue(self, queue: str, *, limit: float = ANSWER_LIMIT) -> bool:
-        """Whether there is such a queue, as of the last half minute.
-
-        Raises Blocked, and BrokerAway where the broker does not say within `limit` seconds after
-        the connection is made.
+    async def has_queue(self, queue: str, *, limit: float = ANSWER_LIMIT) -> bool | None:
+        """Whether there is such a queue, as of the last half minute; None where the broker does not
+        say within `limit` seconds after the connection is made. Raises Blocked, BrokerAway.
         """
         await self._open()
         return await self._queues.has(queue, limit)

@@ -40,7 +40,7 @@ class PromptPublisher(Publisher):
             return [error for _ in jobs]
         return await super().publish_many(jobs)
 
-    async def has_queue(self, queue: str, *, limit: float = QUEUE_PATIENCE) -> bool:
+    async def has_queue(self, queue: str, *, limit: float = QUEUE_PATIENCE) -> bool | None:
         await self._connected()
         return await super().has_queue(queue, limit=limit)
 

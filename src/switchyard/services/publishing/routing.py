@@ -38,13 +38,13 @@ class Routed:
 
 
 async def publish_routed(publisher: Publisher, jobs: Sequence[Routed]) -> list[Result]:
-    """Publish those of the jobs whose queue is there; the others are Unroutable, and nothing of
+    """Publish the jobs; those whose queue is known not to be there are Unroutable, and nothing of
     them is on the broker. Results are in the order of the jobs."""
     try:
         missing = {
             queue
             for queue in dict.fromkeys(job.queue for job in jobs)
-            if not await publisher.has_queue(queue)
+            if await publisher.has_queue(queue) is False  # None: a slow broker refuses nothing
         }
     except PublishError as error:
         return [error for _ in jobs]
