@@ -76,6 +76,7 @@ class FaultyLedger:
         """Calls that do not reach it; `*` for all."""
         self.loses_answer_of: set[str] = set()
         """Calls that reach it, but whose answer is lost, once each."""
+        self.clock = ledger.clock
 
     def __getattr__(self, name: str) -> Any:
         async def call(*arguments: Any, **options: Any) -> Any:
