@@ -168,7 +168,8 @@ def _failed_line(options: Options, account: Account, number: int, why: str) -> N
 
 
 def _report(account: Account, seconds: float) -> None:
-    rate = f", {account.published / seconds:.0f} a second" if seconds > 0.5 else ""
+    told = account.published and seconds > 0.5
+    rate = f", {account.published / seconds:.0f} a second" if told else ""
     known = f"; {account.duplicates} were known already" if account.duplicates else ""
     say(f"{account.published} published{rate}{known}")
     if account.pending:
