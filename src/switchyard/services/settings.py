@@ -151,6 +151,11 @@ class Settings(BrokerSettings):
     )
     embed_model: str = Field(default="default", description="Model asked for at that server.")
     embed_api_key: SecretStr | None = Field(default=None, description="Its API key.")
+    pdf_extractor: Literal["pymupdf", "pypdfium2"] = Field(
+        default="pymupdf",
+        description="What reads PDFs: `pymupdf` (AGPL), which mends more of what is damaged, or "
+        "`pypdfium2` (Apache-2.0, BSD).",
+    )
     ocr_models: Path | None = Field(
         default=None,
         description="Directory with models for OCR in other languages, LANGUAGE.onnx each, as "

@@ -22,7 +22,8 @@ from switchyard.services.index.ranking import search
 from switchyard.services.jobs.outcomes import Next
 from switchyard.services.text.images import count_pages, draw
 from switchyard.services.text.ocr import UnknownLanguage, read_picture
-from switchyard.services.text.pdf import Limits, draw_page
+from switchyard.services.text.pages import Limits
+from switchyard.services.text.pdf import draw_page
 from switchyard.services.text.plain import words
 from switchyard.services.workers import ocr as ocr_worker
 from switchyard.services.workers.ocr import NoTextFound

@@ -30,7 +30,9 @@ from switchyard.services.files.media import (
     refuse_unsupported,
 )
 from switchyard.services.text.extraction import extract
-from switchyard.services.text.pdf import Limits, PdfText, _reading, read_pdf
+from switchyard.services.text.mupdf import _reading
+from switchyard.services.text.pages import Limits, PdfText
+from switchyard.services.text.pdf import read_pdf
 from tests.integration.pipeline.conftest import outcome_of
 from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned, sized
 

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.files.media import IMAGES, PDF, decode_text
 from switchyard.services.text.images import count_pages
-from switchyard.services.text.pdf import Limits, PdfPage, read_pdf
+from switchyard.services.text.pages import Limits, PdfPage
+from switchyard.services.text.pdf import ExtractorName, read_pdf
 from switchyard.services.text.plain import clean, count_words, paragraphs, shorten
 
 
 def extract(
-    data: bytes, media_type: str, *, title: str | None, filename: str | None
+    data: bytes,
+    media_type: str,
+    *,
+    title: str | None,
+    filename: str | None,
+    extractor: ExtractorName = "pymupdf",
 ) -> dict[str, Any]:
     """The output of the stage `extract_text`, as JSON.
 
     `title` is what the sender named; else it comes from the document, else from `filename`.
     Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, UnsupportedDocument, MemoryError.
     """
+    outline: list[dict[str, Any]] = []
     if media_type == PDF:
-        read = read_pdf(data)
+        read = read_pdf(data, extractor=extractor)
         pages, found, metadata = read.pages, read.title, read.metadata
         needs_ocr, repaired = read.needs_ocr, read.repaired
+        outline = [asdict(entry) for entry in read.outline]
     elif media_type in IMAGES:
         limits = Limits()
         count = count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
@@ -41,6 +50,7 @@ def extract(
         **_counts(pages),
         "needs_ocr": needs_ocr,
         "repaired": repaired,
+        "outline": outline,
         "pages": [{"page": page.number, "text": page.text} for page in pages],
     }
 

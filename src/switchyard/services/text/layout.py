@@ -40,6 +40,8 @@ class Line:
     size: float
     """Height of its letters."""
     bold: bool = False
+    is_table: bool = False
+    """It stands for a whole table, and its text is Markdown."""
 
     @property
     def height(self) -> float:
@@ -56,7 +58,7 @@ def reading_order(lines: Iterable[Line]) -> list[list[Line]]:
         return []
     if len(found) > MAX_LINES:
         return [sorted(found, key=lambda line: (line.y0, line.x0))]
-    unit = median(line.height for line in found)
+    unit = _unit(found)
     blocks: list[list[Line]] = []
     _order(found, unit, blocks, 0)
     return blocks
@@ -65,7 +67,7 @@ def reading_order(lines: Iterable[Line]) -> list[list[Line]]:
 def paragraphs_of(block: Sequence[Line]) -> list[list[Line]]:
     """A block's lines in paragraphs: a new one begins below a wider space, or with letters of
     another size, or where a line is indented."""
-    rows = _rows(block)
+    rows = rows_of(block)
     if not rows:
         return []
     unit = median(line.size for row in rows for line in row)
@@ -77,7 +79,8 @@ def paragraphs_of(block: Sequence[Line]) -> list[list[Line]]:
         spaced = step > _NEW_PARAGRAPH * usual or step > 2.6 * unit
         resized = not 0.85 < below[0].size / above[0].size < 1.18
         indented = below[0].x0 - left > 0.8 * unit and above[0].x0 - left < 0.4 * unit
-        if spaced or resized or (indented and len(rows) > 2):
+        table = above[0].is_table or below[0].is_table
+        if spaced or resized or table or (indented and len(rows) > 2):
             found.append([])
         found[-1].extend(below)
     return found
@@ -87,7 +90,7 @@ def _order(lines: list[Line], unit: float, blocks: list[list[Line]], depth: int)
     """Append the lines to `blocks`, divided by the gutter that is crossed least."""
     gutter = _gutter(lines, unit) if depth < _MAX_DEPTH and len(lines) > 3 else None
     if gutter is None:
-        blocks.append([line for row in _rows(lines) for line in row])
+        blocks.append([line for row in rows_of(lines) for line in row])
         return
     across = [line for line in lines if line.x0 < gutter < line.x1]
     rest = [line for line in lines if not line.x0 < gutter < line.x1]
@@ -127,7 +130,7 @@ def gutters(lines: Sequence[Line], *, crossed: float) -> list[tuple[float, float
     the height of what stands on their emptier side, at most so much."""
     if not 3 < len(lines) <= MAX_LINES:
         return []
-    unit = median(line.height for line in lines)
+    unit = _unit(lines)
     return [(at, until) for at, until, _ in _spaces(lines, unit, crossed)]
 
 
@@ -180,7 +183,7 @@ def _is_prose(side: Sequence[Line], unit: float) -> bool:
     return median(line.x1 - line.x0 for line in side) > 6 * unit
 
 
-def _rows(lines: Iterable[Line]) -> list[list[Line]]:
+def rows_of(lines: Iterable[Line]) -> list[list[Line]]:
     """Lines from top to bottom; those side by side are one row, from left to right."""
     rows: list[list[Line]] = []
     for line in sorted(lines, key=lambda line: (line.y0 + line.y1, line.x0)):
@@ -194,6 +197,12 @@ def _rows(lines: Iterable[Line]) -> list[list[Line]]:
     for row in rows:
         row.sort(key=lambda line: line.x0)
     return rows
+
+
+def _unit(lines: Iterable[Line]) -> float:
+    """Height of a usual line."""
+    heights = [line.height for line in lines if not line.is_table]
+    return median(heights) if heights else 1.0
 
 
 def _middle(row: Sequence[Line]) -> float:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from switchyard.services.files.media import PDF
 from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.outcomes import PermanentError
-from switchyard.services.text.layout import Line, gutters, paragraphs_of, reading_order
-from switchyard.services.text.pdf import Limits, draw_page
-from switchyard.services.text.plain import clean, unwrap
+from switchyard.services.text.composing import PageLines, cleaned, compose
+from switchyard.services.text.layout import Line, gutters
+from switchyard.services.text.pages import Limits
+from switchyard.services.text.pdf import ExtractorName, draw_page
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,6 +78,8 @@ class Original:
     sha256: str
     """Of its content, or of what stands for it: another one is read anew."""
     media_type: str
+    extractor: ExtractorName = "pymupdf"
+    """Draws the pages of a PDF."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,9 @@ def read_page(
     data = _content(original)
     limits = Limits()
     if original.media_type == PDF:
-        picture = draw_page(data, number, dpi=DPI, side=LONGEST_SIDE, limits=limits)
+        picture = draw_page(
+            data, number, dpi=DPI, side=LONGEST_SIDE, limits=limits, extractor=original.extractor
+        )
     else:
         import numpy as np
 
@@ -131,20 +136,17 @@ def read_picture(picture: Picture, model: str | None = None) -> ReadPage:
     picture = np.ascontiguousarray(picture[:, :, ::-1])  # its models have learnt them backwards
     boxes, texts, scores, turned = _read_upright(engine, picture)
     sure = [
-        (box, text.strip(), score)
+        (box, cleaned(text), score)
         for box, text, score in zip(boxes, texts, scores, strict=True)
         if score >= _SURE and text.strip()
     ]
     if not sure:
         return ReadPage("", 0.0, turned)
     lines = _lines([box for box, _, _ in sure], [text for _, text, _ in sure])
-    found = [
-        unwrap(clean("\n".join(line.text for line in paragraph)))
-        for block in reading_order(lines)
-        for paragraph in paragraphs_of(block)
-    ]
+    height, width = picture.shape[:2]
+    (text,) = compose([PageLines(width, height, lines)])
     certainty = sum(score for _, _, score in sure) / len(sure)
-    return ReadPage("\n\n".join(each for each in found if each), round(certainty, 3), turned)
+    return ReadPage(text, round(certainty, 3), turned)
 
 
 def _model_of(language: str | None, models: Path | None) -> Path:

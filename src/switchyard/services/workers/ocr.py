@@ -118,7 +118,13 @@ class _Pages:
         self._payload = payload
         self._files = files
         self._content = content
-        self._original = Original(files.storage, about["key"], content or "", about["media_type"])
+        self._original = Original(
+            files.storage,
+            about["key"],
+            content or "",
+            about["media_type"],
+            ctx.settings.pdf_extractor,
+        )
         self._hash = content_hash([content, OCR_VERSION, payload.language])
         self._last_start = time.monotonic() + SHIFT
         self.fresh = 0

@@ -186,9 +186,16 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
 
     def work() -> dict[str, Any]:
         data = files.storage.get(about["key"])
-        return extract(data, about["media_type"], title=about["title"], filename=about["filename"])
+        return extract(
+            data,
+            about["media_type"],
+            title=about["title"],
+            filename=about["filename"],
+            extractor=ctx.settings.pdf_extractor,
+        )
 
-    input_hash = content_hash([original.input_hash, about["title"], about["filename"]])
+    extractor = ctx.settings.pdf_extractor
+    input_hash = content_hash([original.input_hash, about["title"], about["filename"], extractor])
     try:
         output = files.reuse_or_run(
             EXTRACT, input_hash, work, content=original.content, force=payload.force
@@ -217,7 +224,13 @@ def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
     except NotStored as error:
         raise PermanentError(f"the upload {payload.key!r} is gone: send it again") from error
     identity = identify(data, payload.filename)
-    text = extract(data, identity.media_type, title=payload.title, filename=payload.filename)
+    text = extract(
+        data,
+        identity.media_type,
+        title=payload.title,
+        filename=payload.filename,
+        extractor=ctx.settings.pdf_extractor,
+    )
     key = extraction_key(ctx.job_id)
     storage.put(key, json.dumps({"job_id": ctx.job_id, **text}, ensure_ascii=False).encode())
     kept = ("title", "page_count", "word_count", "needs_ocr")

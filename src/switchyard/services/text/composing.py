@@ -1,0 +1,202 @@
+"""The text of a document's pages as Markdown, from lines with their places.
+
+The lines of a page are put into the order of reading (`layout`) and into paragraphs; what stands
+on page after page is left out, tables become Markdown tables (`tables`) and headlines headings.
+Every step takes time in proportion to n log n of a page's lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from switchyard.services.text.layout import Line, paragraphs_of, reading_order, rows_of
+from switchyard.services.text.plain import clean, unwrap
+from switchyard.services.text.tables import with_tables
+
+_EDGE = 0.12
+"""Part of a page's height, above and below, in which running heads and page numbers stand."""
+_RUNNING = 3
+"""Pages, at least, on which a running head stands; and a quarter of all."""
+_LARGER = 1.15
+"""From how much larger letters than the text's on, a line is a heading."""
+_LEVELS = 4
+_HEADLINE_WORDS = 24
+_NUMBER = re.compile(
+    r"[-–—·|\s]*(?:(?:page|seite|página|p\.|s\.)\s*)?(?:\d{1,4}|[ivxlc]{1,7})"
+    r"(?:\s*(?:/|of|von|de|sur)\s*\d{1,4})?[-–—·|.\s]*",
+    re.IGNORECASE,
+)
+_DIGITS = re.compile(r"\d+")
+_RTL = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]")
+_OPEN_END = re.compile(r"[^\W\d_][-\u2010]$|[\w,;]$")
+
+
+@dataclass(frozen=True, slots=True)
+class PageLines:
+    """What stands on a page."""
+
+    width: float
+    height: float
+    lines: Sequence[Line]
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """An entry of a document's own outline."""
+
+    level: int
+    """From 1."""
+    title: str
+    page: int
+    """From 1; 0 where the file does not say."""
+
+
+def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list[str]:
+    """The text of each page, in Markdown: blank lines between paragraphs, each one line."""
+    kept = _without_running(pages)
+    levels = _levels(kept)
+    titles = {_key(entry.title): min(entry.level, 6) for entry in outline}
+    return [
+        _page_text(replace(page, lines=lines), levels, titles)
+        for page, lines in zip(pages, kept, strict=True)
+    ]
+
+
+def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str, int]) -> str:
+    lines = _mirrored(page) if _is_right_to_left(page.lines) else list(page.lines)
+    found: list[str] = []
+    may_go_on = False  # the last paragraph was cut by the end of a column
+    for block in reading_order(with_tables(lines)):
+        for number, paragraph in enumerate(paragraphs_of(with_tables(block))):
+            if paragraph[0].is_table:
+                found.append(paragraph[0].text)
+                may_go_on = False
+                continue
+            text = unwrap("\n".join(line.text for line in paragraph))
+            level = _level_of(paragraph, text, levels, titles)
+            if level:
+                found.append(f"{'#' * level} {text}")
+            elif number == 0 and may_go_on and text[:1].islower() and _OPEN_END.search(found[-1]):
+                found[-1] = unwrap(f"{found[-1]}\n{text}")
+            elif text:
+                found.append(text)
+            may_go_on = not level and bool(found)
+    return "\n\n".join(found)
+
+
+# --- what stands on page after page ---------------------------------------------------------
+
+
+def _without_running(pages: Sequence[PageLines]) -> list[list[Line]]:
+    """The lines of each page without its number and running heads."""
+    edges = [_edge_rows(page) for page in pages]
+    seen = Counter(key for rows in edges for key in {key for key, _ in rows})
+    least = max(_RUNNING, len(pages) / 4)
+    kept = []
+    for page, rows in zip(pages, edges, strict=True):
+        gone = {
+            id(line)
+            for key, row in rows
+            if (seen[key] >= least and len(pages) >= _RUNNING) or _is_number(row)
+            for line in row
+        }
+        gone |= _number_at_an_end(page)
+        lines = [line for line in page.lines if id(line) not in gone]
+        kept.append(lines or list(page.lines))
+    return kept
+
+
+def _edge_rows(page: PageLines) -> list[tuple[str, list[Line]]]:
+    """The rows at the upper and the lower edge, two of each, with what they have in common with
+    those of other pages: their words, and where they stand."""
+    top, bottom = page.height * _EDGE, page.height * (1 - _EDGE)
+    found = []
+    for lines, nearest in (
+        ([line for line in page.lines if line.y1 < top], False),
+        ([line for line in page.lines if line.y0 > bottom], True),
+    ):
+        rows = rows_of(lines)
+        for row in rows[-2:] if nearest else rows[:2]:
+            words = _DIGITS.sub("0", " ".join(line.text for line in row))
+            found.append((f"{words.strip()} {row[0].y0 / page.height * 50:.0f}", row))
+    return found
+
+
+def _number_at_an_end(page: PageLines) -> set[int]:
+    """A number alone that is the first or the last that stands on a page, wherever that is."""
+    if len(page.lines) < 2:
+        return set()
+    ends = (
+        min(page.lines, key=lambda line: line.y0),
+        max(page.lines, key=lambda line: line.y1),
+    )
+    return {id(line) for line in ends if line.text.isdecimal() and len(line.text) < 5}
+
+
+def _is_number(row: Sequence[Line]) -> bool:
+    text = " ".join(line.text for line in row).strip()
+    return len(text) < 24 and _NUMBER.fullmatch(text) is not None
+
+
+# --- headings -------------------------------------------------------------------------------
+
+
+def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
+    """The level of a heading by the size of its letters, for sizes that only headings have."""
+    letters: Counter[float] = Counter()
+    for lines in pages:
+        for line in lines:
+            letters[_size(line)] += len(line.text)
+    if not letters:
+        return {}
+    usual = letters.most_common(1)[0][0]
+    larger = sorted((size for size in letters if size > _LARGER * usual), reverse=True)
+    levels = {size: min(number, _LEVELS) for number, size in enumerate(larger, 1)}
+    return levels | {usual: 0}
+
+
+def _level_of(
+    paragraph: Sequence[Line], text: str, levels: Mapping[float, int], titles: Mapping[str, int]
+) -> int:
+    """The level of a heading; 0 for a paragraph that is none."""
+    if not text or len(text) > 200 or text.count(" ") >= _HEADLINE_WORDS or text.isdecimal():
+        return 0
+    if titles and (level := titles.get(_key(text))):
+        return level
+    size = _size(paragraph[0])
+    if level := levels.get(size, 0):
+        return level if any(map(str.isalpha, text)) else 0
+    is_short = len(paragraph) == 1 and text.count(" ") < 12 and text[-1] not in ".,;:!?"
+    if is_short and paragraph[0].bold and size in levels:
+        return min(max(levels.values()) + 1, 6)
+    return 0
+
+
+def _size(line: Line) -> float:
+    return round(line.size * 2) / 2
+
+
+def _key(title: str) -> str:
+    """A title as it is compared: outlines lack the numbers or the spaces that the page has."""
+    return "".join(char for char in title.casefold() if char.isalpha())
+
+
+# --- right to left --------------------------------------------------------------------------
+
+
+def _is_right_to_left(lines: Sequence[Line]) -> bool:
+    letters = sum(len(line.text) for line in lines)
+    return letters > 0 and sum(len(_RTL.findall(line.text)) for line in lines) > letters * 0.4
+
+
+def _mirrored(page: PageLines) -> list[Line]:
+    """The page as in a mirror: its columns and rows are then read from the left."""
+    return [replace(line, x0=page.width - line.x1, x1=page.width - line.x0) for line in page.lines]
+
+
+def cleaned(text: str) -> str:
+    """The text of one line, as later steps may take it."""
+    return " ".join(clean(text).split())

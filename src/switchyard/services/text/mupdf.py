@@ -1,0 +1,161 @@
+"""PDFs read with PyMuPDF (AGPL): the default, which mends the most of what is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
+from switchyard.services.text.composing import Heading, PageLines, cleaned
+from switchyard.services.text.layout import Line
+from switchyard.services.text.pages import Limits, RawPdf, check_count, check_pixels, has_end
+
+_BOLD = 16
+"""Flag of a span."""
+_MOST_HEADINGS = 5_000
+
+
+def read(data: bytes, limits: Limits) -> RawPdf:
+    """See `pdf.Extractor`."""
+    library = _library()
+    with _reading(library, data, "it"), library.open(stream=data, filetype="pdf") as document:
+        _check_document(document, data, limits)
+        pages = _pages(library, document, data, limits)
+        return RawPdf(
+            pages=pages,
+            outline=_outline(document),
+            metadata={
+                name: value
+                for name, value in (document.metadata or {}).items()
+                if isinstance(value, str)
+            },
+            repaired=bool(document.is_repaired),
+        )
+
+
+def draw(data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> Any:
+    """See `pdf.Extractor`."""
+    import numpy as np
+
+    library = _library()
+    with (
+        _reading(library, data, f"page {number}"),
+        library.open(stream=data, filetype="pdf") as document,
+    ):
+        _check_document(document, data, limits)
+        page = document.load_page(number - 1)
+        _check_pixels(page, number, limits)
+        zoom = min(dpi / 72, side / max(page.rect.width, page.rect.height, 1))
+        drawn = page.get_pixmap(
+            matrix=library.Matrix(zoom, zoom), colorspace=library.csRGB, alpha=False
+        )
+        return np.frombuffer(drawn.samples, np.uint8).reshape(drawn.h, drawn.w, 3).copy()
+
+
+def _library() -> Any:
+    """PyMuPDF, which is half typed: its objects are `Any` here."""
+    import pymupdf
+
+    library: Any = pymupdf
+    # Its complaints would go to the worker's stderr, without saying of which document.
+    library.TOOLS.mupdf_display_errors(False)
+    library.TOOLS.mupdf_display_warnings(False)
+    return library
+
+
+@contextmanager
+def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
+    """Turn what the library raises over a damaged document into an error that says so.
+
+    MuPDF's own errors come in two forms, as RuntimeError and, where PyMuPDF forgot to translate
+    them, as they are; these can't be pickled either, so they must not leave this module.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, LookupError, library.mupdf.FzErrorBase) as error:
+        said = _first_line(error)
+        if "alloc" in said or "memory" in said:  # malloc, calloc, realloc … failed
+            raise MemoryError(f"reading the PDF took too much memory ({said})") from error
+        cut = "" if has_end(data) else ", and its end is missing"
+        raise CorruptDocument(f"the PDF is corrupt: {what} can't be read{cut} ({said})") from error
+
+
+def _check_document(document: Any, data: bytes, limits: Limits) -> None:
+    if document.needs_pass:
+        raise EncryptedDocument("the PDF is encrypted: a password is needed to read it")
+    if document.is_repaired and not has_end(data):
+        # MuPDF finds some of the pages in such a file; half a document must not pass for one.
+        raise CorruptDocument(f"the PDF is truncated: it ends after {len(data):,} bytes")
+    check_count(document.page_count, limits)
+
+
+def _pages(library: Any, document: Any, data: bytes, limits: Limits) -> list[PageLines | None]:
+    found: list[PageLines | None] = []
+    characters = 0
+    first: CorruptDocument | None = None
+    for number in range(1, document.page_count + 1):
+        try:
+            with _reading(library, data, f"page {number}"):
+                library.TOOLS.reset_mupdf_warnings()
+                page = document.load_page(number - 1)
+                _check_pixels(page, number, limits)
+                lines = _lines(library, page)
+                said = library.TOOLS.mupdf_warnings()
+                if said and not lines and not page.get_images():
+                    # It goes on with an empty page where there was one that it can't read.
+                    raise ValueError(said)
+                read = PageLines(page.rect.width, page.rect.height, lines)
+        except CorruptDocument as error:
+            first = first or error
+            found.append(None)
+            continue
+        characters += sum(len(line.text) for line in lines)
+        limits.check_characters(characters, number)
+        found.append(read)
+    if first is not None and not any(found):
+        raise first
+    return found
+
+
+def _check_pixels(page: Any, number: int, limits: Limits) -> None:
+    drawn = [("", page.rect.width * 150 / 72, page.rect.height * 150 / 72)]
+    images = [("an image of ", image[2], image[3]) for image in page.get_images()]
+    check_pixels(number, drawn + images, limits)
+
+
+def _lines(library: Any, page: Any) -> list[Line]:
+    found: list[Line] = []
+    flags = library.TEXT_PRESERVE_WHITESPACE | library.TEXT_MEDIABOX_CLIP
+    # Ligatures in letters, and without images, which may take minutes to decode: not set.
+    for block in page.get_text("dict", flags=int(flags))["blocks"]:
+        for line in block.get("lines", ()):
+            spans = line["spans"]
+            text = cleaned("".join(span["text"] for span in spans))
+            if not text:
+                continue
+            longest = spans[0] if len(spans) == 1 else max(spans, key=lambda s: len(s["text"]))
+            x0, y0, x1, y1 = line["bbox"]
+            if line["dir"][0] < 0.5:  # upright: as wide as its letters are high
+                found.append(Line(x0, y0, x1, y1, text, longest["size"]))
+                continue
+            size = longest["size"]
+            # A font may say that its letters are as high as three lines.
+            if y1 - y0 > 1.6 * size:
+                middle = (y0 + y1) / 2
+                y0, y1 = middle - 0.6 * size, middle + 0.6 * size
+            bold = all(span["flags"] & _BOLD for span in spans if span["text"].strip())
+            found.append(Line(x0, y0, x1, y1, text, size, bold))
+    return found
+
+
+def _outline(document: Any) -> list[Heading]:
+    try:
+        entries = document.get_toc(simple=True)[:_MOST_HEADINGS]
+    except (RuntimeError, ValueError, LookupError):  # damaged: the text is there all the same
+        return []
+    return [Heading(max(level, 1), title or "", max(page, 0)) for level, title, page in entries]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -1,0 +1,98 @@
+"""What reading a PDF gives, and what a PDF may ask for: the same for every extractor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
+from switchyard.services.text.composing import Heading, PageLines
+
+_END = b"startxref"
+"""Stands behind the last object of a whole file; behind it, `%%EOF` may be missing and a server's
+page of HTML may follow."""
+_OBJECT = re.compile(rb"\b\d{1,10} \d{1,5} obj\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a document may ask of us."""
+
+    pages: int = 2_000
+    page_pixels: int = 200_000_000
+    """Pixels of a page drawn at 150 dpi, and of any image on it."""
+    characters: int = 20_000_000
+
+    def check_characters(self, count: int, number: int) -> None:
+        """Of the text up to page `number`. Raises DocumentTooLarge."""
+        if count > self.characters:
+            raise DocumentTooLarge(
+                f"the PDF has more than {self.characters:,} characters of text by page {number}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PdfPage:
+    number: int
+    """From 1."""
+    text: str
+    """Markdown: paragraphs, one to a line, headings and tables, blank lines between them; empty
+    for an image or a blank page."""
+    is_broken: bool = False
+    """It can't be read, and others of its document can."""
+
+
+@dataclass(frozen=True, slots=True)
+class PdfText:
+    """What a PDF says."""
+
+    pages: tuple[PdfPage, ...]
+    title: str | None
+    metadata: dict[str, str]
+    """Author, subject, keywords, creation date and the like, as far as the file has them."""
+    repaired: bool
+    """The file was damaged: all of its pages could still be read, but for those that are broken."""
+    outline: tuple[Heading, ...] = ()
+    """Its own table of contents."""
+
+    @property
+    def needs_ocr(self) -> bool:
+        """No page has any text: scanned images, or letters drawn as shapes."""
+        return not any(page.text for page in self.pages)
+
+
+@dataclass(frozen=True, slots=True)
+class RawPdf:
+    """What an extractor finds in a PDF."""
+
+    pages: Sequence[PageLines | None]
+    """None is a page that can't be read."""
+    outline: Sequence[Heading]
+    metadata: Mapping[str, str]
+    """As the file has it, with `title`."""
+    repaired: bool
+
+
+def check_count(count: int, limits: Limits) -> None:
+    """Raises CorruptDocument, DocumentTooLarge for a number of pages."""
+    if count == 0:
+        raise CorruptDocument("the PDF is corrupt: it has no pages")
+    if count > limits.pages:
+        raise DocumentTooLarge(f"the PDF has {count:,} pages, {limits.pages:,} are allowed")
+
+
+def check_pixels(number: int, drawn: Iterable[tuple[str, float, float]], limits: Limits) -> None:
+    """Whether what is drawn on a page (what it is, width, height) fits. Raises DocumentTooLarge."""
+    for what, width, height in drawn:
+        if width * height > limits.page_pixels:
+            raise DocumentTooLarge(
+                f"page {number} of the PDF has {what}{width:.0f} × {height:.0f} pixels, "
+                f"{limits.page_pixels:,} are allowed"
+            )
+
+
+def has_end(data: bytes) -> bool:
+    """Whether a PDF was not cut off."""
+    at = data.rfind(_END)
+    return at >= 0 and _OBJECT.search(data, at) is None

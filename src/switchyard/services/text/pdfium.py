@@ -1,0 +1,171 @@
+"""PDFs read with PDFium (Apache-2.0 and BSD), for those who can't use PyMuPDF and its AGPL.
+
+The same protocol as `mupdf`. PDFium does not say what it has mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
+from switchyard.services.text.composing import Heading, PageLines, cleaned
+from switchyard.services.text.layout import Line
+from switchyard.services.text.pages import Limits, RawPdf, check_count, check_pixels, has_end
+
+_BOLD = 600
+"""Weight from which letters are bold."""
+_SOFT_HYPHEN = "\x02"
+"""What PDFium puts in the place of a hyphen at a line's end."""
+_MOST_RECTANGLES = 200_000
+
+
+def read(data: bytes, limits: Limits) -> RawPdf:
+    """See `pdf.Extractor`."""
+    if not has_end(data):
+        # It finds some of the pages in such a file; half a document must not pass for one.
+        raise CorruptDocument(f"the PDF is truncated: it ends after {len(data):,} bytes")
+    with _opened(data) as document:
+        check_count(len(document), limits)
+        pages: list[PageLines | None] = []
+        characters = 0
+        first: CorruptDocument | None = None
+        for number in range(1, len(document) + 1):
+            try:
+                with _reading(f"page {number}"):
+                    page = document[number - 1]
+                    try:
+                        width, height = page.get_size()
+                        check_pixels(number, [("", width * 150 / 72, height * 150 / 72)], limits)
+                        lines = _lines(page, height)
+                    finally:
+                        page.close()
+            except CorruptDocument as error:
+                first = first or error
+                pages.append(None)
+                continue
+            characters += sum(len(line.text) for line in lines)
+            limits.check_characters(characters, number)
+            pages.append(PageLines(width, height, lines))
+        if first is not None and not any(pages):
+            raise first
+        said = document.get_metadata_dict()
+        return RawPdf(
+            pages=pages,
+            outline=_outline(document),
+            metadata={
+                name[:1].lower() + name[1:]: value
+                for name, value in said.items()
+                if isinstance(value, str)
+            },
+            repaired=False,
+        )
+
+
+def draw(data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> Any:
+    """See `pdf.Extractor`."""
+    with _opened(data) as document, _reading(f"page {number}"):
+        page = document[number - 1]
+        width, height = page.get_size()
+        check_pixels(number, [("", width * 150 / 72, height * 150 / 72)], limits)
+        zoom = min(dpi / 72, side / max(width, height, 1))
+        bitmap = page.render(scale=zoom, rev_byteorder=True, prefer_bgrx=False)
+        picture = bitmap.to_numpy()
+        if picture.ndim == 2:
+            picture = picture[:, :, None].repeat(3, axis=2)
+        return picture[:, :, :3].copy()
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[Any]:
+    import pypdfium2
+
+    library: Any = pypdfium2
+    try:
+        document = library.PdfDocument(data)
+    except library.PdfiumError as error:
+        if "assword" in str(error):
+            raise EncryptedDocument(
+                "the PDF is encrypted: a password is needed to read it"
+            ) from error
+        cut = "" if has_end(data) else ", and its end is missing"
+        raise CorruptDocument(f"the PDF is corrupt: it can't be read{cut} ({error})") from error
+    try:
+        yield document
+    finally:
+        document.close()
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, LookupError) as error:
+        raise CorruptDocument(f"the PDF is corrupt: {what} can't be read ({error})") from error
+
+
+def _lines(page: Any, height: float) -> list[Line]:
+    """Its rectangles of text, those that belong to one line joined."""
+    from pypdfium2 import raw
+
+    text = page.get_textpage()
+    try:
+        found: list[Line] = []
+        for number in range(min(text.count_rects(), _MOST_RECTANGLES)):
+            left, bottom, right, top = text.get_rect(number)
+            said = text.get_text_bounded(left, bottom, right, top).rstrip("\r\n")
+            said = cleaned(said.replace(_SOFT_HYPHEN, "-"))
+            if not said:
+                continue
+            middle = (bottom + top) / 2
+            at = raw.FPDFText_GetCharIndexAtPos(text, left + 0.5, middle, 4, 4)
+            size = raw.FPDFText_GetFontSize(text, at) if at >= 0 else top - bottom
+            bold = at >= 0 and raw.FPDFText_GetFontWeight(text, at) >= _BOLD
+            # Rectangles are as high as their letters: a line without any b or d has a lower one.
+            half = max(0.4 * size, (top - bottom) / 2)
+            line = Line(
+                left, height - middle - half, right, height - middle + half, said, size, bold
+            )
+            if found and _goes_on(found[-1], line):
+                found[-1] = _joined(found[-1], line)
+            else:
+                found.append(line)
+        return found
+    finally:
+        text.close()
+
+
+def _goes_on(before: Line, line: Line) -> bool:
+    shared = min(before.y1, line.y1) - max(before.y0, line.y0)
+    gap = line.x0 - before.x1
+    return shared > 0.6 * min(before.height, line.height) and -1 < gap < 0.6 * line.size
+
+
+def _joined(before: Line, line: Line) -> Line:
+    glue = " " if line.x0 - before.x1 > 0.12 * line.size else ""
+    return Line(
+        before.x0,
+        min(before.y0, line.y0),
+        line.x1,
+        max(before.y1, line.y1),
+        f"{before.text}{glue}{line.text}",
+        max(before.size, line.size),
+        before.bold and line.bold,
+    )
+
+
+def _outline(document: Any) -> list[Heading]:
+    found: list[Heading] = []
+    try:
+        for entry in document.get_toc(max_depth=6):
+            target = entry.get_dest()
+            page = None if target is None else target.get_index()
+            found.append(
+                Heading(entry.level + 1, entry.get_title() or "", 0 if page is None else page + 1)
+            )
+            if len(found) == 5_000:
+                break
+    except (RuntimeError, ValueError, LookupError):  # a damaged one: the text is there all the same
+        return found
+    return found

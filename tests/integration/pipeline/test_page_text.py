@@ -1,0 +1,167 @@
+"""Pages become Markdown in the order in which people read them, by either extractor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pymupdf
+import pytest
+
+from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
+from switchyard.services.jobs.outcomes import Next
+from switchyard.services.text.pages import Limits
+from switchyard.services.text.pdf import ExtractorName, draw_page, read_pdf
+from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf
+
+EXTRACTORS: tuple[ExtractorName, ...] = ("pymupdf", "pypdfium2")
+both = pytest.mark.parametrize("extractor", EXTRACTORS)
+
+LEFT = (
+    "The keeper of the light climbed the stairs every evening. He trimmed the wick and filled "
+    "the lamp, and wrote down the wind. In winter the waves reached the gallery, and the whole "
+    "tower trembled, but the flame behind the glass never once went out in those years."
+)
+RIGHT = (
+    "On the mainland a baker rose at three. Her oven was older than the street, and the first "
+    "loaves were for the fishermen. She knew each of them by the sound of his boots, and which "
+    "of them would not come back from the autumn storms when the boats were counted."
+)
+
+
+def made(draw: Callable[[Any, int], None], pages: int = 1) -> bytes:
+    document = pymupdf.open()
+    for number in range(1, pages + 1):
+        draw(document.new_page(), number)
+    return bytes(document.tobytes(no_new_id=True))
+
+
+def box(page: Any, place: Sequence[float], text: str, **style: Any) -> None:
+    assert page.insert_textbox(pymupdf.Rect(*place), text, **{"fontsize": 11, **style}) >= 0
+
+
+@both
+def test_columns_are_read_one_after_the_other_below_their_headline(extractor: ExtractorName):
+    def draw(page: Any, _: int) -> None:
+        box(page, (310, 120, 545, 700), RIGHT)
+        box(page, (50, 120, 285, 700), LEFT)
+        box(page, (50, 60, 545, 100), "Two lives by the sea", fontsize=22)
+
+    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    assert page.text == f"# Two lives by the sea\n\n{LEFT}\n\n{RIGHT}"
+
+
+@both
+def test_three_columns_are_read_one_after_the_other(extractor: ExtractorName):
+    texts = [LEFT, RIGHT, LEFT.replace("light", "lamp")]
+
+    def draw(page: Any, _: int) -> None:
+        for number, text in enumerate(texts):
+            left = 40 + number * 180
+            box(page, (left, 80, left + 155, 700), text)
+
+    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    assert page.text == "\n\n".join(texts)
+
+
+@both
+def test_words_that_a_line_has_cut_are_whole(extractor: ExtractorName):
+    def draw(page: Any, _: int) -> None:
+        box(page, (50, 60, 545, 200), "The light-\nhouse stood on the is-\nland alone.")
+
+    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    assert page.text == "The lighthouse stood on the island alone."
+
+
+@both
+def test_what_stands_on_every_page_is_left_out(extractor: ExtractorName):
+    def draw(page: Any, number: int) -> None:
+        box(page, (50, 30, 545, 60), f"The Journal of Harbours {number}")
+        box(page, (50, 200, 545, 300), f"{TEXT} Page {number} has its own words.")
+        box(page, (50, 790, 545, 830), f"Page {number} of 4")
+
+    pages = read_pdf(made(draw, 4), extractor=extractor).pages
+    assert [page.text for page in pages] == [
+        f"{TEXT} Page {number} has its own words." for number in range(1, 5)
+    ]
+
+
+@both
+def test_a_table_is_markdown(extractor: ExtractorName):
+    rows = [("Port", "Depth", "Ships"), ("Brest", "14 m", "310"), ("Cork", "11 m", "95")]
+    rows += [("Turku", "9 m", "120"), ("A|B", "8 m", "7")]
+
+    def draw(page: Any, _: int) -> None:
+        box(page, (50, 60, 545, 100), TEXT)
+        for number, row in enumerate(rows):
+            for place, cell in enumerate(row):
+                page.insert_text((60 + 150 * place, 140 + 18 * number), cell, fontsize=11)
+
+    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    assert page.text == (
+        f"{TEXT}\n\n| Port | Depth | Ships |\n| --- | --- | --- |\n| Brest | 14 m | 310 |\n"
+        "| Cork | 11 m | 95 |\n| Turku | 9 m | 120 |\n| A\\|B | 8 m | 7 |"
+    )
+
+
+@both
+def test_headings_have_levels_and_the_outline_is_kept(extractor: ExtractorName):
+    document = pymupdf.open()
+    page = document.new_page()
+    box(page, (50, 30, 545, 80), "Of harbours", fontsize=24)
+    box(page, (50, 100, 545, 130), "Their lights", fontsize=16)
+    box(page, (50, 140, 545, 240), LEFT)
+    box(page, (50, 260, 545, 280), "The oven")
+    box(page, (50, 300, 545, 400), RIGHT)
+    document.set_toc([[1, "Of harbours", 1], [2, "Their lights", 1], [3, "The oven", 1]])
+    read = read_pdf(bytes(document.tobytes()), extractor=extractor)
+    assert read.pages[0].text == (
+        f"# Of harbours\n\n## Their lights\n\n{LEFT}\n\n### The oven\n\n{RIGHT}"
+    )
+    assert [(entry.level, entry.title, entry.page) for entry in read.outline] == [
+        (1, "Of harbours", 1),
+        (2, "Their lights", 1),
+        (3, "The oven", 1),
+    ]
+
+
+@both
+def test_damage_is_told_alike(extractor: ExtractorName):
+    whole = pdf([TEXT] * 5)
+    for data in (b"", whole[: len(whole) // 2], whole[:9]):
+        with pytest.raises(CorruptDocument):
+            read_pdf(data, extractor=extractor)
+    with pytest.raises(EncryptedDocument):
+        read_pdf(encrypted("secret"), extractor=extractor)
+    assert read_pdf(encrypted(""), extractor=extractor).pages[0].text == TEXT
+
+
+@both
+def test_a_page_is_drawn_at_its_resolution_and_never_too_large(extractor: ExtractorName):
+    content = pdf([TEXT])
+    drawn = draw_page(content, 1, dpi=72, side=3000, limits=Limits(), extractor=extractor)
+    assert drawn.shape in ((842, 595, 3), (842, 596, 3))
+    small = draw_page(content, 1, dpi=150, side=100, limits=Limits(), extractor=extractor)
+    assert max(small.shape) in (100, 101)
+
+
+async def test_the_setting_chooses_the_extractor(pipeline: Pipeline, tmp_path: Path):
+    path = tmp_path / "paper.pdf"
+    path.write_bytes(pdf([TEXT], title="On Tides"))
+    document = {
+        "document_id": (await _ingested(pipeline, path)).result["document_id"],
+    }
+    first = await pipeline.one("extract_text", document)
+    again = await pipeline.one("extract_text", document)
+    pipeline.settings = pipeline.settings.model_copy(update={"pdf_extractor": "pypdfium2"})
+    other = await pipeline.one("extract_text", document)
+    told = [each.result["reused"] for each in (first, again, other) if isinstance(each, Next)]
+    assert told == [False, True, False]
+
+
+async def _ingested(pipeline: Pipeline, path: Path) -> Next:
+    outcome = await pipeline.one("ingest_document", {"path": str(path)})
+    assert isinstance(outcome, Next)
+    return outcome
