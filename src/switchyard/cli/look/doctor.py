@@ -22,8 +22,10 @@ MARKS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "wrong": "[red]✗[/]
 
 
 def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
-    """Check broker, lanes, ledger, workers and this host one by one. Exit code 1: something is
-    wrong."""
+    """Check broker, lanes, ledger, workers and this host one by one.
+
+    Exit code 1: something is wrong.
+    """
     from switchyard.services.monitoring.doctor import diagnose
 
     quiet_logs("error")
