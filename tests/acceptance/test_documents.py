@@ -61,6 +61,8 @@ def test_documents_are_sent_shown_and_found(shell: CommandLine, papers: list[str
     made = shell.json("documents", "result", first, "--text")
     for told in (made["title"], made["summary"]["summary"].split()[0], made["pages"][0]["text"]):
         assert told in shell.ok("documents", "result", first, "--text")
+    page = shell.ok("documents", "page", first, "1")
+    assert page.strip() == made["pages"][0]["text"]
     words = " ".join(made["pages"][0]["text"].split()[:8])
     hits = shell.json("search", words, "--mode", "keyword", "--document", first, "--limit", "2")
     assert {hit["document_id"] for hit in hits} == {first}

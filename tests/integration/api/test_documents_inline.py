@@ -261,6 +261,23 @@ async def test_images_alone_are_read(client: httpx.AsyncClient):
     assert "no words" in blank.json()["detail"]
 
 
+async def test_pages_are_had_one_by_one(client: httpx.AsyncClient):
+    document = (await send(client, pdf(["The first page.", "", "The third."]))).json()
+    address = f"/documents/{document['document_id']}/pages"
+    assert (await client.get(f"{address}/1")).json() == {
+        "document_id": document["document_id"],
+        "page": 1,
+        "page_count": 3,
+        "text": "The first page.",
+    }
+    assert (await client.get(f"{address}/2")).json()["text"] == ""
+    beyond = await client.get(f"{address}/4")
+    assert beyond.status_code == 404
+    assert "it has 3" in beyond.json()["detail"]
+    assert (await client.get(f"{address}/0")).status_code == 422
+    assert (await client.get("/documents/nothing/pages/1")).status_code == 404
+
+
 def huge_image() -> bytes:
     """20,000 by 20,000 pixels, packed into some kilobytes."""
     document = pymupdf.open()

@@ -75,6 +75,12 @@ def document_references(document_id: str) -> Call[dict[str, Any]]:
     return get_json(f"/documents/{in_path(document_id)}/references")
 
 
+@operation("documents-document_page")
+def document_page(document_id: str, number: int) -> Call[document_models.PageView]:
+    """The text of one page, from 1, as Markdown."""
+    return get(f"/documents/{in_path(document_id)}/pages/{number}", document_models.PageView)
+
+
 @operation("extraction-order_text")
 def extract_text(
     file: Upload,

@@ -118,6 +118,7 @@ class Operations:
     document = Method(document_calls.document)
     document_result = Method(document_calls.document_result)
     document_references = Method(document_calls.document_references)
+    document_page = Method(document_calls.document_page)
     extract_text = Method(document_calls.extract_text)
     extracted_text = Method(document_calls.extracted_text)
     search = Method(document_calls.search)

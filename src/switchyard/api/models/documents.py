@@ -20,6 +20,15 @@ class FailureView(BaseModel):
     attempts: int
 
 
+class PageView(BaseModel):
+    """The text of one page."""
+
+    document_id: str
+    page: int = Field(description="From 1.")
+    page_count: int
+    text: str = Field(description="Markdown; empty for a page without text.")
+
+
 class DocumentView(BaseModel):
     """How far a document is."""
 

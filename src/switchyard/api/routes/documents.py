@@ -23,6 +23,7 @@ from switchyard.api.models.documents import (
     DocumentSummary,
     DocumentView,
     FailureView,
+    PageView,
 )
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.documents.desk import NotFinished
@@ -181,6 +182,26 @@ async def document_references(document_id: DocumentIdOf, documents: DocumentsOf)
     """What a document cites: `references`, each cut into fields, and `citations`, the places of
     its text that cite them. 404 until the job `process_references` has run for it."""
     return await documents.references(document_id)
+
+
+@router.get(
+    "/documents/{document_id}/pages/{number}",
+    dependencies=[needs(Scope.READ)],
+    responses=READ_PROBLEMS,
+)
+async def document_page(
+    document_id: DocumentIdOf,
+    number: Annotated[int, InPath(ge=1, le=1_000_000, description="From 1.")],
+    documents: DocumentsOf,
+) -> PageView:
+    """The text of one page, as Markdown, as soon as it was extracted or read by OCR."""
+    page = await documents.page(document_id, number)
+    return PageView(
+        document_id=page.document_id,
+        page=page.page,
+        page_count=page.page_count,
+        text=page.text,
+    )
 
 
 def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:

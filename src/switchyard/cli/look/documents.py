@@ -209,6 +209,21 @@ def references(document_id: DocumentIdArgument, as_json: JsonOption = False) -> 
 
 
 @app.command()
+def page(
+    document_id: DocumentIdArgument,
+    number: Annotated[int, typer.Argument(metavar="PAGE", min=1, help="From 1.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Print the text of one page of a document, as Markdown."""
+    with calling() as client:
+        found = client.document_page(document_id, number)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        echo(found.text)
+
+
+@app.command()
 def text(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text.")],
     timeout: TimeoutOption = None,

@@ -58,6 +58,18 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentPage:
+    """The text of one page."""
+
+    document_id: str
+    page: int
+    """From 1."""
+    page_count: int
+    text: str
+    """Markdown; empty for a page without text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Desks:
     """What a process that serves documents needs."""
 
@@ -242,6 +254,22 @@ class DocumentDesk:
                 "hot.process_references with its document_id"
             )
         return found
+
+    async def page(self, document_id: str, number: int) -> DocumentPage:
+        """A page's text, from 1, as soon as it was extracted, or read by OCR.
+
+        Raises UnknownDocument, also for a page that there is not, and for a text that was cleaned
+        away or is not there yet.
+        """
+        text = await self._json(stage_key(document_id, EXTRACT.name))
+        if text is None:
+            raise UnknownDocument(f"there is no text of document {document_id} here")
+        pages = text["result"]["pages"]
+        if not 1 <= number <= len(pages):
+            raise UnknownDocument(
+                f"document {document_id} has no page {number:,}: it has {len(pages):,}"
+            )
+        return DocumentPage(document_id, number, len(pages), pages[number - 1]["text"])
 
     async def documents(
         self, *, state: str | None = None, source: str | None = None, limit: int, cursor: str | None
