@@ -113,6 +113,13 @@ lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versi
 	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra dev --extra ocr -o requirements/dev.txt >/dev/null
 	@$(COMPILE) $(ARGS) --extra bench --extra ocr -o requirements/bench.txt >/dev/null
 
+# Where the bill of materials goes.
+SBOM ?= build/sbom.json
+
+.PHONY: sbom
+sbom: venv ## List all that runs, with versions and licences, as CycloneDX JSON (SBOM=build/sbom.json)
+	@$(BIN)/python -m tests.support.sbom $(SBOM)
+
 .PHONY: clean
 clean: ## Remove what was installed and built here
 	@rm -rf $(VENV) $(VENV)-bench build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

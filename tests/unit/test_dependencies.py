@@ -17,6 +17,7 @@ OURS = {"switchyard", "tests", "benchmarks"}
 NOT_IMPORTED = {
     "aiosqlite": "SQLAlchemy's driver, by the address of a ledger",
     "asyncpg": "SQLAlchemy's driver, by the address of a ledger",
+    "cyclonedx-bom": "a command",
     "faker": "names for the references that `make train-citations` makes up",
     "httptools": "uvicorn's parser, by its name",
     "import-linter": "a command",
