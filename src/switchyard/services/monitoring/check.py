@@ -52,8 +52,8 @@ class Finding(StrEnum):
     TYPES_LACKING = "types-lacking"
     TYPE_TIMES_OUT = "type-times-out"
     JOB_OVERDUE = "job-overdue"
-    DEAD_WAITING = "dead-waiting"
     DISPLACED = "displaced"
+    DEAD_WAITING = "dead-waiting"
 
 
 @dataclass(frozen=True, slots=True)
