@@ -266,5 +266,5 @@ def test_a_skewed_page_keeps_its_order():
     straight = Image.fromarray(picture_of(sample(0).content)[:700])
     skewed = np.asarray(straight.rotate(3, fillcolor="white", expand=True))
     read = read_picture(skewed)
-    assert read.text.startswith("Why the Ocean Has Tides\n\nTwice a day the sea climbs")
+    assert read.text.startswith("# Why the Ocean Has Tides\n\nTwice a day the sea climbs")
     assert "and two low tides in a little under twenty-five hours." in read.text

@@ -1,0 +1,73 @@
+"""Workers that are killed while they read a scan: in the end each page was read, and once."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from switchyard.services.files.storage import page_key, stage_key
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.records import State
+from tests.integration.pipeline.pdfs import scan, slips
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.system import open_system
+from tests.support.worker_process import Processes
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+PAGES = 10
+KILLS = 2
+
+
+async def test_a_scan_whose_workers_are_killed_has_each_page_once(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    texts = [f"This is slip number {number} of the heap" for number in range(1, PAGES + 1)]
+    path = tmp_path / "heap.pdf"
+    path.write_bytes(scan(slips(texts)))
+    async with (
+        open_system(
+            broker310, sqlite_url, modules=BUILT_IN_MODULES, data_dir=tmp_path, takeover_after=0.8
+        ) as system,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        await system.start_worker("ingest", "llm", "embed", "link")
+        request = JobRequest("hot.ingest_document", {"path": str(path)})
+        job_id = (await system.jobs.publish(request)).job_id
+        ingested = await system.wait_for_state(job_id, State.SUCCEEDED, timeout=30)
+        document_id = str((ingested.result or {})["document_id"])
+        files = {
+            number: tmp_path / "files" / page_key(document_id, "ocr_pdf", number)
+            for number in range(1, PAGES + 1)
+        }
+        kept: dict[int, float] = {}
+
+        def some_more() -> bool:
+            return sum(file.exists() for file in files.values()) > len(kept)
+
+        for _ in range(KILLS):
+            victim = await processes.start("worker", kind="ocr", slots=2)
+            await eventually(some_more, 90)
+            victim.kill()
+            await victim.ended()
+            kept |= {
+                number: file.stat().st_mtime for number, file in files.items() if file.exists()
+            }
+        assert len(kept) < PAGES
+        await processes.start("worker", kind="ocr", slots=2)
+
+        async def is_done() -> bool:
+            document = await system.ledger.get_document(document_id)
+            return document is not None and document.state == "completed"
+
+        await eventually(is_done, 150)
+        again = {number for number, when in kept.items() if files[number].stat().st_mtime != when}
+        assert again == set()
+        jobs = await system.ledger.pipeline(job_id)
+        (extracted,) = [job.id for job in jobs if job.job_type == "extract_text"]
+        assert ((await system.record(extracted)).result or {})["page_count"] == PAGES
+        kept_text = tmp_path / "files" / stage_key(document_id, "extract_text")
+        pages = json.loads(kept_text.read_text())["result"]["pages"]
+        assert [page["text"] for page in pages] == texts
