@@ -415,6 +415,18 @@ async def test_a_process_is_killed_at_its_time_limit(system: System) -> None:
     assert (await system.record(await crunch(system, "double"))).result == {"n": 42}
 
 
+async def test_what_takes_more_processor_time_than_it_may_is_not_tried_again(
+    system: System,
+) -> None:
+    await system.start_worker("llm", slots=1)
+    for _ in range(2):  # each job has its own time, in whatever process it runs
+        record = await system.record(await crunch(system, "spin", key="hot.frugal"))
+        assert (record.reason, record.error_type) == ("permanent", "ProcessorTimeExceeded")
+        assert "frugal took more than its 1 s of processor time" in (record.error_message or "")
+        assert record.attempts == 1
+        assert (await system.record(await crunch(system, "double"))).result == {"n": 42}
+
+
 async def test_a_process_has_the_memory_limit_of_the_job_that_it_runs(system: System) -> None:
     await system.start_worker("llm", slots=1)
     record = await system.record(await crunch(system, "allocate", max_attempts=1))

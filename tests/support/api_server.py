@@ -73,6 +73,13 @@ async def serving(settings: Settings, **changes: Any) -> AsyncIterator[RunningAp
             await api.stop()
 
 
+async def connected(api: RunningApi) -> None:
+    """Wait until it has its connections to the broker, which it opens by itself."""
+    broker = api.state.broker
+    await eventually(lambda: broker.publisher.is_connected, what="the publisher's connection")
+    await eventually(lambda: broker.pressure.is_known, what="the depths of the lanes")
+
+
 def problem(answer: httpx.Response, status: int, name: str) -> dict[str, Any]:
     """The problem that an answer is, which must be of that kind."""
     assert answer.status_code == status, answer.text

@@ -320,6 +320,12 @@ def crunched(payload: Crunch, ctx: JobContext) -> Any:
     return crunch(payload)
 
 
+@job("frugal", worker="llm", lanes=("hot",), timeout=30, isolation="process", cpu_limit=1)
+def frugal(payload: Crunch, ctx: JobContext) -> Any:
+    """The same with little processor time."""
+    return crunch(payload)
+
+
 @job("unlimited", worker="llm", lanes=("hot",), timeout=CPU_LIMIT, isolation="process")
 def unlimited(payload: Crunch, ctx: JobContext) -> Any:
     """The same without a memory limit."""

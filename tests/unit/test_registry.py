@@ -92,6 +92,8 @@ def test_a_declaration_says_all_that_the_system_needs() -> None:
         ({"timeout": 0}, "timeout"),
         ({"timeout": -1}, "timeout"),
         ({"memory_limit_mb": 512}, "isolation='process'"),
+        ({"cpu_limit": 30}, "isolation='process'"),
+        ({"handler": crunch, "isolation": "process", "cpu_limit": 0}, "1 or more"),
         ({"isolation": "process"}, "plain `def`"),
         ({"handler": crunch}, "async def"),
         ({"handler": untyped}, "pydantic model"),

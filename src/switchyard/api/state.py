@@ -138,6 +138,9 @@ async def _open_broker(
     feed = EventFeed(settings)
     background = Background(structlog.get_logger("api"))
     background.start("event feed", feed.run)
+    # Now, and not with the first request: that is to be answered within two seconds.
+    background.start("publisher", publisher.keep_connected)
+    pressure.begin()
     try:
         # Remote: whatever an endpoint publishes, it has not written the payload itself.
         jobs = JobPublisher(registry, ledger, publisher, remote=True)

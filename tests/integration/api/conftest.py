@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from tests.support.api_server import RunningApi, serving
+from tests.support.api_server import RunningApi, connected, serving
 from tests.support.brokers import TestBroker
 from tests.support.system import JOB_MODULES, System, open_system
 
@@ -23,4 +23,5 @@ async def system(
 async def api(system: System) -> AsyncIterator[RunningApi]:
     """The API of that system; nobody needs a key."""
     async with serving(system.settings) as running:
+        await connected(running)
         yield running

@@ -9,7 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from switchyard.services.monitoring.job_events import BACKLOG, EventFeed, JobEvent
+from switchyard.services.monitoring.job_events import (
+    BACKLOG,
+    REMEMBERED,
+    REMEMBERED_BYTES,
+    EventFeed,
+    JobEvent,
+)
 from switchyard.services.records import State
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually
@@ -209,12 +215,28 @@ async def test_a_slow_client_is_cut_off_and_memory_is_bounded(system: System) ->
     feed = EventFeed(system.settings, remembered=10)
     with feed.subscribed(lambda event: True) as subscription:
         for number in range(BACKLOG + 1):
-            feed.heard(JobEvent(f"{number}-x", "started", "job", number / 1e6, {}))
+            feed.heard(JobEvent(f"{number}-x", "started", "job", number / 1e6, b"{}"))
         assert subscription.is_over
         assert await subscription.next(0) is None
     events, complete = feed.since(f"{BACKLOG - 20}-x")
     assert (len(events), complete) == (10, False)
     assert feed.subscribers == 0
+
+
+async def test_memory_of_events_is_bounded_in_bytes_whatever_they_hold(system: System) -> None:
+    feed = EventFeed(system.settings)
+    said = b'{"event": "started", "job_id": "job", "at": %d, "x": [%s[]]}'
+    with feed.subscribed(lambda event: True) as fast, feed.subscribed(lambda event: True) as slow:
+        for number in range(REMEMBERED):
+            event = JobEvent.of(said % (number, b"[]," * 5_000))
+            feed.heard(event)
+            assert await fast.next(0) == event
+        assert not fast.is_over
+        assert slow.is_over
+    events, complete = feed.since("0-x")
+    assert not complete
+    assert REMEMBERED_BYTES * 0.9 < sum(len(each.body) for each in events) <= REMEMBERED_BYTES
+    assert events[-1].fields["x"][0] == []
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b'{"event": "x", "job_id": 1, "at": "y"}'])

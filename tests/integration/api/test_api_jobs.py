@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from switchyard.services.records import State
-from tests.support.api_server import RunningApi, problem, serving
+from tests.support.api_server import RunningApi, connected, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -26,6 +27,7 @@ async def both(
         open_system(broker310, database_url, data_dir=data_dir) as system,
         serving(system.settings) as api,
     ):
+        await connected(api)
         yield system, api
 
 
@@ -217,13 +219,14 @@ async def test_a_cancelled_job_that_runs_is_stopped(system: System, api: Running
 
 @pytest.mark.parametrize(("routing_key", "letters"), [("hot.noop", 0), ("backfill.noop", 0)])
 async def test_a_full_lane_refuses_and_keeps_nothing(
-    broker310: TestBroker, sqlite_url: str, routing_key: str, letters: int
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, routing_key: str, letters: int
 ) -> None:
     lanes = lanes_with(max_length={"hot": 4, "backfill": 4})
     async with (
-        open_system(broker310, sqlite_url, lanes=lanes) as system,
+        open_system(broker310, sqlite_url, lanes=lanes, data_dir=tmp_path) as system,
         serving(system.settings) as api,
     ):
+        await connected(api)
         pressures = []
         for _ in range(4):
             await eventually_fresh(api)
@@ -266,11 +269,11 @@ async def eventually_fresh(api: RunningApi) -> None:
 
 @pytest.mark.parametrize(("routing_key", "letters"), [("hot.noop", 1), ("backfill.noop", 0)])
 async def test_a_lane_that_fills_up_meanwhile_refuses_too(
-    broker310: TestBroker, sqlite_url: str, routing_key: str, letters: int
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, routing_key: str, letters: int
 ) -> None:
     lanes = lanes_with(max_length={"hot": 1, "backfill": 1})
     async with (
-        open_system(broker310, sqlite_url, lanes=lanes) as system,
+        open_system(broker310, sqlite_url, lanes=lanes, data_dir=tmp_path) as system,
         serving(system.settings) as api,
     ):
         await eventually_fresh(api)  # nothing waits, as far as the API knows

@@ -28,7 +28,14 @@ from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.workers.stages import document_id_of
 from tests.integration.api.document_server import send
 from tests.support import peers
-from tests.support.api_server import RunningApi, api_process, environment_of, problem, serving
+from tests.support.api_server import (
+    RunningApi,
+    api_process,
+    connected,
+    environment_of,
+    problem,
+    serving,
+)
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -54,6 +61,7 @@ async def mortal(
         open_system(broker, sqlite_url, data_dir=tmp_path) as system,
         serving(system.settings) as api,
     ):
+        await connected(api)
         assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
         yield node, system, api
 
@@ -75,6 +83,21 @@ async def heal(system: System, pending: float = 0.5) -> Scheduler:
     return Scheduler(
         system.settings, system.registry, system.ledger, pace=Pace(turn=0.1, pending=pending)
     )
+
+
+async def test_the_first_request_finds_a_connection_and_so_does_the_first_after_a_cut(
+    system: System, broker310: TestBroker
+) -> None:
+    async with TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy:
+        url = SecretStr(proxy.url(broker310.amqp_url))
+        async with serving(system.settings, amqp_url=url) as api:
+            await connected(api)  # nobody has asked for anything yet
+            publisher = api.state.broker.publisher
+            before = proxy.connections
+            proxy.cut()
+            await eventually(lambda: not publisher.is_connected or proxy.connections > before)
+            await eventually(lambda: publisher.is_connected)
+            assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
 
 
 @pytest.mark.chaos

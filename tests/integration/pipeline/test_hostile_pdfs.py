@@ -20,7 +20,7 @@ from switchyard.services.jobs.retry import Failure
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.settings import Settings
 from tests.integration.pipeline.pdfs import TEXT, pdf
-from tests.support.hostile_pdfs import hostile_pdfs
+from tests.support.hostile_pdfs import hostile_pdfs, nested_forms
 
 LIMIT = 20.0
 """Seconds for one of them; `extract_text` has 120."""
@@ -30,16 +30,19 @@ FAILURES = {
     "EncryptedDocument",
     "UnsupportedDocument",
     "MemoryError",
+    "ProcessorTimeExceeded",
     "TimeLimitExceeded",
     "ProcessCrashed",
 }
 
 
-async def extracted(executor: Executor, settings: Settings, name: str, data: bytes) -> Any:
-    """How extraction of that file ends, and in how many seconds."""
+async def extracted(
+    executor: Executor, settings: Settings, name: str, data: bytes, **limits: Any
+) -> Any:
+    """How extraction of that file ends, and in how many seconds. `limits` are other ones."""
     key = f"{INCOMING}{name}"
     await Storage(settings.files_url).put_async(key, data)
-    job_type = replace(Registry.load().get("extract_text"), timeout=LIMIT)
+    job_type = replace(Registry.load().get("extract_text"), **{"timeout": LIMIT, **limits})
     message = JobMessage(job_type="extract_text", payload={"key": key})
     ctx = JobContext(message, "hot", "test", settings)
     began = time.monotonic()
@@ -80,6 +83,25 @@ async def see_through(settings: Settings, count: int) -> Counter[str]:
     finally:
         await executor.close()
     return ends
+
+
+async def test_a_small_pdf_that_never_comes_to_its_end_is_given_up_at_its_first_attempt(
+    settings: Settings,
+) -> None:
+    own = Registry.load().get("extract_text")
+    assert own.cpu_limit is not None
+    assert own.cpu_limit <= own.timeout / 2
+    endless = nested_forms(depth=11, width=10)
+    assert len(endless) < 4_000
+    executor = Executor(processes=1)
+    try:
+        ended, _ = await extracted(executor, settings, "endless", endless, cpu_limit=2)
+        ordinary, _ = await extracted(executor, settings, "ordinary", pdf([TEXT]), cpu_limit=2)
+    finally:
+        await executor.close()
+    assert (ended.error_type, ended.permanent) == ("ProcessorTimeExceeded", True)
+    assert "2 s of processor time" in ended.message
+    assert isinstance(ordinary, Done)
 
 
 @pytest.mark.long

@@ -77,6 +77,10 @@ class JobType:
     in a process of its own, killed at the time limit."""
     memory_limit_mb: int | None
     """Address space of that process, in MiB; None for no limit. Only for `process`."""
+    cpu_limit: int | None = None
+    """Seconds of processor time that one attempt may take there; None for no limit but `timeout`.
+    Unlike time on the clock it depends on what is to be done and hardly on the machine's other
+    work: what takes more would do so again, and is not tried again. Only for `process`."""
 
     def validate(self, payload: Mapping[str, Any]) -> BaseModel:
         """The payload as its model. Raises InvalidPayload."""
@@ -115,12 +119,14 @@ def job(
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     isolation: Literal["task", "process"] = "task",
     memory_limit_mb: int | None = None,
+    cpu_limit: int | None = None,
 ) -> Callable[[AnyHandler], AnyHandler]:
     """Declare the function as the handler of a job type.
 
     The function takes `(payload, ctx)`; the annotation of `payload` is a pydantic model. With
     isolation `task` it is a coroutine function, with `process` a plain function that stands at
-    the top level of its module. `timeout` is in seconds, `memory_limit_mb` in MiB.
+    the top level of its module. `timeout` is in seconds, `memory_limit_mb` in MiB, `cpu_limit` in
+    seconds of processor time; what takes more than that is not tried again.
     Raises RegistryError when the declaration does not fit together.
     """
 
@@ -139,6 +145,7 @@ def job(
                     max_attempts=max_attempts,
                     isolation=isolation,
                     memory_limit_mb=memory_limit_mb,
+                    cpu_limit=cpu_limit,
                 )
             ),
         )
@@ -267,6 +274,9 @@ def _check(job_type: JobType) -> JobType:
         raise RegistryError(f"handler of {name!r} must be `async def`, or use isolation='process'")
     if job_type.isolation == "process" and is_async:
         raise RegistryError(f"handler of {name!r} must be a plain `def` with isolation='process'")
-    if job_type.memory_limit_mb is not None and job_type.isolation != "process":
-        raise RegistryError(f"job type {name!r}: memory_limit_mb needs isolation='process'")
+    for limit in ("memory_limit_mb", "cpu_limit"):
+        if getattr(job_type, limit) is not None and job_type.isolation != "process":
+            raise RegistryError(f"job type {name!r}: {limit} needs isolation='process'")
+    if job_type.cpu_limit is not None and job_type.cpu_limit < 1:
+        raise RegistryError(f"job type {name!r}: cpu_limit must be 1 or more")
     return job_type

@@ -29,12 +29,12 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Link
 
-REMEMBERED = 2_000
-"""Events that a client can catch up on."""
-BACKLOG = 1_000
+REMEMBERED, REMEMBERED_BYTES = 2_000, 2 * 1024 * 1024
+"""Events that a client can catch up on; fewer where they are larger than this system's own."""
+BACKLOG, BACKLOG_BYTES = 1_000, 1024 * 1024
 """Events that may wait for one client; one that is slower is cut off, and may come again."""
 MAX_BYTES = 16 * 1024
-"""The largest event. This system's own have a few hundred bytes; 2,000 are remembered."""
+"""The largest event. This system's own have a few hundred bytes."""
 LATEST = 1e11
 """Seconds since the epoch: the year 5138."""
 ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
@@ -60,8 +60,14 @@ class JobEvent:
     job_id: str
     at: float
     """Seconds since the epoch, by the clock of whoever saw it."""
-    fields: dict[str, Any]
-    """All that the event says, these included."""
+    body: bytes
+    """JSON, as it came: parsed, a hostile one takes thirty times as much memory."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All that the event says, the above included; parsed each time."""
+        fields: dict[str, Any] = from_json(self.body, allow_inf_nan=False)
+        return fields
 
     @classmethod
     def of(cls, body: bytes | memoryview) -> JobEvent:
@@ -78,7 +84,7 @@ class JobEvent:
             raise ValueError(f"not an event: {describe(error)}") from error
         digest = hashlib.sha256(raw).hexdigest()[:12]
         event_id = f"{int(said.at * 1_000_000)}-{digest}"
-        return cls(event_id, said.event, said.job_id, said.at, fields)
+        return cls(event_id, said.event, said.job_id, said.at, raw)
 
 
 def announce(
@@ -114,6 +120,7 @@ class Subscription:
     def __init__(self, wanted: Callable[[JobEvent], bool]) -> None:
         self._wanted = wanted
         self._waiting: deque[JobEvent] = deque()
+        self._bytes = 0
         self._changed = asyncio.Event()
         self.is_over = False
         """No more events will come: the client was too slow, or the process stops."""
@@ -121,11 +128,12 @@ class Subscription:
     def offer(self, event: JobEvent) -> None:
         if self.is_over or not self._wanted(event):
             return
-        if len(self._waiting) >= BACKLOG:
+        if len(self._waiting) >= BACKLOG or self._bytes + len(event.body) > BACKLOG_BYTES:
             self._waiting.clear()
             self.close()
             return
         self._waiting.append(event)
+        self._bytes += len(event.body)
         self._changed.set()
 
     def close(self) -> None:
@@ -140,7 +148,11 @@ class Subscription:
                 await asyncio.wait_for(self._changed.wait(), timeout)
             except TimeoutError:
                 return None
-        return self._waiting.popleft() if self._waiting else None
+        if not self._waiting:
+            return None
+        event = self._waiting.popleft()
+        self._bytes -= len(event.body)
+        return event
 
 
 class EventFeed:
@@ -149,7 +161,9 @@ class EventFeed:
     def __init__(self, settings: BrokerSettings, *, remembered: int = REMEMBERED) -> None:
         self._log = structlog.get_logger("events")
         self._link = Link(settings.require_amqp_url(), "api events", self._log)
-        self._memory: deque[JobEvent] = deque(maxlen=remembered)
+        self._memory: deque[JobEvent] = deque()
+        self._most = remembered
+        self._bytes = 0
         self._subscriptions: set[Subscription] = set()
         self.is_listening = asyncio.Event()
         """Set while events arrive."""
@@ -204,6 +218,9 @@ class EventFeed:
     def heard(self, event: JobEvent) -> None:
         """Remember an event and hand it on."""
         self._memory.append(event)
+        self._bytes += len(event.body)
+        while len(self._memory) > self._most or self._bytes > REMEMBERED_BYTES:
+            self._bytes -= len(self._memory.popleft().body)
         for subscription in tuple(self._subscriptions):
             subscription.offer(event)
 

@@ -124,6 +124,15 @@ class LanePressure:
             await asyncio.gather(self._asking, return_exceptions=True)
         await self._link.close()
 
+    def begin(self) -> None:
+        """Connect and look for the first time, in the background."""
+        self._ask()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the depths were ever known."""
+        return self._snapshot is not None
+
     async def snapshot(self) -> Snapshot:
         """The depths, at most a second old. Raises BrokerAway."""
         known = self._snapshot

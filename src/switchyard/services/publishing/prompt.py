@@ -14,6 +14,8 @@ from switchyard.broker.wire.link import Guard
 
 CONNECT_PATIENCE = 0.7
 """Seconds that a publish waits for a connection; connecting goes on for the next one."""
+LOOK = 1.0
+"""Seconds between looks whether there is a connection."""
 QUEUE_PATIENCE = 0.4
 """Seconds that it waits to hear whether its queue is there, where that is not known."""
 CONFIRM_PATIENCE = 0.8
@@ -23,6 +25,7 @@ CONFIRM_PATIENCE = 0.8
 class PromptPublisher(Publisher):
     """Answers within two seconds, whatever the broker does.
 
+    With `keep_connected` in the background, the first publish does not wait for a connection.
     A publish that found no connection in time was not sent. One whose confirm did not come in
     time may be on the broker: the outbox publishes it again, and it runs once.
     """
@@ -31,6 +34,17 @@ class PromptPublisher(Publisher):
         patient = min(settings.confirm_timeout, CONFIRM_PATIENCE)
         settings = settings.model_copy(update={"confirm_timeout": patient})
         super().__init__(settings, name=name, guard=guard)
+
+    async def keep_connected(self) -> None:
+        """Connect now, and again after each loss, until cancelled."""
+        while True:
+            self.connect_soon()
+            await asyncio.sleep(LOOK)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a publish could leave now."""
+        return self._ready() is not None
 
     async def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:
         jobs = list(jobs)

@@ -15,6 +15,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +70,17 @@ def prepare(parent: int) -> None:
 
 
 def run_job(
-    handler: Handler, payload: BaseModel, ctx: Mapping[str, Any], memory_limit_mb: int | None
+    handler: Handler,
+    payload: BaseModel,
+    ctx: Mapping[str, Any],
+    memory_limit_mb: int | None,
+    cpu_limit: int | None,
 ) -> Any:
     """The handler's answer, or a Failure."""
     # Failures are classified here: not every exception can be pickled.
     try:
-        return run(handler, (payload, JobContext(**ctx)), memory_limit_mb)
+        with _processor_time(cpu_limit):
+            return run(handler, (payload, JobContext(**ctx)), memory_limit_mb)
     except (Exception, SystemExit) as error:
         return Failure.of(error)
 
@@ -139,6 +146,24 @@ def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | 
     finally:
         # Between jobs there is none: the next job's arguments have to be read.
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+@contextmanager
+def _processor_time(seconds: int | None) -> Iterator[None]:
+    """At most so much from now on: the kernel ends the process, whatever a library is busy with."""
+    if seconds is None:
+        yield
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = ceil(used.ru_utime + used.ru_stime) + seconds
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+    )
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
 
 
 def _end(code: int) -> None:

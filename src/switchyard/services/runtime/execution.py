@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import pickle
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as PoolTimeout
@@ -63,8 +64,8 @@ class Executor:
         start as ever. Cancelling this call cancels the handler; a handler's process is killed.
         """
         if job_type.isolation == "process":
-            limit_mb = job_type.memory_limit_mb
-            return await self._run_in_process(job_type, payload, ctx, run_job, limit_mb)
+            limits = (job_type.memory_limit_mb, job_type.cpu_limit)
+            return await self._run_in_process(job_type, payload, ctx, run_job, *limits)
         if suspect and _can_be_sent(job_type.handler):
             async with self._turns[ctx.lane]:
                 return await _run_alone(job_type, payload, ctx)
@@ -131,6 +132,8 @@ class Executor:
         except ProcessExpired as error:
             if error.exitcode in (OUT_OF_MEMORY, WORN_OUT):
                 return Failure("MemoryError", _too_big(job_type.name, job_type.memory_limit_mb))
+            if error.exitcode == -signal.SIGXCPU and job_type.cpu_limit is not None:
+                return _too_much_work(job_type)
             return Failure(
                 "ProcessCrashed",
                 f"the handler's process ended with exit code {error.exitcode}",
@@ -212,6 +215,15 @@ def _portable(ctx: JobContext) -> Mapping[str, Any]:
 
 def _too_slow(job_type: JobType) -> Failure:
     return Failure(TIMED_OUT, f"{job_type.name} ran longer than its {job_type.timeout:g} s")
+
+
+def _too_much_work(job_type: JobType) -> Failure:
+    return Failure(
+        "ProcessorTimeExceeded",
+        f"{job_type.name} took more than its {job_type.cpu_limit} s of processor time, and would "
+        "again: it is not tried again",
+        permanent=True,
+    )
 
 
 def _too_big(name: str, limit_mb: int | None) -> str:

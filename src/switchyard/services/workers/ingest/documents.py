@@ -169,6 +169,7 @@ class ExtractText(BaseModel):
     timeout=120,
     isolation="process",
     memory_limit_mb=2048,
+    cpu_limit=60,  # 2,000 pages of text take a tenth of it
 )
 def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
     """The text of a document, page by page. A document of images alone goes to OCR.
