@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aio_pika
@@ -329,26 +331,28 @@ async def open_system(
     journal.clear()
     lanes = lanes or lanes_with()
     registry = Registry.load(modules)
-    own = Settings(
-        amqp_url=broker.amqp_url,
-        management_url=broker.management_url,
-        profile=broker.profile,
-        database_url=database_url,
-        retry_delays=tuple(retry_delays),
-        modules=tuple(modules),
-        **{"shutdown_grace": 5.0, **settings},
-    )
-    await declare(broker, registry, lanes=lanes, retry_delays=retry_delays)
-    await upgrade(database_url)
-    async with await Ledger.open(database_url) as ledger:
-        system = System(broker, own, registry, ledger, lanes)
-        try:
-            yield system
-        finally:
-            journal.release_all()
+    # Files and index are one system's alone, as the ledger is.
+    with TemporaryDirectory(prefix="system-", ignore_cleanup_errors=True) as directory:
+        own = Settings(
+            amqp_url=broker.amqp_url,
+            management_url=broker.management_url,
+            profile=broker.profile,
+            database_url=database_url,
+            retry_delays=tuple(retry_delays),
+            modules=tuple(modules),
+            **{"shutdown_grace": 5.0, "data_dir": Path(directory), **settings},
+        )
+        await declare(broker, registry, lanes=lanes, retry_delays=retry_delays)
+        await upgrade(database_url)
+        async with await Ledger.open(database_url) as ledger:
+            system = System(broker, own, registry, ledger, lanes)
             try:
-                await system.stop_workers()
+                yield system
             finally:
-                for running in system.workers:
-                    running.task.cancel()
-                await system.wire.close()
+                journal.release_all()
+                try:
+                    await system.stop_workers()
+                finally:
+                    for running in system.workers:
+                        running.task.cancel()
+                    await system.wire.close()

@@ -267,7 +267,7 @@ async def test_every_refusal_has_its_error(system: System, tmp_path: Path, kind:
     await system.wait_for_state(done, State.SUCCEEDED)
     await worker.stop()
     page = tmp_path / "page.html"
-    page.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    page.write_bytes(b"<!doctype html><title>a page</title>")
     async with serving(system.settings, api_max_body=2000) as api:
         async with either(kind, api.url, api_key="swy_wrong") as client:
             with pytest.raises(Unauthorized):

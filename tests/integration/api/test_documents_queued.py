@@ -24,7 +24,7 @@ from tests.integration.api.document_server import WORKERS, ended, in_parts, send
 from tests.integration.pipeline.pdfs import pdf, scan, slips
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import LlmServer, fails
 from tests.support.redrives import redrive
 from tests.support.system import System, lanes_with, open_system
 
@@ -98,7 +98,8 @@ async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
         async with serving_system(
             broker310, database_url, tmp_path, llm_base_url=llm.url, llm_model="m"
         ) as (system, client):
-            refusing = await system.start_worker(*WORKERS, llm_base_url="http://127.0.0.1:9/v1")
+            llm.always(fails(500))
+            refusing = await system.start_worker(*WORKERS)
             document_id = (await send(client, sample(0).content)).json()["document_id"]
             failed = await ended(client, document_id)
             assert (failed["state"], failed["current_stage"]) == ("failed", "summarize_content")
@@ -116,6 +117,7 @@ async def test_a_failed_document_names_the_job_and_completes_after_its_redrive(
             )
             assert refused.json()["job_id"] == failed["error"]["job_id"]
             await refusing.stop()
+            llm.always(None)
             job_id = failed["error"]["job_id"]
             await system.wait_for_letter(job_id)
             redriven = await redrive(system, LetterFilter(ids=frozenset({job_id})))

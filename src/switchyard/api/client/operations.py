@@ -15,6 +15,7 @@ from switchyard.api.client import (
     dead_calls,
     document_calls,
     job_calls,
+    llm_calls,
     service_calls,
 )
 from switchyard.api.client.call import AsyncSender, Operation, Sender
@@ -123,6 +124,9 @@ class Operations:
     extracted_text = Method(document_calls.extracted_text)
     search = Method(document_calls.search)
 
+    ask = Method(llm_calls.ask)
+    answer = Method(llm_calls.answer)
+
     start_backfill = Method(backfill_calls.start_backfill)
     preview_backfill = Method(backfill_calls.preview_backfill)
     store_backfill_input = Method(backfill_calls.store_backfill_input)
@@ -143,6 +147,7 @@ class Operations:
     live = Method(service_calls.live)
     ready = Method(service_calls.ready)
     health = Method(service_calls.health_of_all)
+    metrics = Method(service_calls.metrics)
 
     lanes = Method(service_calls.lanes)
     workers = Method(service_calls.workers)

@@ -69,6 +69,12 @@ def health_of_all() -> Call[service.Readiness]:
     return _health("/health")
 
 
+@operation("health-metrics")
+def metrics() -> Call[str]:
+    """The service's metrics, as Prometheus reads them."""
+    return Call("GET", "/metrics", bytes.decode, repeatable=True)
+
+
 @operation("admin-lanes")
 def lanes() -> Call[lane_models.LaneList]:
     """Each lane's queues, and its jobs by state."""

@@ -1,0 +1,54 @@
+"""Questions to language models as values: asked, and answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from switchyard.api.client.call import Call, given, in_path, operation
+from switchyard.api.models import llm as models
+
+_ON_THE_WAY = 30.0
+"""Seconds beyond its wait that an answer may take."""
+
+
+@operation("llm-ask")
+def ask(
+    payload: Mapping[str, Any],
+    *,
+    type: str | None = None,  # noqa: A002 - the field's name
+    lane: Literal["hot", "backfill"] | None = None,
+    priority: int | None = None,
+    expires_in: float | None = None,
+    wait: float | None = None,
+    source: str | None = None,
+) -> Call[models.AnswerOfModel]:
+    """Ask a language model; with `wait`, its answer is there if it came within these seconds."""
+    body = {
+        "payload": dict(payload),
+        "type": type,
+        "lane": lane,
+        "priority": priority,
+        "expires_in": expires_in,
+        "wait": wait,
+        "source": source,
+    }
+    read = models.AnswerOfModel.model_validate_json
+    return Call("POST", "/llm/requests", read, json=given(body), patience=_patience(wait))
+
+
+@operation("llm-answer")
+def answer(job_id: str, *, wait: float | None = None) -> Call[models.AnswerOfModel]:
+    """The answer to a question that was asked before, or how it stands."""
+    return Call(
+        "GET",
+        f"/llm/requests/{in_path(job_id)}",
+        models.AnswerOfModel.model_validate_json,
+        {"wait": wait},
+        repeatable=True,
+        patience=_patience(wait),
+    )
+
+
+def _patience(wait: float | None) -> float | None:
+    return wait + _ON_THE_WAY if wait else None
