@@ -270,7 +270,7 @@ async def test_cancelled_its_queued_jobs_never_run(user: BackfillUser) -> None:
     assert progress.jobs == {State.CANCELLED: 3_000}
     assert (progress.done, progress.finished) == (0, 0)
     await user.system.start_worker()
-    await user.system.wait_until_ready(QUEUE, 0)
+    await user.system.wait_until_ready(QUEUE, 0, timeout=30)
     last = await user.system.publish("backfill.noop", {"n": -1})
     await user.system.wait_for_state(last, State.SUCCEEDED)
     assert [start.job_id for start in journal.starts] == [last]
