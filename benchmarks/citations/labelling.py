@@ -23,5 +23,4 @@ def labelled(text: str, labels: Sequence[str]) -> tuple[list[Token], list[str]]:
         aligned.append(labels[min(place, len(labels) - 1)])
         place += 1
     tokens = tokens_of(clean)
-    plain = ("word", "number", "sign")
-    return tokens, [aligned[token.start] if token.kind in plain else "id" for token in tokens]
+    return tokens, ["id" if token.is_identifier else aligned[token.start] for token in tokens]

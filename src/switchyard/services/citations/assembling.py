@@ -10,7 +10,6 @@ from switchyard.services.citations.tokens import Token, identifier
 
 _EDGES = " .,:;–—-/()[]{}<>«»“”‘’\"'`´„"
 _DASHES = re.compile(r"\s*(?:--+|[-–—‐‑−])\s*")
-_PEOPLE = frozenset(["family", "given", "asep", "etal", "org"])
 
 
 def assembled(
@@ -73,14 +72,8 @@ def assembled(
 
 def _spans(tokens: Sequence[Token], labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Runs of one label; one sign between two of them does not part them ("Title: subtitle")."""
-    place = 0
-    runs: list[tuple[str, int, int]] = []
-    for label, group in groupby(labels):
-        size = len(list(group))
-        runs.append((label, place, place + size - 1))
-        place += size
     joined: list[tuple[str, int, int]] = []
-    for run in runs:
+    for run in _runs(labels):
         if (
             len(joined) > 1
             and run[0] not in ("o", "year", "volume", "issue")
@@ -95,17 +88,26 @@ def _spans(tokens: Sequence[Token], labels: Sequence[str]) -> Iterator[tuple[str
     yield from (run for run in joined if run[0] != "o")
 
 
+def _runs(labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Each run of one label, with its first and its last token."""
+    first = 0
+    for label, group in groupby(labels):
+        size = len(list(group))
+        yield label, first, first + size - 1
+        first += size
+
+
 def _identifiers(tokens: Sequence[Token]) -> dict[str, str]:
     found: dict[str, str] = {}
     for token in tokens:
-        if token.kind in ("doi", "arxiv", "isbn", "url"):
+        if token.is_identifier:
             found.setdefault(token.kind, identifier(token))
     return found
 
 
 def _trimmed(text: str) -> str:
     """Without a style's signs at the edges; a closing bracket stays if the field opens it."""
-    trimmed = text.strip(_EDGES + " ")
+    trimmed = text.strip(_EDGES)
     end = text.find(trimmed) + len(trimmed)
     rest = text[end : end + 1]
     if rest in (")", "]") and trimmed.count({")": "(", "]": "["}[rest]) > trimmed.count(rest):
@@ -122,18 +124,12 @@ def _persons(
 ) -> tuple[tuple[Person, ...], bool]:
     """People out of runs of names; which name comes first may change (Smith, J. and A. Doe)."""
     runs: list[tuple[str, str]] = []
-    for label, group in groupby(range(len(tokens)), key=lambda place: labels[place]):
-        places = list(group)
+    for label, first, last in _runs(labels):
         if label in ("family", "given", "org", "etal"):
-            runs.append(
-                (label, _trimmed_name(text[tokens[places[0]].start : tokens[places[-1]].end]))
-            )
-        elif label != "asep" and runs and runs[-1][0] != "end":
-            runs.append(("end", ""))
-    if (
-        runs and ("end", "") in runs
-    ):  # the authors are the first such stretch; a later one is somebody's mention
-        runs = runs[: runs.index(("end", ""))]
+            name = text[tokens[first].start : tokens[last].end]
+            runs.append((label, name.strip(" ,;:&/()[]")))
+        elif label != "asep" and runs:
+            break  # the authors are the first such stretch; a later one is somebody's mention
     return _paired([run for run in runs if run[1]]), any(label == "etal" for label, _ in runs)
 
 
@@ -159,7 +155,3 @@ def _paired(runs: Sequence[tuple[str, str]]) -> tuple[Person, ...]:
                 persons.append(Person(name))
             place += 1
     return tuple(persons)
-
-
-def _trimmed_name(name: str) -> str:
-    return name.strip(" ,;:&/()[]")

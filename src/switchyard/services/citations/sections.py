@@ -201,18 +201,13 @@ def _by_authors(lines: Sequence[_Line]) -> list[_Start]:
     starts: list[_Start] = []
     has_year = False
     for place, line in enumerate(lines):
-        ended = place == 0 or (
-            lines[place - 1].text.endswith(_LINE_ENDS) or _ends_with_page(lines[place - 1].text)
-        )
+        before = lines[place - 1].text
+        ended = place == 0 or before.endswith(_LINE_ENDS) or before[-1:].isdigit()
         if _STARTS_LIKE_AUTHORS.match(line.text) and ended and (has_year or not starts):
             starts.append((place, "", 0))
             has_year = False
         has_year = has_year or bool(_YEAR.search(line.text))
     return starts
-
-
-def _ends_with_page(text: str) -> bool:
-    return text[-1:].isdigit()
 
 
 _NUMERIC_MARKER = re.compile(r"\[(\d{1,4}(?:\s?[,;–-]\s?\d{1,4}){0,30})\]")

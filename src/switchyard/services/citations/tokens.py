@@ -17,6 +17,11 @@ class Token(NamedTuple):
     start: int
     end: int
 
+    @property
+    def is_identifier(self) -> bool:
+        """Whether it is a DOI, a URL, … as one."""
+        return self.kind in _IDENTIFIERS
+
 
 # Each is linear: no two neighbouring repeats can match the same character.
 _IDENTIFIERS = {

@@ -6,6 +6,7 @@ one. Documents' texts are framed, and the model is told to follow no instruction
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -47,7 +48,7 @@ class LlmQuestion:
         return asked
 
 
-class LlmRequest(BaseModel):
+class LlmRequest(BaseModel, ABC):
     """What every request may say."""
 
     model_config = ConfigDict(extra="forbid")
@@ -56,8 +57,9 @@ class LlmRequest(BaseModel):
     temperature: float = Field(default=0.0, ge=0, le=2)
     fresh: bool = Field(default=False, description="Ask anew although an answer is kept.")
 
+    @abstractmethod
     def question(self) -> LlmQuestion:
-        raise NotImplementedError
+        """What is sent to the model."""
 
 
 class _WithSchema(LlmRequest):
