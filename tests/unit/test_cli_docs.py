@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 
-from switchyard.cli.main import app
 from switchyard.cli.system.settings_page import page
+from tests.support.command_tree import command_tree
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -20,7 +19,7 @@ def _leaves(command, path=("jobctl",)):
         yield from _leaves(each, (*path, name))
 
 
-COMMANDS = dict(_leaves(typer.main.get_command(app)))
+COMMANDS = dict(_leaves(command_tree()))
 
 
 def _sections() -> dict[str, str]:

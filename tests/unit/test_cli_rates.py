@@ -1,11 +1,10 @@
 """`--rate` means the same in every command that has it."""
 
 import pytest
-import typer
 
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.bulk.rates import new_rate, per_second_of
-from switchyard.cli.main import app
+from tests.support.command_tree import command_tree
 
 
 @pytest.mark.parametrize(
@@ -36,5 +35,5 @@ def test_rate_and_why_mean_the_same_wherever_they_are() -> None:
             for name in seen.keys() & set(parameter.opts):
                 seen[name].add(str(parameter.metavar))
 
-    visit(typer.main.get_command(app))
+    visit(command_tree())
     assert {name: len(kinds) for name, kinds in seen.items()} == {"--rate": 1, "--why": 1}

@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-import typer
 
 from switchyard.cli.jobs.jobs import StateName
-from switchyard.cli.main import app
+from switchyard.cli.main import commands
 from switchyard.services.records import State
+from tests.support.command_tree import command_tree
 
 HEAVY = (
     "aio_pika", "aiormq", "alembic", "asyncio", "httpx", "lancedb", "multiprocessing", "numpy",
@@ -68,11 +68,18 @@ def test_what_calls_the_api_loads_neither_database_nor_broker(arguments: list[st
 
 
 def test_every_command_has_a_summary_that_is_a_sentence() -> None:
-    for path, command in _commands(typer.main.get_command(app)):
+    for path, command in _commands(command_tree()):
         summary = (command.help or "").split("\n")[0].strip()
         assert summary, path
         assert summary[0].isupper(), path
         assert summary[-1] in ".:", path
+
+
+def test_the_summaries_of_the_first_page_are_those_of_the_commands() -> None:
+    real = command_tree().commands
+    for name, command in commands().commands.items():
+        assert command.help == (real[name].help or "").split("\n\n")[0].replace("\n", " "), name
+        assert real[name].name == name
 
 
 def test_states_of_the_command_line_are_those_of_the_ledger() -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
-from switchyard.cli.main import app
 from switchyard.services.monitoring.metrics import ALL
+from tests.support.command_tree import command_tree
 from tests.support.missing import skip_or_fail
 
 ROOT = Path(__file__).parents[2]
@@ -164,7 +163,7 @@ def sections() -> dict[str, str]:
 
 def test_every_command_of_the_runbook_exists_with_its_options() -> None:
     for line in re.findall(r"^\s*(jobctl .+?)(?:\s{2,}#.*)?$", RUNBOOK.read_text(), re.MULTILINE):
-        command: Any = typer.main.get_command(app)
+        command: Any = command_tree()
         words = line.split()[1:]
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]

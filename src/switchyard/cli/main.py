@@ -1,6 +1,5 @@
 """`jobctl`: the commands, and the one place where what went wrong becomes a line and an exit code.
 
-from switchyard.cli.base.output import echo
 Nothing heavy is imported here or at the top of a command's module: `--help` and completion
 answer at once. tests/unit/test_cli_start.py holds that.
 """
@@ -11,11 +10,11 @@ import os
 import sys
 import traceback
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import typer
+from typer.core import TyperGroup
 
-from switchyard.cli.backfill import operations as backfill
 from switchyard.cli.base.errors import (
     FAILED,
     INTERRUPTED,
@@ -24,77 +23,103 @@ from switchyard.cli.base.errors import (
     explain,
     one_line,
 )
+from switchyard.cli.base.later import MARKUP, Later
 from switchyard.cli.base.modules import find_modules_here
 from switchyard.cli.base.output import echo
-from switchyard.cli.dead import (
-    edit as dead_edit,
-)
-from switchyard.cli.dead import (
-    files as dead_files,
-)
-from switchyard.cli.dead import (
-    groups as dead_groups,
-)
-from switchyard.cli.dead import (
-    letters as dead,
-)
-from switchyard.cli.dead import (
-    purge,
-    redrive,
-    redrives,
-)
-from switchyard.cli.demo import command as demo
-from switchyard.cli.jobs import cancel, jobs, llm, publish
-from switchyard.cli.look import doctor, documents, lanes, search, workers
-from switchyard.cli.process import api, scheduler, up, worker
-from switchyard.cli.system import db, keys, system, topology
 
 app = typer.Typer(
     name="jobctl",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
     help="Run, watch and repair Switchyard: a job system on RabbitMQ for document pipelines.",
     epilog="Settings come from JOBS_… variables: docs/settings.md. Every command: docs/cli.md.",
 )
 
-START = "Start"
-WORK = "Run"
-LOOK = "Look"
-REPAIR = "Repair"
+# Where the command lies, and the first line of its help, under the heading that --help shows it.
+PANELS = {
+    "Start": {
+        "demo": (
+            "cli.demo.command:demo",
+            "Put documents through all stages on real queues, and show what happens.",
+        ),
+        "up": (
+            "cli.process.up:up",
+            "Run the whole system until Ctrl-C: broker, workers, scheduler and HTTP API.",
+        ),
+        "doctor": (
+            "cli.look.doctor:doctor",
+            "Check broker, lanes, ledger, workers and this host one by one.",
+        ),
+    },
+    "Run": {
+        "publish": (
+            "cli.jobs.publish:publish",
+            "Publish jobs: checked, recorded in the ledger, and confirmed by the broker.",
+        ),
+        "worker": (
+            "cli.process.worker:worker",
+            "Work jobs until SIGTERM or Ctrl-C: then finish those that run and give back the rest.",
+        ),
+        "scheduler": (
+            "cli.process.scheduler:scheduler",
+            "Publish what is due, index dead letters, and run backfills, until SIGTERM or Ctrl-C.",
+        ),
+        "api": ("cli.process.api:api", "Serve the HTTP API until SIGTERM or Ctrl-C."),
+        "llm": ("cli.jobs.llm:app", "Ask language models, and see their servers."),
+        "documents": (
+            "cli.look.documents:app",
+            "Documents, over the HTTP API: upload, list, show, wait, result.",
+        ),
+        "backfill": (
+            "cli.backfill.operations:app",
+            "Backfills: start, list, show, watch, pause, resume, cancel, set.",
+        ),
+    },
+    "Look": {
+        "lanes": (
+            "cli.look.lanes:lanes",
+            "Show each lane's queues with their depths and limits, and its jobs by state.",
+        ),
+        "workers": (
+            "cli.look.workers:workers",
+            "List workers: alive, silent (no beat: it died, or lost the ledger), or stopped.",
+        ),
+        "search": (
+            "cli.look.search:search",
+            "Search the documents that have been indexed, best places first.",
+        ),
+        "jobs": ("cli.jobs.app:app", "Jobs: list, show, watch, cancel."),
+    },
+    "Repair": {
+        "dead": ("cli.dead.app:app", "Dead letters: what died, why, and back again."),
+        "topology": (
+            "cli.system.topology:app",
+            "Exchanges, queues, bindings and policies on the broker.",
+        ),
+        "db": ("cli.system.db:app", "The ledger's tables."),
+        "system": (
+            "cli.system.system:app",
+            "Which system ledger, broker and files belong to.",
+        ),
+        "keys": ("cli.system.keys:app", "Make, list and revoke keys of the HTTP API."),
+    },
+}
 
-app.command(rich_help_panel=START)(demo.demo)
-app.command(rich_help_panel=START)(up.up)
-app.command(rich_help_panel=START)(doctor.doctor)
-app.command(rich_help_panel=WORK, cls=publish.PublishCommand)(publish.publish)
-app.add_typer(llm.app, name="llm", rich_help_panel=WORK)
-app.add_typer(documents.app, name="documents", rich_help_panel=WORK)
-app.command(rich_help_panel=WORK)(worker.worker)
-app.command(rich_help_panel=WORK)(scheduler.scheduler)
-app.command(rich_help_panel=WORK)(api.api)
-app.command(rich_help_panel=LOOK)(lanes.lanes)
-app.command(rich_help_panel=LOOK)(workers.workers)
-app.command(rich_help_panel=LOOK)(search.search)
 
-jobs.app.command()(cancel.cancel)
-app.add_typer(jobs.app, name="jobs", rich_help_panel=LOOK)
-dead.app.command()(dead_groups.groups)
-dead.app.command()(redrive.redrive)
-dead.app.add_typer(redrives.app, name="redrives")
-dead.app.command()(dead_edit.edit)
-dead.app.command()(dead_edit.undo)
-dead.app.command()(dead_files.replay)
-dead.app.command()(dead_files.export)
-dead.app.command(name="import")(dead_files.import_)
-dead.app.command()(purge.purge)
-dead.app.command()(purge.purges)
-app.add_typer(backfill.app, name="backfill", rich_help_panel=WORK)
-app.add_typer(dead.app, name="dead", rich_help_panel=REPAIR)
-app.add_typer(topology.app, name="topology", rich_help_panel=REPAIR)
-app.add_typer(db.app, name="db", rich_help_panel=REPAIR)
-app.add_typer(system.app, name="system", rich_help_panel=REPAIR)
-app.add_typer(keys.app, name="keys", rich_help_panel=REPAIR)
+@app.callback()
+def _jobctl() -> None:
+    """A callback makes a group of it, which gets its commands below."""
+
+
+def commands() -> TyperGroup:
+    """All of `jobctl`; each command is imported when it is used."""
+    group = cast("TyperGroup", typer.main.get_command(app))
+    for panel, entries in PANELS.items():
+        for name, (place, summary) in entries.items():
+            group.add_command(Later(name, summary, place=place, panel=panel))
+    return group
 
 
 def main() -> NoReturn:
@@ -106,9 +131,8 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run a command; gives its exit code. What went wrong is one line on stderr."""
-    command = typer.main.get_command(app)
     try:
-        code = command.main(arguments, prog_name="jobctl", standalone_mode=False)
+        code = commands().main(arguments, prog_name="jobctl", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:

@@ -44,10 +44,7 @@ if TYPE_CHECKING:
 MAX_LIMIT = 1_000
 WAITING, ALL = "waiting", "all"
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters: what died, why, and back again.")
 
-
-@app.command(name="list")
 @filtered
 def list_dead(
     state: Annotated[
@@ -102,7 +99,6 @@ def known_state(state: str) -> str | None:
     return None if state == ALL else state
 
 
-@app.command()
 def show(
     letter_id: Annotated[str, typer.Argument(metavar="ID", help="As `jobctl dead list` shows it.")],
     include: IncludeOption = None,

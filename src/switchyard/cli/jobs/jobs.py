@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 MAX_LIMIT = 1_000
 JobIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 
-app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel.")
-
 
 class StateName(StrEnum):
     """The states, for the command line; held against `services.records.State` by a test."""
@@ -55,7 +53,6 @@ class StateName(StrEnum):
     CANCELLED = "cancelled"
 
 
-@app.command(name="list")
 def list_jobs(
     state: Annotated[StateName | None, typer.Option(help="Only jobs in this state.")] = None,
     lane: Annotated[str | None, typer.Option(help="Only this lane.")] = None,
@@ -111,7 +108,6 @@ def list_jobs(
         say(f"The newest {len(jobs)}; more with --limit (at most {MAX_LIMIT}) or a filter.")
 
 
-@app.command()
 def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     """Show all that is known of a job, and of the jobs that followed from it."""
 
@@ -149,7 +145,6 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         console().print(rows)
 
 
-@app.command()
 def watch(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     """Follow a job until it ends, one line for each change. Exit code 1: it did not succeed."""
     run(_watch(load_settings(), job_id, as_json=as_json))

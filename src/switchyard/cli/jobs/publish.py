@@ -38,6 +38,9 @@ class PublishCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+COMMAND_CLASS = PublishCommand
+
+
 def publish(
     routing_key: Annotated[
         str, typer.Argument(metavar="ROUTING_KEY", help="LANE.JOB_TYPE, as in hot.ingest_document")

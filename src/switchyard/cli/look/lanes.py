@@ -49,7 +49,10 @@ def lanes(
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show each lane's queues (ready, unacknowledged, consumers, limit) and its jobs by state."""
+    """Show each lane's queues with their depths and limits, and its jobs by state.
+
+    Of each queue: ready, unacknowledged, consumers, limit.
+    """
     quiet_logs()
     settings = load_settings()
     require_broker(settings)

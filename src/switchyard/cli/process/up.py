@@ -53,10 +53,10 @@ def up(
         ),
     ] = False,
 ) -> None:
-    """Run broker, workers, scheduler and HTTP API until Ctrl-C, their data in ./.switchyard.
+    """Run the whole system until Ctrl-C: broker, workers, scheduler and HTTP API.
 
     Prints the addresses, and how to publish from another terminal. A process that dies is started
-    again. JOBS_DATA_DIR names another directory.
+    again. Its data is in ./.switchyard; JOBS_DATA_DIR names another directory.
     """
     from switchyard.cli.base.stopping import stop_by_interrupt
     from switchyard.cli.system.private_file import make_private

@@ -1,0 +1,13 @@
+"""`jobctl jobs`: its commands, from the modules beside this one."""
+
+from __future__ import annotations
+
+import typer
+
+from switchyard.cli.jobs import cancel, jobs
+
+app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel.")
+app.command(name="list")(jobs.list_jobs)
+app.command()(jobs.show)
+app.command()(jobs.watch)
+app.command()(cancel.cancel)

@@ -1,0 +1,15 @@
+"""The whole of `jobctl`, each command imported: for tests that walk it."""
+
+from typing import Any
+
+from switchyard.cli.base.later import Later
+from switchyard.cli.main import commands
+
+
+def command_tree() -> Any:
+    """`jobctl` as a group whose `commands` are the real ones, as deep as they go."""
+    tree: Any = commands()
+    for name, command in tree.commands.items():
+        if isinstance(command, Later):
+            tree.commands[name] = command.load()
+    return tree
