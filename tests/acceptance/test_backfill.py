@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from switchyard.cli.backfill import start as backfill_start
-from switchyard.cli.backfill.start import FormatName
+from switchyard.cli.backfill import sources, starting
+from switchyard.cli.backfill.options import common_options
+from switchyard.cli.backfill.sources import FormatName
 from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import LedgerUnavailable
@@ -133,10 +134,10 @@ async def test_the_file_of_a_backfill_that_was_perhaps_recorded_is_kept(
     monkeypatch.setattr(Ledger, "create_bulk", cut_off_behind_it)
     file = tmp_path / "items.jsonl"
     file.write_text('{"n": 1}\n')
-    common = backfill_start._common(job_type="work")
+    common = common_options(job_type="work")
     settings = Settings()
     with pytest.raises(LedgerUnavailable):
-        await backfill_start._run(settings, "file", {"path": str(file)}, common)
+        await starting._run(settings, "file", {"path": str(file)}, common)
     (recorded,) = jobctl.json("backfill", "list")
     assert recorded["state"] == "waiting"
     assert len(list(settings.data_dir.rglob("*.jsonl"))) == 1
@@ -144,7 +145,7 @@ async def test_the_file_of_a_backfill_that_was_perhaps_recorded_is_kept(
 
 def test_values_of_options_are_text_unless_they_have_structure() -> None:
     given = ["a=123", "b=true", "c=x", 'd="7"', "e=[1]", "f=null", "g=NaN"]
-    assert backfill_start._pairs(given, "--option") == {
+    assert sources._pairs(given, "--option") == {
         "a": "123",
         "b": "true",
         "c": "x",

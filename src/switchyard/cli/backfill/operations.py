@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from switchyard.cli.backfill import start as backfill_start
+from switchyard.cli.backfill import sources
 from switchyard.cli.backfill.view import BackfillDisplay
 from switchyard.cli.base.common import (
     IncludeOption,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, help="Backfills: start, list, show, watch, pause, resume, cancel, set."
 )
-app.add_typer(backfill_start.app, name="start")
+app.add_typer(sources.app, name="start")
 
 
 VIEW = BackfillDisplay()
