@@ -63,12 +63,18 @@ def broker_of(version: str, profile: Profile) -> Iterator[TestBroker]:
 @pytest.fixture(
     params=[
         pytest.param(("3.10", "classic"), id="3.10-classic", marks=pytest.mark.broker310),
-        pytest.param(("4.3", "classic"), id="4.3-classic", marks=pytest.mark.broker43),
+        pytest.param(
+            ("4.3", "classic"), id="4.3-classic", marks=[pytest.mark.broker43, pytest.mark.long]
+        ),
         pytest.param(("4.3", "quorum"), id="4.3-quorum", marks=pytest.mark.broker43),
     ]
 )
 def broker(request: pytest.FixtureRequest) -> Iterator[TestBroker]:
-    """Each version with each profile that it can run: an empty vhost, for this test alone."""
+    """Each version with each profile that it can run: an empty vhost, for this test alone.
+
+    `make test` has either version and either profile once; the third pair is left to
+    `make test-long`.
+    """
     yield from broker_of(*request.param)
 
 

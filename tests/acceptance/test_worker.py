@@ -37,6 +37,7 @@ def test_sigterm_lets_a_job_finish_within_the_grace(jobctl: CommandLine) -> None
     assert jobctl.state(job_id) == "succeeded"
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_it_at_once_and_the_job_is_taken_over(jobctl: CommandLine) -> None:
     jobctl.environment["JOBS_SHUTDOWN_GRACE"] = "60"
     with jobctl.worker() as process:

@@ -61,6 +61,7 @@ async def letters_are(system: System, number: int) -> bool:
     return await system.ready("jobs.dead") == number
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["3.10", "4.3"])
 async def test_what_a_restart_throws_out_of_full_lanes_goes_back_when_there_is_room(
     own_node: Callable[..., LocalNode], sqlite_url: str, version: str

@@ -23,6 +23,7 @@ def test_every_part_says_what_its_licence_is() -> None:
     assert [name for name, about in installed().items() if not licences_of(about)] == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_the_bill_of_materials_lists_what_runs_and_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "new" / "sbom.json"

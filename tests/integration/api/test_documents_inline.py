@@ -253,6 +253,7 @@ async def test_a_run_that_found_its_document_known_does_not_hide_that_it_has_fai
     assert again.json()["job_id"] not in (failed["job_id"], idle.message.job_id)
 
 
+@pytest.mark.long
 async def test_images_alone_are_read(client: httpx.AsyncClient):
     document = (await send(client, scan(slips(["A heron in the reeds"])))).json()
     assert (document["state"], document["result"]["title"]) == ("completed", "A heron in the reeds")
