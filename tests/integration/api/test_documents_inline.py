@@ -82,6 +82,44 @@ async def test_references_are_told_once_they_were_looked_for(
     assert (await client.get("/documents/unknown/references")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("named", "media_type", "begins"),
+    [
+        ("bibtex", "application/x-bibtex", "@article{roe1999tides,"),
+        ("csl", "application/vnd.citationstyles.csl+json", '[\n {\n  "id": "roe1999tides"'),
+        ("tei", "application/tei+xml", "<?xml"),
+    ],
+)
+async def test_references_are_had_in_the_format_that_is_asked_for(
+    client: httpx.AsyncClient, settings: Settings, named: str, media_type: str, begins: str
+):
+    document_id = (await send(client, pdf(["a text"]))).json()["document_id"]
+    reference = {
+        "text": "Roe: Tides. Sea 3, 1999.",
+        "authors": [{"family": "Roe", "given": "R."}],
+        "title": "Tides & harbours",
+        "container": "Sea",
+        "year": 1999,
+    }
+    made = {"document_id": document_id, "references": [reference], "citations": []}
+    storage = Storage(settings.files_url)
+    await storage.put_async(references_key(document_id), json.dumps(made).encode())
+    address = f"/documents/{document_id}/references"
+    by_name = await client.get(address, params={"format": named})
+    by_type = await client.get(address, headers={"Accept": f"text/html, {media_type};q=0.9"})
+    assert by_name.status_code == by_type.status_code == 200
+    assert by_name.headers["content-type"].partition(";")[0] == media_type
+    assert by_name.text.startswith(begins)
+    assert (by_type.headers["content-type"], by_type.text) == (
+        by_name.headers["content-type"],
+        by_name.text,
+    )
+    other = await client.get(address, params={"format": "json"}, headers={"Accept": media_type})
+    assert other.json() == made
+    wrong = await client.get(address, params={"format": "ris"})
+    assert (wrong.status_code, wrong.json()["type"]) == (422, "/problems/invalid")
+
+
 async def test_the_result_has_the_text_on_request(client: httpx.AsyncClient):
     document = (await send(client, pdf(["one page", "and another"]))).json()
     address = f"/documents/{document['document_id']}/result"

@@ -21,6 +21,7 @@ from switchyard.api.models import documents as document_models
 
 M = TypeVar("M", bound=BaseModel)
 
+BibliographyFormat = Literal["bibtex", "csl", "tei"]
 Mode = Literal["hybrid", "vector", "keyword"]
 
 
@@ -73,6 +74,13 @@ def document_result(document_id: str, *, with_text: bool = False) -> Call[dict[s
 def document_references(document_id: str) -> Call[dict[str, Any]]:
     """What a document cites, once the job `process_references` has run for it."""
     return get_json(f"/documents/{in_path(document_id)}/references")
+
+
+@operation("documents-document_references")
+def bibliography(document_id: str, format: BibliographyFormat = "bibtex") -> Call[str]:  # noqa: A002
+    """What a document cites, as the text of a file for other programs."""
+    path = f"/documents/{in_path(document_id)}/references"
+    return Call("GET", path, bytes.decode, {"format": format}, repeatable=True)
 
 
 @operation("documents-document_page")

@@ -119,6 +119,7 @@ class Operations:
     document = Method(document_calls.document)
     document_result = Method(document_calls.document_result)
     document_references = Method(document_calls.document_references)
+    bibliography = Method(document_calls.bibliography)
     document_page = Method(document_calls.document_page)
     extract_text = Method(document_calls.extract_text)
     extracted_text = Method(document_calls.extracted_text)

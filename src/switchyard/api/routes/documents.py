@@ -17,6 +17,7 @@ from switchyard.api.http.document_errors import (
     unreadable,
 )
 from switchyard.api.http.problems import responses
+from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.models import jobs as models
 from switchyard.api.models.documents import (
     DocumentList,
@@ -26,6 +27,7 @@ from switchyard.api.models.documents import (
     PageView,
 )
 from switchyard.services.access.api_keys import Scope
+from switchyard.services.citations.formats.export import Format
 from switchyard.services.documents.desk import NotFinished
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.documents.status import DocumentStatus
@@ -176,12 +178,17 @@ async def document_result(
 @router.get(
     "/documents/{document_id}/references",
     dependencies=[needs(Scope.READ)],
-    responses=RESULT_PROBLEMS,
+    responses={200: FORMATS, **RESULT_PROBLEMS},
+    response_model=dict[str, Any],
 )
-async def document_references(document_id: DocumentIdOf, documents: DocumentsOf) -> dict[str, Any]:
+async def document_references(
+    document_id: DocumentIdOf, documents: DocumentsOf, wanted: FormatOf
+) -> Any:
     """What a document cites: `references`, each cut into fields, and `citations`, the places of
-    its text that cite them. 404 until the job `process_references` has run for it."""
-    return await documents.references(document_id)
+    its text that cite them; or the references alone in another format. 404 until the job
+    `process_references` has run for it."""
+    found = await documents.references(document_id)
+    return found if wanted is Format.JSON else in_format(found["references"], wanted)
 
 
 @router.get(

@@ -47,6 +47,14 @@ class UploadLane(StrEnum):
     BACKFILL = "backfill"
 
 
+class BibliographyFormat(StrEnum):
+    """Formats of references beside the table and JSON."""
+
+    BIBTEX = "bibtex"
+    CSL = "csl"
+    TEI = "tei"
+
+
 @app.command()
 def upload(
     files: Annotated[
@@ -177,9 +185,20 @@ def result(
 
 
 @app.command()
-def references(document_id: DocumentIdArgument, as_json: JsonOption = False) -> None:
+def references(
+    document_id: DocumentIdArgument,
+    written: Annotated[
+        BibliographyFormat | None, typer.Option("--format", help="Print them for other programs.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show what a document cites, once the job `process_references` has run for it."""
+    if written is not None and as_json:
+        raise WrongUsage("--format and --json are two formats: give one of them")
     with calling() as client:
+        if written is not None:
+            echo(client.bibliography(document_id, written.value).removesuffix("\n"))
+            return
         made = client.document_references(document_id)
     if as_json:
         print_json(made)

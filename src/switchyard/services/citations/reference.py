@@ -1,7 +1,8 @@
 """What a reference says, field by field."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,14 @@ class Reference:
     also: Sequence[str] = field(
         default=()
     )  # what stands there besides: notes, dates of access, numbers
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Self:
+        """What `as_json` has told; what else stands there is left out."""
+        known = {name: told[name] for name in cls.__dataclass_fields__ if name in told}
+        if "authors" in known:
+            known["authors"] = tuple(Person(**each) for each in known["authors"])
+        return cls(**known)
 
     def as_json(self) -> dict[str, object]:
         """The text, and the fields that are not empty, as plain values."""

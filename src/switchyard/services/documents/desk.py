@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid5
 
+from switchyard.services.citations.kept import kept_references
 from switchyard.services.documents.extractions import ExtractionDesk
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.documents.status import DocumentStatus, status_of
 from switchyard.services.errors import Unknown, WrongState
-from switchyard.services.files.storage import NotStored, references_key, result_key, stage_key
+from switchyard.services.files.storage import NotStored, result_key, stage_key
 from switchyard.services.files.uploads import Upload
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
@@ -247,7 +248,7 @@ class DocumentDesk:
         Raises UnknownDocument, also where that job has not run yet.
         """
         status = await self.status(document_id)
-        found = await self._json(references_key(status.document_id))
+        found = await kept_references(self.inbox.storage, status.document_id)
         if found is None:
             raise UnknownDocument(
                 f"the references of document {document_id} have not been looked for: publish "

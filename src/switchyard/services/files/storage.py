@@ -325,6 +325,11 @@ def references_key(document_id: str) -> str:
     return f"results/{document_id}/references.json"
 
 
+def links_key(document_id: str) -> str:
+    """Where the works lie that a document's references are linked to."""
+    return f"results/{document_id}/links.json"
+
+
 def extraction_key(job_id: str) -> str:
     """Where a job without a document keeps its result: whoever publishes it chooses its id, which
     may be that of a document."""

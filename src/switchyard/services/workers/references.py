@@ -62,7 +62,10 @@ async def process_references(payload: DocumentJob, ctx: JobContext) -> Outcome:
     )
     key = references_key(document_id)
     # Written although reused: what is kept of a stage goes after a day, this stays.
-    await files.storage.put_async(key, encoded({"document_id": document_id, **output.result}))
+    await files.storage.put_async(
+        key,
+        encoded({"document_id": document_id, "hash": output.output_hash, **output.result}),
+    )
     return Done(
         {
             "document_id": document_id,

@@ -1,0 +1,43 @@
+"""Lists of references in the format that a client asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Query
+from fastapi.responses import Response
+
+from switchyard.services.citations.formats.export import MEDIA_TYPES, Format, exported
+
+FORMATS: dict[str, Any] = {
+    "description": "In the format that was asked for.",
+    "content": {
+        media_type: {"schema": {"type": "string"}}
+        for name, media_type in MEDIA_TYPES.items()
+        if name is not Format.JSON
+    },
+}
+
+
+def _format_of(
+    named: Annotated[
+        Format | None, Query(alias="format", description="Before what `Accept` says.")
+    ] = None,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+) -> Format:
+    """The format of the query, else the first that `Accept` names, else JSON."""
+    if named is not None:
+        return named
+    accepted = [each.partition(";")[0].strip().lower() for each in accept.split(",")]
+    by_type = {media_type: name for name, media_type in MEDIA_TYPES.items()}
+    return next((by_type[each] for each in accepted if each in by_type), Format.JSON)
+
+
+FormatOf = Annotated[Format, Depends(_format_of)]
+
+
+def in_format(references: Sequence[Mapping[str, Any]], wanted: Format) -> Response:
+    """References as jobs keep them, as the answer to a request."""
+    made = exported(references, wanted)
+    return Response(made.content, media_type=made.media_type)

@@ -1,0 +1,1 @@
+"""References as other programs read them: BibTeX, CSL-JSON, TEI."""

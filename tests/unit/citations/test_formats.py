@@ -1,0 +1,174 @@
+"""References in BibTeX, CSL-JSON and TEI are read back by others as they were meant."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pybtex.database import BibliographyData, parse_string
+
+from switchyard.services.citations.formats.bibtex import bibtex
+from switchyard.services.citations.formats.csl import csl
+from switchyard.services.citations.formats.export import Format, exported
+from switchyard.services.citations.formats.kinds import WorkKind, kind_of
+from switchyard.services.citations.formats.names import keys_of
+from switchyard.services.citations.formats.tei import TEI
+from switchyard.services.citations.reference import Person, Reference
+from switchyard.services.citations.works import CitedWork, LinkStatus, WorkLink
+
+ARTICLE = Reference(
+    text="Lamport, L. (1978). Time, clocks. Communications of the ACM, 21(7), 558–565.",
+    authors=(Person("Lamport", "L."), Person("van der Berg", "A. B.")),
+    title="Time, clocks, and BERT",
+    container="Communications of the ACM",
+    year=1978,
+    volume="21",
+    issue="7",
+    pages="558–565",
+    doi="10.1145/359545.359563",
+    language="en",
+)
+HOSTILE = (
+    r'}, title = {50% of {DNA} & $x_1^2$ ~ #1 \input{/etc/passwd} "and" <b>]]>&amp; @book{evil,'
+)
+SIGNS = st.text(
+    st.sampled_from('{}\\"%$&#_^~@,= and<>]\x00\x01\x02\n\ud800éß中') | st.characters(), max_size=60
+)
+
+
+def read(text: str) -> BibliographyData:
+    return parse_string(text, "bibtex")
+
+
+def field(text: str, name: str) -> str:
+    """A field of the only entry, as BibTeX has it, without our escapes."""
+    (entry,) = read(text).entries.values()
+    said = entry.fields[name]
+    for sign, word in (("{", "braceleft"), ("}", "braceright"), ("\\", "backslash")):
+        said = said.replace(f"{{\\text{word}}}", f"\x00{ord(sign)}\x00")
+    for sign, word in (("~", "tilde"), ("^", "circum")):
+        said = said.replace(f"{{\\textascii{word}}}", sign)
+    for sign in "$&#%_":
+        said = said.replace(f"\\{sign}", sign)
+    said = said.replace("{", "").replace("}", "")
+    for sign in "{}\\":
+        said = said.replace(f"\x00{ord(sign)}\x00", sign)
+    return str(said)
+
+
+def test_an_article_in_bibtex():
+    (entry,) = read(bibtex([ARTICLE])).entries.values()
+    assert (entry.key, entry.type) == ("lamport1978time", "article")
+    assert entry.fields["journal"] == "Communications of the ACM"
+    assert entry.fields["title"] == "Time, clocks, and {BERT}"
+    assert entry.fields["pages"] == "558--565"
+    assert [person.last_names for person in entry.persons["author"]] == [["Lamport"], ["Berg"]]
+    assert entry.persons["author"][1].prelast_names == ["van", "der"]
+
+
+def test_a_hostile_title_stays_a_title():
+    reference = replace(ARTICLE, title=HOSTILE, authors=(Person(HOSTILE, HOSTILE),))
+    text = bibtex([reference])
+    assert len(read(text).entries) == 1
+    assert field(text, "title") == HOSTILE
+    assert len(next(iter(read(text).entries.values())).persons["author"]) == 1
+    root = ET.fromstring(exported([reference.as_json()], Format.TEI).content)
+    assert root.findtext(f".//{{{TEI}}}analytic/{{{TEI}}}title") == HOSTILE
+    (item,) = json.loads(exported([reference.as_json()], Format.CSL).content)
+    assert item["title"] == HOSTILE
+
+
+@given(SIGNS, SIGNS, SIGNS)
+def test_whatever_stands_in_a_reference_each_format_can_be_read(title: str, name: str, other: str):
+    reference = Reference(
+        text=other,
+        title=title,
+        authors=(Person(name, other), Person(title)),
+        container=other,
+        doi=title,
+        url=name,
+        also=(other,),
+    )
+    text = bibtex([reference, reference, ARTICLE])
+    entries = read(text.encode("utf-8", "replace").decode()).entries
+    assert len(entries) == 3
+    last = list(entries.values())[-1]
+    assert last.fields["title"] == "Time, clocks, and {BERT}"
+    told = [reference.as_json(), ARTICLE.as_json()]
+    assert (
+        len(ET.fromstring(exported(told, Format.TEI).content).findall(f".//{{{TEI}}}biblStruct"))
+        == 2
+    )
+    assert len(json.loads(exported(told, Format.CSL).content)) == 2
+    assert len(json.loads(exported(told, Format.JSON).content)) == 2
+
+
+def test_an_organisation_is_no_family_and_others_are_told():
+    reference = Reference(
+        text="",
+        title="Tides",
+        authors=(Person("Sea and Harbour Board, Inc."), Person("Roe", "R.")),
+        more_authors=True,
+    )
+    (entry,) = read(bibtex([reference])).entries.values()
+    board, roe, others = entry.persons["author"]
+    assert str(board) == "{Sea and Harbour Board, Inc.}"
+    assert (roe.last_names, others.last_names) == (["Roe"], ["others"])
+    assert csl([reference])[0]["author"][0] == {"literal": "Sea and Harbour Board, Inc."}
+
+
+def test_keys_are_unique_whatever_they_are_made_of():
+    same = [ARTICLE, ARTICLE, replace(ARTICLE, title="Time_2"), Reference(text=""), Reference("")]
+    foreign = Reference("", authors=(Person("Иванов", "И."),), year=1999, title="Море")
+    keys = keys_of([*same, foreign, foreign])
+    assert len(set(keys)) == 7
+    assert keys[:2] == ["lamport1978time", "lamport1978time_2"]
+    assert all(key.isascii() and key[0].isalpha() for key in keys)
+    assert keys == keys_of([*same, foreign, foreign])
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"container": "Nature", "volume": "3"}, WorkKind.ARTICLE),
+        ({"container": "Proceedings of the VLDB Endowment"}, WorkKind.PAPER),
+        ({"container": "Handbook of Tides", "publisher": "Springer"}, WorkKind.CHAPTER),
+        ({"publisher": "Springer"}, WorkKind.BOOK),
+        ({"publisher": "MIT", "also": ("PhD thesis",)}, WorkKind.THESIS),
+        ({"publisher": "NASA", "also": ("Technical report",)}, WorkKind.REPORT),
+        ({"container": "arXiv preprint arXiv:1706.03762"}, WorkKind.PREPRINT),
+        ({"arxiv_id": "1706.03762"}, WorkKind.PREPRINT),
+        ({"url": "https://example.org"}, WorkKind.WEB),
+        ({}, WorkKind.OTHER),
+    ],
+)
+def test_kinds_of_works(fields, kind):
+    assert kind_of(Reference(text="", title="A title", **fields)) is kind
+
+
+def test_a_reference_has_the_identifiers_of_its_work():
+    work = CitedWork.made(doi="10.1000/1", arxiv_id="1706.03762", title="Another title")
+    link = WorkLink(LinkStatus.LINKED, "search", "openalex", 0.9, work).as_json()
+    told = {**replace(ARTICLE, doi="").as_json(), "link": link}
+    (item,) = json.loads(exported([told], Format.CSL).content)
+    assert (item["DOI"], item["archive_location"]) == ("10.1000/1", "1706.03762")
+    assert item["title"] == ARTICLE.title
+    assert WorkLink.of(link).as_json() == link
+    assert work.id == "doi:10.1000/1"
+
+
+def test_labels_of_the_list_stand_in_tei():
+    root = ET.fromstring(exported([{**ARTICLE.as_json(), "label": "12"}], Format.TEI).content)
+    (entry,) = root.findall(f".//{{{TEI}}}biblStruct")
+    assert entry.get("n") == "12"
+    assert entry.findtext(f".//{{{TEI}}}idno[@type='DOI']") == ARTICLE.doi
+
+
+def test_no_references_are_an_empty_list_in_each_format():
+    assert bibtex([]) == ""
+    assert json.loads(exported([], Format.CSL).content) == []
+    assert ET.fromstring(exported([], Format.TEI).content).tag == f"{{{TEI}}}TEI"
