@@ -9,19 +9,27 @@ next two requests get. It keeps every request, with the time at which it came.
 from __future__ import annotations
 
 import re
-import socket
-import struct
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 from xml.sax.saxutils import escape, quoteattr
+
+from tests.support import site
+from tests.support.site import (
+    Behaviour,
+    Exchange,
+    Request,
+    Site,
+    answer_well,
+    cut,
+    cut_in_the_middle,
+    fails,
+    slow,
+    throttled,
+)
+
+__all__ = ["Behaviour", "answer_well", "cut", "cut_in_the_middle", "fails", "slow", "throttled"]
 
 ATOM = "application/atom+xml; charset=utf-8"
 _FIRST = datetime(2024, 3, 1, 12, tzinfo=UTC)
@@ -48,178 +56,43 @@ class Paper:
     """Comes as little more than an id, as some of arXiv's records do."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a client asked for."""
-
-    path: str
-    parameters: dict[str, str]
-    at: float = field(compare=False)
-    """Seconds, on the monotonic clock."""
-
-
-class Exchange(BaseHTTPRequestHandler):
-    """One request and what is done about it; behaviours are functions of this."""
-
-    protocol_version = "HTTP/1.1"
-    server: _Http
-
-    def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        parameters = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        request = Request(parts.path, parameters, time.monotonic())
-        self.server.owner.handle(self, request)
-
-    def send(
-        self,
-        status: int,
-        body: bytes,
-        *,
-        content_type: str = ATOM,
-        headers: dict[str, str] | None = None,
-        claimed_length: int | None = None,
-    ) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(claimed_length or len(body)))
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-        if claimed_length is not None:
-            self.close_connection = True
-
-    def reset(self) -> None:
-        """Cut the connection so that the client sees a reset, not an orderly end."""
-        linger = struct.pack("ii", 1, 0)
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        self.close_connection = True
-        self.connection.shutdown(socket.SHUT_RD)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's name
-        """Say nothing: tests read `requests`."""
-
-
-Behaviour = Callable[[Exchange, Request], None]
-
-
-def answer_well(exchange: Exchange, request: Request) -> None:
-    """As arXiv would."""
-    exchange.server.owner.answer(exchange, request)
-
-
-def throttled(seconds: int | None, status: int = 429) -> Behaviour:
-    """Too many requests; with Retry-After, unless None."""
-    headers = {} if seconds is None else {"Retry-After": str(seconds)}
-    return lambda exchange, _: exchange.send(
-        status, b"Rate exceeded.", content_type="text/plain", headers=headers
-    )
-
-
-def fails(status: int) -> Behaviour:
-    """An error of the server itself."""
-    return lambda exchange, _: exchange.send(status, b"<h1>Oops</h1>", content_type="text/html")
+def says(body: bytes, content_type: str = ATOM) -> Behaviour:
+    """200 with any body."""
+    return site.says(body, content_type)
 
 
 def answers(status: int, body: bytes) -> Behaviour:
     """Any status with a feed, or what passes for one."""
-    return lambda exchange, _: exchange.send(status, body)
-
-
-def says(body: bytes, content_type: str = ATOM) -> Behaviour:
-    """200 with any body."""
-    return lambda exchange, _: exchange.send(200, body, content_type=content_type)
-
-
-def cut() -> Behaviour:
-    """The connection is reset before a word is said."""
-    return lambda exchange, _: exchange.reset()
-
-
-def cut_in_the_middle() -> Behaviour:
-    """The connection ends within the body."""
-    return lambda exchange, _: exchange.send(200, b"<?xml version='1.0'?><feed", claimed_length=999)
+    return site.says(body, ATOM, status=status)
 
 
 def empty_page() -> Behaviour:
     """No entry, although there are more, as arXiv does it now and then."""
-    return lambda exchange, _: exchange.send(200, feed([], total=1_000_000, start=0))
+    return lambda exchange, _: exchange.send(
+        200, feed([], total=1_000_000, start=0), content_type=ATOM
+    )
 
 
-def slow(seconds: float) -> Behaviour:
-    """The right answer, late; ends early when the server stops."""
-
-    def behave(exchange: Exchange, request: Request) -> None:
-        exchange.server.owner.stopped.wait(seconds)
-        answer_well(exchange, request)
-
-    return behave
-
-
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    owner: ArxivServer
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is what some tests are about."""
-
-
-class ArxivServer:
+class ArxivServer(Site):
     """Use as a context manager; `url` is what JOBS_ARXIV_BASE_URL takes."""
 
     def __init__(self, papers: Sequence[Paper] = ()) -> None:
+        super().__init__()
         self.papers = list(papers)
         self.pdfs: dict[str, bytes] = {}
         """By id with version."""
-        self.requests: list[Request] = []
-        self.most_at_once = 0
-        """Requests that were under way at the same time."""
         self.deepest: int | None = None
         """Pages beyond this offset fail, as arXiv's do."""
-        self.stopped = threading.Event()
-        self._under_way = 0
-        self._next: deque[Behaviour] = deque()
-        self._always: Behaviour | None = None
-        self._lock = threading.Lock()
-        self._http = _Http(("127.0.0.1", 0), Exchange)
-        self._http.owner = self
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
-
-    @property
-    def origin(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     @property
     def url(self) -> str:
         return f"{self.origin}/api/query"
-
-    def next(self, *behaviours: Behaviour) -> None:
-        """What the next requests get, in order; those after them are answered well."""
-        with self._lock:
-            self._next.extend(behaviours)
-
-    def always(self, behaviour: Behaviour | None) -> None:
-        """What every request gets from now on; None for good answers again."""
-        with self._lock:
-            self._always = behaviour
 
     def replace(self, paper_id: str, **changes: Any) -> None:
         """A paper changes, for example into its next version."""
         self.papers = [
             replace(paper, **changes) if paper.id == paper_id else paper for paper in self.papers
         ]
-
-    def handle(self, exchange: Exchange, request: Request) -> None:
-        with self._lock:
-            self.requests.append(request)
-            self._under_way += 1
-            self.most_at_once = max(self.most_at_once, self._under_way)
-            behave = self._next.popleft() if self._next else self._always or self.answer
-        try:
-            behave(exchange, request)
-        finally:
-            with self._lock:
-                self._under_way -= 1
 
     def answer(self, exchange: Exchange, request: Request) -> None:
         """As arXiv would."""
@@ -234,7 +107,7 @@ class ArxivServer:
         ids = [each for each in parameters.get("id_list", "").split(",") if each]
         wrong = next((each for each in ids if not re.search(r"\d{4}\.\d{4,5}|/\d{7}", each)), None)
         if wrong is not None:
-            exchange.send(400, refusal(f"incorrect id format for {wrong}"))
+            exchange.send(400, refusal(f"incorrect id format for {wrong}"), content_type=ATOM)
             return
         start = int(parameters.get("start", 0))
         if self.deepest is not None and start >= self.deepest:
@@ -242,7 +115,8 @@ class ArxivServer:
             return
         found = self._by_ids(ids) if ids else self._search(parameters)
         page = found[start : start + int(parameters.get("max_results", 10))]
-        exchange.send(200, feed([self.entry(paper) for paper in page], len(found), start))
+        entries = [self.entry(paper) for paper in page]
+        exchange.send(200, feed(entries, len(found), start), content_type=ATOM)
 
     def _by_ids(self, ids: Sequence[str]) -> list[Paper]:
         known = {paper.id: paper for paper in self.papers}
@@ -292,21 +166,6 @@ class ArxivServer:
             _optional("arxiv:doi", paper.doi),
         ]
         return "<entry>" + "\n".join(line for line in lines if line) + "</entry>"
-
-    def __enter__(self) -> ArxivServer:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stopped.set()
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
 
 
 def feed(entries: Sequence[str], total: int, start: int) -> bytes:

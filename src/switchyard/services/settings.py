@@ -161,6 +161,13 @@ class Settings(BrokerSettings):
         description="Directory with models for OCR in other languages, LANGUAGE.onnx each, as "
         "PaddleOCR's recognition models converted for RapidOCR, with their characters inside.",
     )
+    contact: str | None = Field(
+        default=None,
+        max_length=200,
+        pattern=r"^[\x20-\x7e]*$",
+        description="A mail or web address that other people's servers are told in the "
+        "`User-Agent`, so that they can reach whoever asks them.",
+    )
     arxiv_base_url: str = Field(
         default="https://export.arxiv.org/api/query",
         pattern="^https?://",
@@ -274,6 +281,7 @@ class Settings(BrokerSettings):
         "database_url",
         "storage_url",
         "index_url",
+        "contact",
         "llm_base_url",
         "llm_api_key",
         "embed_base_url",

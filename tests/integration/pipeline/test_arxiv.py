@@ -125,7 +125,7 @@ async def test_a_malformed_id_is_refused_at_once_and_dead_when_it_comes_by_itsel
     job_id = await system.publish("hot.ingest_arxiv", {"id": "2499.99999"})
     await system.wait_for_letter(job_id)
     record = await system.wait_for_state(job_id, State.DEAD)
-    assert (record.error_type, record.attempts) == ("ArxivRefused", 1)
+    assert (record.error_type, record.attempts) == ("SourceRefused", 1)
 
 
 async def test_what_goes_wrong_for_a_while_is_retried(system: System, site: ArxivServer) -> None:

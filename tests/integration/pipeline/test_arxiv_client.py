@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -20,11 +21,11 @@ from switchyard.services.sources.arxiv.client import (
     FeedPage,
     payload_of,
 )
-from switchyard.services.sources.arxiv.errors import (
-    ArxivBusy,
-    ArxivNonsense,
-    ArxivRefused,
-    ArxivUnavailable,
+from switchyard.services.sources.errors import (
+    SourceBusy,
+    SourceNonsense,
+    SourceRefused,
+    SourceUnavailable,
 )
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, Paper, many
@@ -171,7 +172,7 @@ async def test_an_empty_page_in_the_middle_is_asked_for_again(
     pages = await listed(client, from_date=MARCH, to_date=MARCH + timedelta(days=1))
     assert len(ids(pages)) == 7
     site.always(server.empty_page())
-    with pytest.raises(ArxivNonsense, match="came empty 3 times"):
+    with pytest.raises(SourceNonsense, match="came empty 3 times"):
         await listed(client, from_date=MARCH, to_date=MARCH + timedelta(days=1))
 
 
@@ -189,7 +190,7 @@ async def test_what_arxiv_refuses_is_refused_in_its_words(
     refused = server.refusal("incorrect id format for 1605.0838x")
     for status in (200, 400):
         site.next(server.answers(status, refused))
-        with pytest.raises(ArxivRefused, match="incorrect id format for 1605"):
+        with pytest.raises(SourceRefused, match="incorrect id format for 1605"):
             await client.entries(["1605.08386"])
 
 
@@ -200,23 +201,23 @@ BILLION = b"""<?xml version="1.0"?><!DOCTYPE feed [<!ENTITY a "aaaaaaaaaa">
 @pytest.mark.parametrize(
     ("behaviour", "error", "said"),
     [
-        (server.cut(), ArxivUnavailable, "can't be reached"),
-        (server.cut_in_the_middle(), ArxivUnavailable, "can't be reached"),
-        (server.fails(500), ArxivUnavailable, "answers 500"),
-        (server.fails(502), ArxivUnavailable, "answers 502"),
-        (server.fails(503), ArxivUnavailable, "answers 503"),
-        (server.fails(301), ArxivUnavailable, "answers 301"),
-        (server.fails(403), ArxivRefused, "with 403"),
-        (server.says(b"<html>", "text/html"), ArxivNonsense, "text/html"),
-        (server.says(b"<feed"), ArxivNonsense, "no XML"),
-        (server.says(b""), ArxivNonsense, "no XML"),
-        (server.says(b"\xff\xfe<feed/>"), ArxivNonsense, "no XML"),
-        (server.says(b"<rss/>"), ArxivNonsense, "no Atom feed"),
-        (server.says(b"<a>" * 100_000), ArxivNonsense, "nested too deeply"),
-        (server.says(BILLION), ArxivNonsense, "DOCTYPE"),
+        (server.cut(), SourceUnavailable, "can't be reached"),
+        (server.cut_in_the_middle(), SourceUnavailable, "can't be reached"),
+        (server.fails(500), SourceUnavailable, "answers 500"),
+        (server.fails(502), SourceUnavailable, "answers 502"),
+        (server.fails(503), SourceUnavailable, "answers 503"),
+        (server.fails(301), SourceUnavailable, "answers 301"),
+        (server.fails(403), SourceRefused, "with 403"),
+        (server.says(b"<html>", "text/html"), SourceNonsense, "text/html"),
+        (server.says(b"<feed"), SourceNonsense, "no XML"),
+        (server.says(b""), SourceNonsense, "no XML"),
+        (server.says(b"\xff\xfe<feed/>"), SourceNonsense, "no XML"),
+        (server.says(b"<rss/>"), SourceNonsense, "no Atom feed"),
+        (server.says(b"<a>" * 100_000), SourceNonsense, "nested too deeply"),
+        (server.says(BILLION), SourceNonsense, "DOCTYPE"),
         (
             server.says(b'<feed xmlns="http://www.w3.org/2005/Atom"/>'),
-            ArxivNonsense,
+            SourceNonsense,
             "startIndex",
         ),
     ],
@@ -235,20 +236,20 @@ async def test_an_answer_that_is_none_has_its_error(
 
 
 async def test_an_answer_without_an_end_is_not_read_to_its_end(
-    client: ArxivClient, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
+    client: ArxivClient, site: ArxivServer
 ) -> None:
-    monkeypatch.setattr(arxiv, "MAX_BYTES", 10_000)
+    client.client.server = replace(client.client.server, max_bytes=10_000)
     site.next(server.says(b"<a>" + b"a" * 100_000))
-    with pytest.raises(ArxivNonsense, match="exceeds 10,000 bytes"):
+    with pytest.raises(SourceNonsense, match="exceeds 10,000 bytes"):
         await client.entries(["1605.08386"])
 
 
 async def test_a_server_that_is_too_slow_is_given_up(
-    client: ArxivClient, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
+    client: ArxivClient, site: ArxivServer
 ) -> None:
-    monkeypatch.setattr(arxiv, "REQUEST_TIMEOUT", 0.2)
+    client.client.server = replace(client.client.server, timeout=0.2)
     site.next(server.slow(30))
-    with pytest.raises(ArxivUnavailable, match="did not answer within"):
+    with pytest.raises(SourceUnavailable, match="did not answer within"):
         await client.entries(["1605.08386"])
 
 
@@ -300,7 +301,7 @@ async def test_two_wait_for_their_turn_and_all_others_are_sent_away(
             *(client.entries(["2403.00001"]) for _ in range(5)), return_exceptions=True
         )
         assert time.monotonic() - asked < 2
-        busy = [answer for answer in answers if isinstance(answer, ArxivBusy)]
+        busy = [answer for answer in answers if isinstance(answer, SourceBusy)]
         assert [each.wait for each in busy] == [0.5] * 3
         assert len(site.requests) == 2
         assert await client.entries(["2403.00001"])  # the places are free again
@@ -316,11 +317,11 @@ async def test_retry_after_pauses_every_process(
         ArxivClient.connect(hasty, other) as second,
     ):
         site.next(server.throttled(100, status))
-        with pytest.raises(ArxivBusy) as busy:
+        with pytest.raises(SourceBusy) as busy:
             await first.entries(["2403.00001"])
         assert busy.value.wait == 100
         for client in (first, second):
-            with pytest.raises(ArxivBusy, match="whole fleet") as busy:
+            with pytest.raises(SourceBusy, match="whole fleet") as busy:
                 await client.entries(["2403.00001"])
             assert 90 < busy.value.wait <= 100
     assert len(site.requests) == 1
@@ -331,7 +332,7 @@ async def test_a_short_pause_is_waited_for(
 ) -> None:
     async with ArxivClient.connect(hasty, ledger, patience=5) as client:
         site.next(server.throttled(1))
-        with pytest.raises(ArxivBusy):
+        with pytest.raises(SourceBusy):
             await client.entries(["2403.00001"])
         began = time.monotonic()
         assert await client.entries(["2403.00001"])
@@ -342,8 +343,8 @@ async def test_a_429_without_retry_after_pauses_for_a_while(
     client: ArxivClient, site: ArxivServer
 ) -> None:
     site.next(server.throttled(None))
-    with pytest.raises(ArxivBusy, match="429"):
+    with pytest.raises(SourceBusy, match="429"):
         await client.entries(["2403.00001"])
-    with pytest.raises(ArxivBusy):
+    with pytest.raises(SourceBusy):
         await client.entries(["2403.00001"])
     assert len(site.requests) == 1

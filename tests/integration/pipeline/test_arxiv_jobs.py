@@ -22,10 +22,10 @@ from switchyard.services.jobs.outcomes import Done, Next, Outcome, Snooze
 from switchyard.services.jobs.registry import InvalidPayload
 from switchyard.services.llm.errors import LlmRefused
 from switchyard.services.records import Document
-from switchyard.services.sources.arxiv.errors import (
-    ArxivNonsense,
-    ArxivNotFound,
-    ArxivRefused,
+from switchyard.services.sources.errors import (
+    SourceNonsense,
+    SourceNotFound,
+    SourceRefused,
 )
 from switchyard.services.workers.ingest.arxiv import snooze_for
 from switchyard.services.workers.ingest.arxiv_documents import Taken, takes_over
@@ -351,7 +351,7 @@ async def test_a_page_in_the_place_of_a_pdf_is_tried_again(
     entry = server.answer_well
     for page in (b"<!doctype html><p>being made", b"being made"):
         site.next(entry, server.says(page, "text/html"))
-        with pytest.raises(ArxivNonsense, match="PDF of 1605"):
+        with pytest.raises(SourceNonsense, match="PDF of 1605"):
             await arxiv.one(JOB, {"id": ID, "full_text": True})
     site.next(entry, server.fails(500))
     with pytest.raises(FetchFailed, match="500"):
@@ -445,14 +445,14 @@ async def test_an_entry_of_another_paper_is_refused(arxiv: Pipeline) -> None:
 
 
 async def test_a_paper_that_does_not_exist_is_a_permanent_error(arxiv: Pipeline) -> None:
-    with pytest.raises(ArxivNotFound, match=r"no paper 0000\.0000"):
+    with pytest.raises(SourceNotFound, match=r"no paper 0000\.0000"):
         await arxiv.one(JOB, {"id": "0000.0000"})
 
 
 async def test_what_arxiv_refuses_is_a_permanent_error(arxiv: Pipeline, site: ArxivServer) -> None:
     refused = server.refusal("incorrect id format for 9999.99999")
-    site.next(lambda exchange, _: exchange.send(400, refused))
-    with pytest.raises(ArxivRefused, match="incorrect id format for 9999"):
+    site.next(server.answers(400, refused))
+    with pytest.raises(SourceRefused, match="incorrect id format for 9999"):
         await arxiv.one(JOB, {"id": "9999.99999"})
 
 

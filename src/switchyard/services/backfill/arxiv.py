@@ -24,7 +24,7 @@ from switchyard.services.sources.arxiv.client import (
     payload_of,
 )
 from switchyard.services.sources.arxiv.client import Cursor as Place
-from switchyard.services.sources.arxiv.errors import ArxivRefused
+from switchyard.services.sources.errors import SourceRefused
 
 PAGE_SIZE = 200
 
@@ -81,7 +81,7 @@ class ArxivSource(Source):
         try:
             async with self._client() as client:
                 feed = await client.search(self.options.query, 0, 1, since=begin, until=end)
-        except ArxivRefused as error:
+        except SourceRefused as error:
             raise SourceFailed(str(error)) from error
         except RetryableError as error:
             raise SourceAway(str(error)) from error
@@ -108,7 +108,7 @@ class ArxivSource(Source):
                         values = payload_of(entry, **options)
                         yield Item(entry.id, values, {"page": str(page.window), "done": number})
                     done = 0
-        except ArxivRefused as error:
+        except SourceRefused as error:
             raise SourceFailed(str(error)) from error
         except RetryableError as error:
             raise SourceAway(str(error)) from error

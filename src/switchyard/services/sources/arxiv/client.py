@@ -5,8 +5,8 @@
         async for page in arxiv.pages("cat:cs.DB", from_date=a, to_date=b):
             ...  # page.entries; keep page.cursor to go on from there
 
-Every request waits for its turn in the whole fleet (services/sources/arxiv/pace.py). Nothing is
-asked twice here but for a page that comes empty without reason: the job's retries do the rest.
+How it is asked is the same as with every server (services/sources/asking.py). Nothing is asked
+twice here but for a page that comes empty without reason: the job's retries do the rest.
 """
 
 from __future__ import annotations
@@ -19,25 +19,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from switchyard.services.jobs.retry import parse_retry_after
 from switchyard.services.settings import Settings
-from switchyard.services.sources.arxiv.errors import (
-    ArxivBusy,
-    ArxivNonsense,
-    ArxivRefused,
-    ArxivUnavailable,
-)
 from switchyard.services.sources.arxiv.feed import (
     ArxivId,
     Entry,
     Feed,
     parse_feed,
 )
-from switchyard.services.sources.arxiv.pace import FleetPace, LocalPace, RequestPace
+from switchyard.services.sources.asking import SourceClient, SourceServer
+from switchyard.services.sources.errors import SourceNonsense
 
 if TYPE_CHECKING:
-    import httpx
-
     from switchyard.services.ledger import Ledger
 
 SortBy = Literal["relevance", "submittedDate", "lastUpdatedDate"]
@@ -49,20 +41,14 @@ DEEPEST = 10_000
 """How far into a query's results pages are asked for. The manual says 30,000, but arXiv's search
 does not answer reliably beyond this."""
 PAGE_SIZE = 100
-MAX_BYTES = 20 * 1024 * 1024
-"""Longest answer that is read."""
-REQUEST_TIMEOUT = 60.0
-"""Seconds for one request, all of its answer."""
-LONGEST_WAIT = 10.0
-"""Seconds that a job waits for its turn, in one of the two places for that, before it snoozes."""
 EMPTY_TRIES = 3
 """How often a page is asked for that comes empty although there is more."""
 THROTTLED_PAUSE = 30.0
 """Seconds of pause after a 429 without Retry-After."""
+ATOM = "application/atom+xml"
 FIRST_DAY = datetime(1991, 8, 1, tzinfo=UTC)
 """Nothing on arXiv is older."""
 _MINUTE = timedelta(minutes=1)
-_USER_AGENT = "switchyard (job system; one request at a time)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,36 +93,25 @@ class FeedPage:
 class ArxivClient:
     """Asks arXiv. Open it with `ArxivClient.connect`."""
 
-    def __init__(self, http: httpx.AsyncClient, base_url: str, pace: RequestPace) -> None:
-        self._http = http
-        self._base_url = base_url
-        self.pace = pace
+    def __init__(self, client: SourceClient) -> None:
+        self.client = client
 
     @classmethod
     @asynccontextmanager
     async def connect(
         cls, settings: Settings, ledger: Ledger | None = None, *, patience: float | None = None
     ) -> AsyncIterator[ArxivClient]:
-        """A client for the address and the interval of the settings.
-
-        `patience` is in seconds: a request whose turn is further off raises ArxivBusy. None is
-        for jobs: they wait for two turns at most, and not at all where others wait already. With
-        a ledger, turns are those of the whole fleet; without one, of this client alone.
-        """
-        import httpx
-
-        interval = settings.arxiv_interval
-        pace: RequestPace
-        waits = min(2 * interval + 2, LONGEST_WAIT) if patience is None else patience
-        if ledger is not None:
-            pace = FleetPace(
-                ledger, interval=interval, patience=waits, waits_for_place=patience is not None
-            )
-        else:
-            pace = LocalPace(interval=interval, patience=waits)
-        headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}
-        async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT, headers=headers) as http:
-            yield cls(http, settings.arxiv_base_url, pace)
+        """A client for the address and the interval of the settings; the rest is as in
+        `SourceClient.connect`."""
+        server = SourceServer(
+            "arxiv",
+            label="arXiv",
+            base_url=settings.arxiv_base_url,
+            interval=settings.arxiv_interval,
+            throttled_pause=THROTTLED_PAUSE,
+        )
+        async with SourceClient.connect(server, settings, ledger, patience=patience) as client:
+            yield cls(client)
 
     async def entries(self, ids: Iterable[ArxivId | str]) -> list[Entry]:
         """The entries of these ids, in arXiv's order, as far as there are such.
@@ -152,7 +127,7 @@ class ArxivClient:
             {"id_list": ",".join(map(str, wanted)), "start": "0", "max_results": str(len(wanted))}
         )
         if feed.total and not feed.entries:
-            raise ArxivNonsense("arXiv says that there is such an entry, and does not give it")
+            raise SourceNonsense("arXiv says that there is such an entry, and does not give it")
         return list(feed.entries)
 
     async def search(
@@ -170,8 +145,8 @@ class ArxivClient:
         """One page of a query in arXiv's language (`cat:cs.DB AND ti:index`). With `since` or
         `until`, only what was submitted, or updated, in between, to the minute.
 
-        Raises ValueError for numbers that arXiv does not take, ArxivBusy, ArxivUnavailable and
-        ArxivNonsense (try again later), ArxivRefused (do not).
+        Raises ValueError for numbers that arXiv does not take, SourceBusy, SourceUnavailable and
+        SourceNonsense (try again later), SourceRefused (do not).
         """
         if not 1 <= max_results <= MAX_PAGE or start < 0:
             raise ValueError(f"start is 0 or more, max_results 1 to {MAX_PAGE:,}")
@@ -189,7 +164,7 @@ class ArxivClient:
             feed = await self._get(parameters)
             if feed.count or start >= feed.total:
                 return feed
-        raise ArxivNonsense(
+        raise SourceNonsense(
             f"arXiv's page from {start:,} of {feed.total:,} came empty {EMPTY_TRIES} times"
         )
 
@@ -228,48 +203,15 @@ class ArxivClient:
     # --- one request ------------------------------------------------------------------------
 
     async def _get(self, parameters: Mapping[str, str]) -> Feed:
-        async with self.pace.turn(takes=REQUEST_TIMEOUT) as turn:
-            status, headers, body = await self._fetch(parameters)
-            after = parse_retry_after(headers.get("retry-after", ""))
-            if status == 429 or (status == 503 and after is not None):
-                wait = await turn.pause(THROTTLED_PAUSE if after is None else after)
-                raise ArxivBusy(f"arXiv answers {status}: pause for {wait:.0f} s", wait=wait)
-        is_xml = "xml" in headers.get("content-type", "")
-        if status == 200:
-            if not is_xml:
-                kind = headers.get("content-type", "no content type")[:100]
-                raise ArxivNonsense(f"arXiv's answer is no XML but {kind}")
-            return await asyncio.to_thread(parse_feed, body)
-        if 400 <= status < 500 and status not in (408, 425):
-            if is_xml:
-                await asyncio.to_thread(parse_feed, body)  # raises what arXiv says
-            raise ArxivRefused(f"arXiv refuses the request with {status}")
-        to = f" to {headers['location'][:200]}" if "location" in headers else ""
-        raise ArxivUnavailable(f"arXiv answers {status}{to}", after=after)
-
-    async def _fetch(self, parameters: Mapping[str, str]) -> tuple[int, httpx.Headers, bytes]:
-        import httpx
-
-        limit = asyncio.timeout(REQUEST_TIMEOUT)
-        try:
-            async with (
-                limit,
-                self._http.stream("GET", self._base_url, params=dict(parameters)) as response,
-            ):
-                body = bytearray()
-                async for part in response.aiter_bytes():
-                    body += part
-                    if len(body) > MAX_BYTES:
-                        raise ArxivNonsense(f"arXiv's answer exceeds {MAX_BYTES:,} bytes")
-                return response.status_code, response.headers, bytes(body)
-        except httpx.HTTPError as error:
-            raise ArxivUnavailable(_describe(error)) from error
-        except TimeoutError as error:
-            if limit.expired():
-                raise ArxivUnavailable(
-                    f"arXiv did not answer within {REQUEST_TIMEOUT:g} s"
-                ) from error
-            raise
+        answer = await self.client.ask(params=parameters, accept=ATOM)
+        is_xml = "xml" in answer.headers.get("content-type", "")
+        if is_xml and 400 <= answer.status < 500:
+            await asyncio.to_thread(parse_feed, answer.body)  # raises what arXiv says
+        answer.ok()
+        if not is_xml:
+            kind = answer.headers.get("content-type", "no content type")[:100]
+            raise SourceNonsense(f"arXiv's answer is no XML but {kind}")
+        return await asyncio.to_thread(parse_feed, answer.body)
 
 
 def payload_of(entry: Entry, **options: Any) -> dict[str, Any]:
@@ -302,7 +244,7 @@ def _middle(window: Cursor) -> datetime:
     """The last minute of the window's first half."""
     half = _minute(window.since + (window.until - window.since) / 2)
     if half >= window.until:
-        raise ArxivNonsense(
+        raise SourceNonsense(
             f"arXiv says that more than {DEEPEST:,} papers were submitted in the minute "
             f"{_stamp(window.since)}"
         )
@@ -319,8 +261,3 @@ def _after(at: Cursor, feed: Feed, end: datetime) -> Cursor | None:
         return None
     # As long as the window before, which fitted, and as much again.
     return Cursor(since, min(end, since + 2 * (at.until - at.since + _MINUTE) - _MINUTE))
-
-
-def _describe(error: httpx.HTTPError) -> str:
-    detail = f": {error}" if str(error) else ""
-    return f"arXiv can't be reached ({type(error).__name__}{detail})"[:500]

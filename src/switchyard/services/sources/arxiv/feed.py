@@ -17,7 +17,7 @@ from xml.parsers import expat
 from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker.message import Moment
-from switchyard.services.sources.arxiv.errors import ArxivNonsense, ArxivRefused
+from switchyard.services.sources.errors import SourceNonsense, SourceRefused
 
 _log = logging.getLogger(__name__)
 
@@ -124,17 +124,17 @@ class Feed:
 def parse_feed(data: bytes) -> Feed:
     """Read an answer of the API.
 
-    Raises ArxivNonsense when it is no Atom feed, and ArxivRefused when it is arXiv's way to say
+    Raises SourceNonsense when it is no Atom feed, and SourceRefused when it is arXiv's way to say
     that the request was wrong.
     """
     root = _tree(data)
     if root.tag != f"{_ATOM}feed":
-        raise ArxivNonsense("arXiv's answer is XML, but no Atom feed")
+        raise SourceNonsense("arXiv's answer is XML, but no Atom feed")
     found = root.findall(f"{_ATOM}entry")
     for each in found:
         if "/api/errors" in _text(each, f"{_ATOM}id"):
             said = _text(each, f"{_ATOM}summary") or _text(each, f"{_ATOM}title")
-            raise ArxivRefused(f"arXiv refuses the request: {said[:500]}")
+            raise SourceRefused(f"arXiv refuses the request: {said[:500]}")
     return Feed(
         entries=tuple(_entries(found)),
         count=len(found),
@@ -193,7 +193,7 @@ def _time(text: str) -> datetime:
 def _number(root: ET.Element, name: str) -> int:
     text = _text(root, f"{_SEARCH}{name}")
     if not (text.isascii() and text.isdigit()):
-        raise ArxivNonsense(f"arXiv's answer does not say its {name}")
+        raise SourceNonsense(f"arXiv's answer does not say its {name}")
     return int(text[:12])
 
 
@@ -212,7 +212,7 @@ def _tree(data: bytes) -> ET.Element:
         nonlocal depth
         depth += 1
         if depth > _MAX_DEPTH:
-            raise ArxivNonsense("arXiv's answer is nested too deeply")
+            raise SourceNonsense("arXiv's answer is nested too deeply")
         builder.start(name(tag), {name(key): value for key, value in attributes.items()})
 
     def end(tag: str) -> None:
@@ -221,7 +221,7 @@ def _tree(data: bytes) -> ET.Element:
         builder.end(name(tag))
 
     def doctype(*_: object) -> None:
-        raise ArxivNonsense("arXiv's answer has a DOCTYPE, which no feed has")
+        raise SourceNonsense("arXiv's answer has a DOCTYPE, which no feed has")
 
     parser.StartElementHandler = start
     parser.EndElementHandler = end
@@ -231,4 +231,4 @@ def _tree(data: bytes) -> ET.Element:
         parser.Parse(data, True)
         return builder.close()
     except (expat.ExpatError, ValueError, LookupError) as error:
-        raise ArxivNonsense(f"arXiv's answer is no XML: {error}") from error
+        raise SourceNonsense(f"arXiv's answer is no XML: {error}") from error

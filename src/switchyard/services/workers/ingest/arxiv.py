@@ -18,8 +18,8 @@ from switchyard.services.sources.arxiv.client import (
     ArxivClient,
     payload_of,
 )
-from switchyard.services.sources.arxiv.errors import ArxivBusy, ArxivNotFound
 from switchyard.services.sources.arxiv.feed import ArxivId, Entry
+from switchyard.services.sources.errors import SourceBusy, SourceNotFound
 from switchyard.services.workers.ingest.arxiv_documents import take_in
 
 DEFAULT_RESULTS = 100
@@ -101,7 +101,7 @@ async def ingest_arxiv(payload: IngestArxiv, ctx: JobContext) -> Outcome:
             return await _take_page(payload, payload.query, ctx)
         entry = payload.entry or await _ask(ArxivId.parse(payload.id or ""), ctx)
         return await take_in(entry, ctx, full_text=payload.full_text, force=payload.force)
-    except ArxivBusy as busy:
+    except SourceBusy as busy:
         age = (datetime.now(UTC) - ctx.message.metadata.created_at).total_seconds()
         return Snooze(snooze_for(busy.wait, age, random.random()), str(busy))
 
@@ -118,7 +118,7 @@ async def _ask(arxiv_id: ArxivId, ctx: JobContext) -> Entry:
         found = await client.entries([arxiv_id])
     entry = next((each for each in found if _describes(each, str(arxiv_id))), None)
     if entry is None:
-        raise ArxivNotFound(f"arXiv has no paper {arxiv_id}")
+        raise SourceNotFound(f"arXiv has no paper {arxiv_id}")
     return entry
 
 

@@ -6,7 +6,6 @@ import asyncio
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from switchyard.services.files.errors import UnsupportedDocument
 from switchyard.services.files.media import MARKDOWN, PDF
@@ -14,10 +13,9 @@ from switchyard.services.files.storage import content_hash
 from switchyard.services.files.uploads import Identity, identify
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Outcome, Snooze
-from switchyard.services.settings import Settings
 from switchyard.services.sources.arxiv.client import ArxivClient
-from switchyard.services.sources.arxiv.errors import ArxivBusy, ArxivNonsense
 from switchyard.services.sources.arxiv.feed import ArxivId, Entry
+from switchyard.services.sources.errors import SourceNonsense
 from switchyard.services.workers.ingest.intake import (
     Arrival,
     extract_next,
@@ -136,35 +134,14 @@ async def _content(entry: Entry, ctx: JobContext, offered: Taken) -> tuple[bytes
     try:
         identity = await asyncio.to_thread(identify, data, None)
     except UnsupportedDocument as error:
-        raise ArxivNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {error}") from error
+        raise SourceNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {error}") from error
     if identity.media_type != PDF:  # a page that says that the PDF is still being made
-        raise ArxivNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {identity.media_type}")
+        raise SourceNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {identity.media_type}")
     return data, identity
 
 
 async def _pdf(url: str, ctx: JobContext) -> bytes:
-    """Download a PDF, in turn. Raises FetchRefused, FetchFailed, ArxivBusy."""
-    from switchyard.services.files.fetching import FetchFailed, Guard, fetching
-
-    settings = ctx.settings
-    guard = Guard(trusted=frozenset({_place(settings)}))
-    async with (
-        ArxivClient.connect(settings, ctx.ledger) as client,
-        client.pace.turn(takes=DOWNLOAD_TIMEOUT) as turn,
-    ):
-        try:
-            async with fetching(
-                url, max_bytes=settings.max_document_bytes, within=DOWNLOAD_TIMEOUT, guard=guard
-            ) as fetched:
-                return b"".join([part async for part in fetched.parts])
-        except FetchFailed as error:
-            if error.after is None:
-                raise
-            wait = await turn.pause(error.after)
-            raise ArxivBusy(f"arXiv's PDFs: {error}: pause for {wait:.0f} s", wait=wait) from error
-
-
-def _place(settings: Settings) -> tuple[str, int]:
-    """Host and port of the configured API: PDFs may come from there too, wherever it is."""
-    parts = urlsplit(settings.arxiv_base_url)
-    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    """Download a PDF, in turn. Raises FetchRefused, FetchFailed, SourceBusy."""
+    limit = ctx.settings.max_document_bytes
+    async with ArxivClient.connect(ctx.settings, ctx.ledger) as arxiv:
+        return await arxiv.client.download(url, max_bytes=limit, within=DOWNLOAD_TIMEOUT)

@@ -1,11 +1,13 @@
-"""When the next request to arXiv may be sent: one rule for all processes together.
+"""When the next request to a server may be sent: one rule for all processes together.
 
-arXiv asks for one connection at a time, and for at most one request every three seconds, over
-all machines that somebody has (https://info.arxiv.org/help/api/tou.html). Leases in the ledger
-keep that: `arxiv.connection` is held while a request is under way, `arxiv.pause` until the next
-one may begin. Who waits for them has a place, of which there are two: the one whose turn is next,
-and one behind, so that no turn is lost; all others are sent away at once, or they would keep their
-workers from other work. A process that dies lets go of everything when it runs out.
+Leases in the ledger keep it, named by the server: `arxiv.connection` is held while a request is
+under way, `arxiv.pause` until the next one may begin. Who waits for them has a place, of which
+there are two: the one whose turn is next, and one behind, so that no turn is lost; all others are
+sent away at once, or they would keep their workers from other work. A process that dies lets go of
+everything when it runs out.
+
+Language models' servers have a gate of their own (services/llm/gate.py): they take many requests
+at once, and how many is found out; these take one after the other, at an interval that is known.
 """
 
 from __future__ import annotations
@@ -18,16 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
-from switchyard.services.sources.arxiv.errors import ArxivBusy
+from switchyard.services.sources.errors import SourceBusy
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
 
-CONNECTION = "arxiv.connection"
-PAUSE = "arxiv.pause"
-PLACES = ("arxiv.place.1", "arxiv.place.2")
 LONGEST_PAUSE = 3600.0
-"""Seconds; whatever Retry-After says, somebody looks again after that."""
+"""Seconds; whatever a server asks for, somebody looks again after that."""
 _POLL = 0.2
 """Seconds between looks at what another one has."""
 _MARGIN = 5.0
@@ -51,7 +50,7 @@ class RequestPace(Protocol):
     """Lets requests pass, one after the other."""
 
     def turn(self, *, takes: float) -> AbstractAsyncContextManager[RequestTurn]:
-        """Wait until a request may begin that takes at most `takes` seconds. Raises ArxivBusy
+        """Wait until a request may begin that takes at most `takes` seconds. Raises SourceBusy
         when the wait would exceed the pace's patience."""
         ...
 
@@ -60,9 +59,20 @@ class FleetPace:
     """The pace of all processes that share a ledger."""
 
     def __init__(
-        self, ledger: Ledger, *, interval: float, patience: float, waits_for_place: bool
+        self,
+        ledger: Ledger,
+        name: str,
+        *,
+        label: str,
+        interval: float,
+        patience: float,
+        waits_for_place: bool,
     ) -> None:
         self._ledger = ledger
+        self._connection = f"{name}.connection"
+        self._next = f"{name}.pause"
+        self._places = (f"{name}.place.1", f"{name}.place.2")
+        self._label = label
         self._interval = interval
         """Seconds from one request's beginning to the next one's."""
         self._patience = patience
@@ -76,16 +86,16 @@ class FleetPace:
         holder = str(uuid4())
         until = time.monotonic() + self._patience
         held = self._patience + takes + _MARGIN
-        self._refuse_long(await self._ledger.lease_remaining(PAUSE), until)
+        self._refuse_long(await self._ledger.lease_remaining(self._next), until)
         async with (
-            self._holding(PLACES, holder, held, until if self._waits_for_place else 0.0),
-            self._holding((CONNECTION,), holder, held, until),
+            self._holding(self._places, holder, held, until if self._waits_for_place else 0.0),
+            self._holding((self._connection,), holder, held, until),
         ):
             await self._wait(holder, until)
 
             async def pause(seconds: float) -> None:
                 # The holder's own lease, or one that has run out: nobody else takes it meanwhile.
-                await self._ledger.acquire_lease(PAUSE, holder, max(seconds, self._interval))
+                await self._ledger.acquire_lease(self._next, holder, max(seconds, self._interval))
 
             yield RequestTurn(pause)
 
@@ -96,7 +106,7 @@ class FleetPace:
         """Hold one of these leases, waited for as long as it is not `until`."""
         while not (name := await self._take(names, holder, seconds)):
             if time.monotonic() >= until:
-                raise ArxivBusy("others are waiting to ask arXiv", wait=self._interval)
+                raise SourceBusy(f"others are waiting to ask {self._label}", wait=self._interval)
             await asyncio.sleep(_POLL)
         try:
             yield
@@ -110,22 +120,24 @@ class FleetPace:
         return None
 
     async def _wait(self, holder: str, until: float) -> None:
-        while not await self._ledger.acquire_lease(PAUSE, holder, self._interval):
-            left = await self._ledger.lease_remaining(PAUSE)
+        while not await self._ledger.acquire_lease(self._next, holder, self._interval):
+            left = await self._ledger.lease_remaining(self._next)
             self._refuse_long(left, until)
             await asyncio.sleep(left + 0.005)
 
     def _refuse_long(self, left: float, until: float) -> None:
         if time.monotonic() + left > until:
-            raise ArxivBusy(
-                f"the next request to arXiv is due in {left:.0f} s for the whole fleet", wait=left
+            raise SourceBusy(
+                f"the next request to {self._label} is due in {left:.0f} s for the whole fleet",
+                wait=left,
             )
 
 
 class LocalPace:
     """The pace of one client, where there is no ledger to share one."""
 
-    def __init__(self, *, interval: float, patience: float) -> None:
+    def __init__(self, *, label: str, interval: float, patience: float) -> None:
+        self._label = label
         self._interval = interval
         self._patience = patience
         self._connection = asyncio.Lock()
@@ -137,7 +149,8 @@ class LocalPace:
         async with self._connection:
             left = max(0.0, self._next - time.monotonic())
             if left > self._patience:
-                raise ArxivBusy(f"the next request to arXiv is due in {left:.0f} s", wait=left)
+                said = f"the next request to {self._label} is due in {left:.0f} s"
+                raise SourceBusy(said, wait=left)
             await asyncio.sleep(left)
             self._next = time.monotonic() + self._interval
 

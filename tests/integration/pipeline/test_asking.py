@@ -1,0 +1,226 @@
+"""Asking a server politely: what holds for every source."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.settings import Settings
+from switchyard.services.sources.asking import SourceClient, SourceServer
+from switchyard.services.sources.errors import (
+    SourceBusy,
+    SourceNonsense,
+    SourceNotFound,
+    SourceRefused,
+    SourceUnavailable,
+)
+from tests.support import site as server
+from tests.support.site import Site
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with Site() as opened:
+        opened.pages["/api/thing"] = server.with_etag({"name": "thing"}, '"one"')
+        yield opened
+
+
+@pytest.fixture
+def asked(site: Site) -> SourceServer:
+    return SourceServer("things", label="Things", base_url=f"{site.origin}/api", interval=0)
+
+
+@pytest.fixture
+async def client(
+    asked: SourceServer, settings: Settings, ledger: Ledger
+) -> AsyncIterator[SourceClient]:
+    async with opened(asked, settings, ledger) as connected:
+        yield connected
+
+
+@asynccontextmanager
+async def opened(
+    asked: SourceServer, settings: Settings, ledger: Ledger | None, **how: Any
+) -> AsyncIterator[SourceClient]:
+    async with SourceClient.connect(asked, settings, ledger, **how) as connected:
+        yield connected
+
+
+async def test_what_is_kept_is_asked_for_by_its_etag_and_given_when_it_is_unchanged(
+    client: SourceClient, site: Site
+) -> None:
+    first = await client.get("/thing", conditional=True)
+    again = await client.get("/thing", conditional=True)
+    assert [first.json(), again.json()] == [{"name": "thing"}] * 2
+    assert [first.unchanged, again.unchanged] == [False, True]
+    assert [each.headers.get("if-none-match") for each in site.requests] == [None, '"one"']
+    site.pages["/api/thing"] = server.with_etag({"name": "other"}, '"two"')
+    third = await client.get("/thing", conditional=True)
+    assert (third.json(), third.unchanged) == ({"name": "other"}, False)
+
+
+async def test_a_date_does_where_there_is_no_etag(client: SourceClient, site: Site) -> None:
+    stamp = {"Last-Modified": "Mon, 05 Jan 2026 09:00:00 GMT"}
+    site.pages["/api/thing"] = server.says({"name": "dated"}, headers=stamp)
+    await client.get("/thing", conditional=True)
+    site.next(server.says(b"", status=304))
+    assert (await client.get("/thing", conditional=True)).json() == {"name": "dated"}
+    assert site.requests[-1].headers["if-modified-since"] == stamp["Last-Modified"]
+
+
+async def test_what_is_kept_can_be_removed_or_damaged_at_any_time(
+    client: SourceClient, site: Site, settings: Settings
+) -> None:
+    await client.get("/thing", conditional=True)
+    [kept] = [path for path in (settings.data_dir / "files/sources").rglob("*") if path.is_file()]
+    for damaged in (b"nonsense", b"[]\n", b'{"url": 1}\n'):
+        kept.write_bytes(damaged)
+        assert (await client.get("/thing", conditional=True)).json() == {"name": "thing"}
+        assert "if-none-match" not in site.requests[-1].headers
+    kept.unlink()
+    assert (await client.get("/thing", conditional=True)).unchanged is False
+
+
+async def test_an_unchanged_answer_to_no_such_question_is_nonsense(
+    client: SourceClient, site: Site
+) -> None:
+    site.next(server.says(b"", status=304))
+    with pytest.raises(SourceNonsense, match="304"):
+        await client.get("/thing")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error", "said"),
+    [
+        (server.says({"message": "No such\nthing"}, status=404), SourceNotFound, "404"),
+        (server.says(b"", status=410), SourceNotFound, "410"),
+        (server.says({"message": "Bad creds"}, status=401), SourceRefused, "401: Bad creds"),
+        (server.says({"error": "Gated"}, status=403), SourceRefused, "403: Gated"),
+        (server.says(b'{"message": 7}', status=422), SourceRefused, "with 422$"),
+        (server.fails(500), SourceUnavailable, "answers 500"),
+        (server.fails(503), SourceUnavailable, "answers 503"),
+        (server.fails(408), SourceUnavailable, "answers 408"),
+        (server.cut(), SourceUnavailable, "can't be reached"),
+        (server.cut_in_the_middle(), SourceUnavailable, "can't be reached"),
+        (server.says(b"<html>"), SourceNonsense, "no JSON"),
+        (server.says(b"[" * 100_000), SourceNonsense, "no JSON"),
+        (server.endless(), SourceNonsense, "exceeds"),
+        (server.moved("http://127.0.0.1:9/elsewhere"), SourceUnavailable, "301 to http"),
+        (server.moved("http://[/"), SourceUnavailable, "301 to"),
+    ],
+)
+async def test_an_answer_that_is_not_the_thing_has_its_error(
+    client: SourceClient,
+    site: Site,
+    behaviour: server.Behaviour,
+    error: type[Exception],
+    said: str,
+) -> None:
+    client.server = replace(client.server, max_bytes=300_000)
+    site.next(behaviour)
+    with pytest.raises(error, match=said):
+        (await client.get("/thing")).json()
+    assert len(site.requests) == 1
+
+
+async def test_what_was_renamed_is_found_and_a_circle_is_left(
+    client: SourceClient, site: Site
+) -> None:
+    site.pages["/api/old"] = server.moved("/api/thing")
+    assert (await client.get("/old", conditional=True)).json() == {"name": "thing"}
+    site.pages["/api/round"] = server.moved("/api/round")
+    with pytest.raises(SourceUnavailable, match="301"):
+        await client.get("/round")
+    assert site.paths.count("/api/round") == 4
+
+
+async def test_a_secret_goes_to_the_server_alone(
+    asked: SourceServer, settings: Settings, site: Site
+) -> None:
+    secret = replace(asked, headers={"Authorization": "Bearer s3cret"})
+    assert "s3cret" not in repr(secret)
+    with Site() as elsewhere:
+        site.pages["/api/gone"] = server.moved(f"{elsewhere.origin}/api/thing")
+        async with opened(secret, settings, None) as client:
+            with pytest.raises(SourceUnavailable):
+                await client.get("/gone")
+            with pytest.raises(ValueError, match="no address of Things"):
+                await client.get(f"{elsewhere.origin}/api/thing")
+            await client.get(f"{site.origin}/api/thing")
+        assert elsewhere.requests == []
+    assert site.requests[-1].headers["authorization"] == "Bearer s3cret"
+
+
+async def test_whoever_asks_says_who_it_is(
+    asked: SourceServer, settings: Settings, site: Site
+) -> None:
+    known = settings.model_copy(update={"contact": "mailto:ops@example.org"})
+    async with opened(asked, known, None) as client:
+        await client.get("/thing")
+    assert site.requests[0].headers["user-agent"] == "switchyard (mailto:ops@example.org)"
+
+
+LIMITS = [
+    (server.throttled(100), 100),
+    (server.throttled(100, status=403), 100),
+    (server.throttled(100, status=503), 100),
+    (server.says(b"You have exceeded a secondary rate limit", status=403), 60),
+    (server.throttled(None), 60),
+    (server.throttled(10**8), 3600),
+    (
+        server.says(
+            b"", status=403, headers={"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "70"}
+        ),
+        71,
+    ),
+]
+
+
+@pytest.mark.parametrize(("limited", "wait"), LIMITS)
+async def test_a_limit_pauses_the_whole_fleet(
+    client: SourceClient,
+    asked: SourceServer,
+    settings: Settings,
+    site: Site,
+    limited: server.Behaviour,
+    wait: float,
+) -> None:
+    site.next(limited)
+    with pytest.raises(SourceBusy) as busy:
+        await client.get("/thing")
+    assert busy.value.wait == wait
+    assert not busy.value.counts
+    async with (
+        await Ledger.open(settings.ledger_url) as other,
+        opened(asked, settings, other) as second,
+    ):
+        with pytest.raises(SourceBusy, match="whole fleet") as busy:
+            await second.get("/thing")
+    assert wait - 5 < busy.value.wait <= wait
+    assert len(site.requests) == 1
+
+
+async def test_the_last_request_that_is_allowed_is_answered_and_pauses_those_after_it(
+    client: SourceClient, site: Site
+) -> None:
+    site.next(server.says({"n": 1}, headers={"RateLimit": '"api";r=0;t=57'}))
+    assert (await client.get("/thing")).json() == {"n": 1}
+    with pytest.raises(SourceBusy) as busy:
+        await client.get("/thing")
+    assert 50 < busy.value.wait <= 58
+    assert len(site.requests) == 1
+
+
+async def test_servers_do_not_wait_for_each_other(
+    client: SourceClient, asked: SourceServer, settings: Settings, ledger: Ledger, site: Site
+) -> None:
+    site.next(server.throttled(100))
+    with pytest.raises(SourceBusy):
+        await client.get("/thing")
+    async with opened(replace(asked, name="others"), settings, ledger) as other:
+        assert (await other.get("/thing")).status == 200

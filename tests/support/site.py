@@ -1,0 +1,246 @@
+"""A small real HTTP server that answers GET and can misbehave: what the servers of sources are in
+tests.
+
+`site.next(throttled(7), cut())` is what the next two requests get; `answer` of a subclass, or a
+page put into `pages`, what the others do. It keeps every request, with the time at which it came.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asked for."""
+
+    path: str
+    parameters: dict[str, str]
+    at: float = field(compare=False)
+    """Seconds, on the monotonic clock."""
+    headers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Names in lower case."""
+
+
+class Exchange(BaseHTTPRequestHandler):
+    """One request and what is done about it; behaviours are functions of this."""
+
+    protocol_version = "HTTP/1.1"
+    server: _Http
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        parameters = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(parts.path, parameters, time.monotonic(), headers)
+        self.server.owner.handle(self, request)
+
+    def send(
+        self,
+        status: int,
+        body: bytes,
+        *,
+        content_type: str = "text/plain",
+        headers: Mapping[str, str] | None = None,
+        claimed_length: int | None = None,
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        if status != 304:
+            self.send_header("Content-Length", str(claimed_length or len(body)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+        if claimed_length is not None:
+            self.close_connection = True
+
+    def reset(self) -> None:
+        """Cut the connection so that the client sees a reset, not an orderly end."""
+        linger = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RD)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's name
+        """Say nothing: tests read `requests`."""
+
+
+Behaviour = Callable[[Exchange, Request], None]
+
+
+def answer_well(exchange: Exchange, request: Request) -> None:
+    """As the server that it stands for would."""
+    exchange.server.owner.answer(exchange, request)
+
+
+def says(
+    body: bytes | str | dict | list,
+    content_type: str | None = None,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Behaviour:
+    """Any body; what is neither bytes nor text, as JSON."""
+    kind = content_type or ("text/plain" if isinstance(body, bytes | str) else "application/json")
+    if not isinstance(body, bytes):
+        body = (body if isinstance(body, str) else json.dumps(body)).encode()
+    whole = body
+    return lambda exchange, _: exchange.send(status, whole, content_type=kind, headers=headers)
+
+
+def with_etag(body: bytes | str | dict | list, etag: str, **told: Any) -> Behaviour:
+    """A body with an ETag: 304 for those who have it."""
+    told["headers"] = {"ETag": etag, **told.get("headers", {})}
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        if request.headers.get("if-none-match") == etag:
+            exchange.send(304, b"", headers=told["headers"])
+        else:
+            says(body, **told)(exchange, request)
+
+    return behave
+
+
+def throttled(seconds: int | None, status: int = 429) -> Behaviour:
+    """Too many requests; with Retry-After, unless None."""
+    headers = {} if seconds is None else {"Retry-After": str(seconds)}
+    return says(b"Rate exceeded.", status=status, headers=headers)
+
+
+def fails(status: int) -> Behaviour:
+    """An error of the server itself."""
+    return says(b"<h1>Oops</h1>", "text/html", status=status)
+
+
+def moved(to: str, status: int = 301) -> Behaviour:
+    """It is elsewhere."""
+    return says(b"", status=status, headers={"Location": to})
+
+
+def cut() -> Behaviour:
+    """The connection is reset before a word is said."""
+    return lambda exchange, _: exchange.reset()
+
+
+def cut_in_the_middle() -> Behaviour:
+    """The connection ends within the body."""
+    return lambda exchange, _: exchange.send(
+        200, b"<?xml version='1.0'?><feed", content_type="application/xml", claimed_length=999
+    )
+
+
+def endless() -> Behaviour:
+    """A body that does not end while somebody listens."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        exchange.send_response(200)
+        exchange.send_header("Content-Type", "text/html")
+        exchange.end_headers()
+        exchange.close_connection = True
+        try:
+            while not exchange.server.owner.stopped.is_set():
+                exchange.wfile.write(b"<p>and so on</p>" * 4096)
+        except OSError:
+            return
+
+    return behave
+
+
+def slow(seconds: float) -> Behaviour:
+    """The right answer, late; ends early when the server stops."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        exchange.server.owner.stopped.wait(seconds)
+        answer_well(exchange, request)
+
+    return behave
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    owner: Site
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is what some tests are about."""
+
+
+class Site:
+    """Use as a context manager; `origin` is its address."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, Behaviour] = {}
+        """By path."""
+        self.requests: list[Request] = []
+        self.most_at_once = 0
+        """Requests that were under way at the same time."""
+        self.stopped = threading.Event()
+        self._under_way = 0
+        self._next: deque[Behaviour] = deque()
+        self._always: Behaviour | None = None
+        self._lock = threading.Lock()
+        self._http = _Http(("127.0.0.1", 0), Exchange)
+        self._http.owner = self
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    @property
+    def paths(self) -> list[str]:
+        """What was asked for, in order."""
+        return [request.path for request in self.requests]
+
+    def next(self, *behaviours: Behaviour) -> None:
+        """What the next requests get, in order; those after them are answered well."""
+        with self._lock:
+            self._next.extend(behaviours)
+
+    def always(self, behaviour: Behaviour | None) -> None:
+        """What every request gets from now on; None for good answers again."""
+        with self._lock:
+            self._always = behaviour
+
+    def handle(self, exchange: Exchange, request: Request) -> None:
+        with self._lock:
+            self.requests.append(request)
+            self._under_way += 1
+            self.most_at_once = max(self.most_at_once, self._under_way)
+            behave = self._next.popleft() if self._next else self._always or self.answer
+        try:
+            behave(exchange, request)
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def answer(self, exchange: Exchange, request: Request) -> None:
+        """As the server that it stands for would."""
+        missing = says({"message": "Not Found"}, status=404)
+        self.pages.get(request.path, missing)(exchange, request)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stopped.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
