@@ -9,9 +9,9 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.cli.look.search import ModeName
-from switchyard.services.documents.samples import sample
 from switchyard.services.index.modes import Mode
 from switchyard.services.ledger import upgrade
+from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
 from tests.acceptance.conftest import CommandLine, clean_environment
 from tests.support.api_server import serving

@@ -23,7 +23,7 @@ import httpx
 import yaml
 
 from switchyard.cli.system.ports import free_port
-from switchyard.services.documents.samples import write_samples
+from switchyard.services.samples.articles import write_samples
 
 ROOT = Path(__file__).parents[2]
 IMAGES = Path(__file__).parent / "images"

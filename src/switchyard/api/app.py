@@ -28,6 +28,7 @@ from switchyard.api.routes import (
     llm,
     metrics,
     pressure,
+    samples,
     search,
 )
 from switchyard.api.state import open_state
@@ -41,6 +42,7 @@ ROUTERS = (
     events.router,
     llm.router,
     documents.router,
+    samples.router,
     extract.router,
     search.router,
     backfills.router,

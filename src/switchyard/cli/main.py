@@ -72,6 +72,10 @@ PANELS = {
             "cli.look.documents:app",
             "Documents, over the HTTP API: upload, list, show, wait, result.",
         ),
+        "samples": (
+            "cli.look.samples:app",
+            "Sample documents of many kinds and languages.",
+        ),
         "backfill": (
             "cli.backfill.operations:app",
             "Backfills: start, list, show, watch, pause, resume, cancel, set.",

@@ -14,11 +14,11 @@ import pytest
 
 from switchyard.services.documents.desk import open_desks, run_id
 from switchyard.services.documents.inbox import About
-from switchyard.services.documents.samples import sample
 from switchyard.services.files.storage import Storage, references_key
 from switchyard.services.identity.places import MARKER
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import in_parts, send, serving
 from tests.integration.ledger import made
@@ -552,3 +552,29 @@ async def test_text_that_can_not_be_had_is_refused_with_the_reason(client: httpx
     answer = await send(client, encrypted("secret"), to="/extract/text")
     assert (answer.status_code, answer.json()["error_type"]) == (422, "EncryptedDocument")
     assert (await send(client, b"\x89PNG" + bytes(50), to="/extract/text")).status_code == 415
+
+
+async def test_samples_are_made_and_go_through(client: httpx.AsyncClient, settings: Settings):
+    wanted = {"count": 2, "seed": 1, "kinds": ["letter", "invoice"], "languages": ["en"]}
+    answer = await client.post("/documents/generate", json=wanted)
+    assert answer.status_code == 201, answer.text
+    made = answer.json()["documents"]
+    assert [(each["kind"], each["language"]) for each in made] == [
+        ("letter", "en"),
+        ("invoice", "en"),
+    ]
+    for each in made:
+        document = (await client.get(f"/documents/{each['document_id']}")).json()
+        assert (document["state"], document["filename"]) == ("completed", each["filename"])
+    again = await client.post("/documents/generate", json=wanted)
+    assert again.json()["documents"] == made
+
+
+async def test_samples_of_an_unknown_kind_are_refused(client: httpx.AsyncClient):
+    for wanted in ({"kinds": ["poem"]}, {"languages": ["xx"]}, {"count": 51}):
+        answer = await client.post("/documents/generate", json=wanted)
+        assert answer.status_code == 422, answer.text
+    assert (
+        "use en, de"
+        in (await client.post("/documents/generate", json={"languages": ["xx"]})).json()["detail"]
+    )

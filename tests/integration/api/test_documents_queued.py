@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.documents.samples import sample
 from switchyard.services.identity.places import MARKER
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.records import State
+from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving
 from tests.integration.pipeline.pdfs import pdf, scan, slips

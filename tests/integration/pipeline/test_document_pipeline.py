@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.documents.samples import sample, write_samples
 from switchyard.services.files.errors import EncryptedDocument, UnsupportedDocument
 from switchyard.services.files.storage import content_hash, result_key, stage_key
 from switchyard.services.index.chunk_index import ChunkIndex
@@ -24,6 +23,7 @@ from switchyard.services.jobs.outcomes import Done, Next, PermanentError
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
 from switchyard.services.records import NewJob
+from switchyard.services.samples.articles import sample, write_samples
 from switchyard.services.workers import embed as embed_worker
 from switchyard.services.workers.outputs import MissingOutput
 from switchyard.services.workers.stages import EMBED

@@ -13,13 +13,13 @@ import pymupdf
 import pytest
 from PIL import Image
 
-from switchyard.services.documents.samples import sample
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.files.storage import page_key, result_key
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import embedder_for
 from switchyard.services.index.ranking import search
 from switchyard.services.jobs.outcomes import Next
+from switchyard.services.samples.articles import sample
 from switchyard.services.text.images import count_pages, draw
 from switchyard.services.text.ocr import UnknownLanguage, read_picture
 from switchyard.services.text.pages import Limits

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from switchyard.services.documents.samples import samples
 from switchyard.services.files.errors import (
     CorruptDocument,
     DocumentTooLarge,
@@ -29,6 +28,7 @@ from switchyard.services.files.media import (
     refuse_false_pdf,
     refuse_unsupported,
 )
+from switchyard.services.samples.articles import samples
 from switchyard.services.text.extraction import extract
 from switchyard.services.text.mupdf import _reading
 from switchyard.services.text.pages import Limits, PdfText

@@ -7,7 +7,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.documents.sample_texts import ARTICLES
+from switchyard.services.samples.article_texts import ARTICLES
 from switchyard.services.text.chunks import (
     CHUNK_WORDS,
     OVERLAP_WORDS,

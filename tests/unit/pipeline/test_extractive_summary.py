@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from switchyard.services.documents.sample_texts import ARTICLES
+from switchyard.services.samples.article_texts import ARTICLES
 from switchyard.services.text.extractive import MAX_SENTENCES, MAX_WORDS, summarize
 from switchyard.services.text.plain import count_words, sentences
 

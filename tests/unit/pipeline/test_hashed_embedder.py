@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from switchyard.services.documents.sample_texts import ARTICLES
 from switchyard.services.index.embedder import embedder_for
 from switchyard.services.index.hashed import HashedEmbedder
+from switchyard.services.samples.article_texts import ARTICLES
 from switchyard.services.settings import Settings
 
 TEXTS = ["The tide rises twice a day.", "Die Flut steigt.", "يرتفع ماء البحر", "机器学习"]

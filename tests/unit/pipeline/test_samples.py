@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.documents.sample_texts import ARTICLES
-from switchyard.services.documents.samples import sample, samples, write_samples
 from switchyard.services.files.storage import content_hash
+from switchyard.services.samples.article_texts import ARTICLES
+from switchyard.services.samples.articles import sample, samples, write_samples
 from switchyard.services.text.pdf import read_pdf
 from switchyard.services.text.plain import words
 
@@ -27,7 +27,7 @@ def test_a_sample_says_what_its_article_says(number: int):
 
 def test_samples_have_the_same_bytes_in_every_run():
     program = (
-        "from switchyard.services.documents.samples import samples\n"
+        "from switchyard.services.samples.articles import samples\n"
         "from switchyard.services.files.storage import content_hash\n"
         "print([content_hash(made.content) for made in samples()])"
     )

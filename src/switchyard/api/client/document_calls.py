@@ -57,6 +57,27 @@ def documents_page(
     )
 
 
+@operation("samples-generate_documents")
+def generate_documents(
+    count: int | None = None,
+    *,
+    seed: int | None = None,
+    kinds: Sequence[str] | None = None,
+    languages: Sequence[str] | None = None,
+    lane: Literal["hot", "backfill"] | None = None,
+) -> Call[document_models.SamplesView]:
+    """Have sample documents made and sent through the pipeline."""
+    body = {
+        "count": count,
+        "seed": seed,
+        "kinds": kinds and list(kinds),
+        "languages": languages and list(languages),
+        "lane": lane,
+    }
+    read = document_models.SamplesView.model_validate_json
+    return Call("POST", "/documents/generate", read, json=given(body))
+
+
 @operation("documents-document_status")
 def document(document_id: str) -> Call[document_models.DocumentView]:
     """How far a document is."""

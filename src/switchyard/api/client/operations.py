@@ -117,6 +117,7 @@ class Operations:
     documents_page = Method(document_calls.documents_page)
     documents = Listing(document_calls.documents_page, lambda page: page.documents)
     document = Method(document_calls.document)
+    generate_documents = Method(document_calls.generate_documents)
     document_result = Method(document_calls.document_result)
     document_references = Method(document_calls.document_references)
     bibliography = Method(document_calls.bibliography)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.services.index.modes import MAX_LIMIT, Mode
+
+SampleName = Annotated[str, Field(pattern="^[a-z]{2,20}$")]
 
 
 class FailureView(BaseModel):
@@ -76,6 +78,41 @@ class DocumentSummary(BaseModel):
 class DocumentList(BaseModel):
     documents: list[DocumentSummary]
     next_cursor: str | None = Field(description="For the following page; null after the last.")
+
+
+class GenerateBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    count: int = Field(default=5, ge=1, le=50)
+    seed: int = Field(
+        default=0, ge=0, le=2**53 - 1, description="The same seed gives the same documents."
+    )
+    kinds: list[SampleName] = Field(
+        default=[], max_length=50, examples=[["paper", "scan"]], description="All where empty."
+    )
+    languages: list[SampleName] = Field(
+        default=[], max_length=50, examples=[["en", "he"]], description="All where empty."
+    )
+    lane: Literal["hot", "backfill"] = "hot"
+
+
+class SampleView(BaseModel):
+    """A document that was made up."""
+
+    document_id: str
+    filename: str
+    kind: str
+    language: str
+    title: str
+
+
+class SamplesView(BaseModel):
+    """Sample documents that are being made."""
+
+    job_id: str = Field(description="The job that makes them; its result names them.")
+    documents: list[SampleView] | None = Field(
+        default=None, description="Without a broker: they are made, and have gone through."
+    )
 
 
 class ExtractionView(BaseModel):

@@ -39,7 +39,7 @@ async def play(system: System, directory: Path, files: list[Path]) -> Story:
 
     are_samples = not files
     if are_samples:
-        from switchyard.services.documents.samples import write_samples
+        from switchyard.services.samples.articles import write_samples
 
         files = await asyncio.to_thread(write_samples, directory / "samples")
     supervisor = Supervisor(directory / "logs", system.environment)

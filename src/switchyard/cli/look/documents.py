@@ -24,6 +24,7 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
+from switchyard.cli.look.samples import generate_documents
 
 if TYPE_CHECKING:
     from switchyard.api.client import ApiError, Client
@@ -38,6 +39,9 @@ TimeoutOption = Annotated[
 app = typer.Typer(
     no_args_is_help=True, help="Documents, over the HTTP API: upload, list, show, wait, result."
 )
+
+
+app.command(name="generate")(generate_documents)
 
 
 class UploadLane(StrEnum):

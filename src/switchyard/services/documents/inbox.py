@@ -93,6 +93,15 @@ class Inbox:
         metered = self._quota.metered(parts)
         return await receive(self.storage, metered, filename, max_bytes=self.max_bytes)
 
+    async def require_room(self) -> None:
+        """Raises StorageFull when nothing more may be taken in."""
+        await self._quota.check()
+
+    async def publish(self, request: JobRequest) -> Published:
+        """Start a job that reads no upload. Raises PublishError, InvalidJob, InvalidPayload and
+        LedgerUnavailable."""
+        return await self._starter.publish(request)
+
     async def discard(self, upload: Upload) -> None:
         """Remove an upload that no job works on."""
         await self.storage.delete_async(upload.key)

@@ -30,6 +30,7 @@ BUILT_IN_MODULES = (
     "switchyard.services.workers.embed",
     "switchyard.services.workers.link",
     "switchyard.services.workers.references",
+    "switchyard.services.workers.samples",
 )
 """Modules with the job types of the document pipeline. Importing them is cheap: heavy
 libraries are imported by the handlers when they run."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from switchyard.services.documents.sample_texts import ARTICLES, Article
+from switchyard.services.samples.article_texts import ARTICLES, Article
 
 _A4 = (595, 842)
 _MARGIN = 64

@@ -1,0 +1,50 @@
+"""`POST /documents/generate`: sample documents, made up and sent through the pipeline."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from switchyard.api.dependencies import DocumentsOf
+from switchyard.api.entry.access import needs
+from switchyard.api.http.problems import responses
+from switchyard.api.models.documents import GenerateBody, SamplesView, SampleView
+from switchyard.api.routes.documents import POLL_AFTER
+from switchyard.api.state import Shared
+from switchyard.services.access.api_keys import Scope
+from switchyard.services.documents.generated import order_samples
+
+router = APIRouter(tags=["samples"])
+
+
+@router.post(
+    "/documents/generate",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    responses={
+        201: {"model": SamplesView, "description": "Without a broker: they are there."},
+        **responses(
+            "invalid", "lane-full", "no-queue", "broker-away", "ledger-away", "storage-full"
+        ),
+    },
+)
+async def generate_documents(
+    body: GenerateBody, response: Response, documents: DocumentsOf, state: Shared
+) -> SamplesView:
+    """Make sample documents of many kinds and languages, and send them through the pipeline. With
+    a broker, the job's result names them as soon as they are made."""
+    ordered = await order_samples(
+        state.ledger,
+        documents.inbox,
+        count=body.count,
+        seed=body.seed,
+        kinds=body.kinds,
+        languages=body.languages,
+        lane=body.lane,
+    )
+    response.headers["Location"] = f"/jobs/{ordered.job_id}"
+    if ordered.documents is None:
+        response.headers["Retry-After"] = POLL_AFTER
+        return SamplesView(job_id=ordered.job_id)
+    response.status_code = 201
+    made = [SampleView.model_validate(each) for each in ordered.documents]
+    return SamplesView(job_id=ordered.job_id, documents=made)

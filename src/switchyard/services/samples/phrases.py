@@ -1,0 +1,108 @@
+"""What generated documents say, in several languages: made of lists, and the same for a seed."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from random import Random
+from typing import Any
+
+RIGHT_TO_LEFT = frozenset({"he"})
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUpWork:
+    """A work that a generated document cites."""
+
+    label: str
+    text: str
+
+
+class Prose:
+    """Sentences of one language on one subject, drawn with one generator."""
+
+    def __init__(self, random: Random, language: str) -> None:
+        said = _phrases()
+        self._random = random
+        self._names: dict[str, list[str]] = said["names"]
+        self._lists: dict[str, Any] = said[language]
+        self._subject: dict[str, Any] = random.choice(self._lists["subjects"])
+        self.language = language
+        self.is_spaced: bool = self._lists.get("spaced", True)
+        """Words stand apart, so that a line breaks between them."""
+        self.is_rtl = language in RIGHT_TO_LEFT
+
+    @property
+    def subject(self) -> str:
+        """What it is about: energy, health, …."""
+        name: str = self._subject["name"]
+        return name
+
+    def word(self, name: str) -> str:
+        """A word of the language that documents need: `abstract`, `figure`, `total`, …."""
+        word: str = self._lists["words"][name]
+        return word
+
+    def title(self) -> str:
+        return self._one(self._subject["titles"])
+
+    def items(self) -> list[str]:
+        """Things that are sold, in some order."""
+        items = list(self._subject["items"])
+        self._random.shuffle(items)
+        return items
+
+    def headings(self, count: int) -> list[str]:
+        """Different ones, in the order of the list."""
+        every: list[str] = self._lists["headings"]
+        chosen = sorted(self._random.sample(range(len(every)), min(count, len(every))))
+        return [every[at] for at in chosen]
+
+    def sentence(self) -> str:
+        lead, tail = self._one(self._lists["leads"]), self._one(self._lists["tails"])
+        subject = self._one(self._subject["subjects"])
+        if self._lists.get("verb_first"):
+            verb, thing = self._one(self._subject["verbs"]), self._one(self._subject["objects"])
+            said = f"{lead} {verb} {subject} {thing} {tail}"
+        elif self.is_spaced:
+            said = f"{lead}, {subject} {self._one(self._subject['predicates'])} {tail}"
+        else:
+            said = f"{lead}，{subject}{self._one(self._subject['predicates'])}，{tail}"
+        return f"{said}{self._lists['stop']}"
+
+    def paragraph(self, least: int = 3, most: int = 6) -> str:
+        count = self._random.randint(least, most)
+        between = " " if self.is_spaced else ""
+        return between.join(self.sentence() for _ in range(count))
+
+    def person(self) -> str:
+        return f"{self._one(self._names['given'])} {self._one(self._names['family'])}"
+
+    def company(self) -> str:
+        return self._one(self._names["companies"])
+
+    def reference(self, number: int) -> MadeUpWork:
+        """An entry of a list of references, as journals print them."""
+        people = ", ".join(self.person() for _ in range(self._random.randint(1, 3)))
+        first = self._random.randint(1, 900)
+        text = (
+            f"{people}: {self.title()}. {self._one(self._names['journals'])} "
+            f"{self._random.randint(3, 60)} ({self._random.randint(1, 6)}), "
+            f"{first}-{first + self._random.randint(4, 30)} ({self._random.randint(1975, 2024)})."
+        )
+        return MadeUpWork(f"[{number}]", text)
+
+    def _one(self, of: list[str]) -> str:
+        return self._random.choice(of)
+
+
+def languages() -> tuple[str, ...]:
+    """Those that documents can be made in."""
+    return tuple(name for name in _phrases() if name != "names")
+
+
+@cache
+def _phrases() -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath("phrases.toml").read_text("utf-8"))

@@ -1,0 +1,104 @@
+"""Documents that are made up: many kinds and languages, the same for a seed, with the truth."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pymupdf
+import pytest
+
+from switchyard.services.files.media import media_type_of
+from switchyard.services.samples.generating import UnknownSample, generate, kinds
+from switchyard.services.samples.phrases import languages
+from switchyard.services.text.pdf import read_pdf
+from switchyard.services.text.plain import words
+
+DIGITAL = [kind for kind in kinds() if kind not in ("scan", "image")]
+
+
+def one(kind: str, language: str = "en", seed: int = 1):
+    return next(generate(1, seed=seed, kinds=[kind], languages=[language]))
+
+
+@pytest.mark.parametrize("language", languages())
+def test_what_a_document_says_is_what_the_truth_says(language: str):
+    for kind in ("text", "report", "paper", "letter"):
+        sample = one(kind, language)
+        read = {word for page in read_pdf(sample.content).pages for word in words(page.text)}
+        truth = {word for block in sample.blocks for word in words(block.text)}
+        assert len(truth - read) <= 0.01 * len(truth), (kind, truth - read)
+
+
+def test_a_seed_gives_the_same_bytes_in_every_run():
+    program = (
+        "from switchyard.services.samples.generating import generate\n"
+        "from switchyard.services.files.storage import content_hash\n"
+        "print([(s.filename, content_hash(s.content)) for s in generate(12, seed=7)])"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert runs[0].stdout == runs[1].stdout
+
+
+def test_a_number_is_the_same_document_however_many_are_made():
+    few = [sample.content for sample in generate(3, seed=4, kinds=["text", "letter"])]
+    many = [sample.content for sample in generate(6, seed=4, kinds=["text", "letter"])]
+    assert many[:3] == few
+    other = [sample.content for sample in generate(3, seed=5, kinds=["text", "letter"])]
+    assert not set(few) & set(other)
+
+
+def test_kinds_and_languages_come_in_turn():
+    made = list(generate(len(kinds()), seed=1))
+    assert {sample.kind for sample in made} == set(kinds())
+    assert len({sample.language for sample in made}) == len(languages())
+    assert len({sample.filename for sample in made}) == len(made)
+
+
+def test_scans_and_images_have_no_text():
+    scan, image = one("scan"), one("image")
+    assert read_pdf(scan.content).needs_ocr
+    assert media_type_of(image.content, image.filename) == "image/jpeg"
+    assert any(block.text for block in scan.blocks)
+
+
+def test_a_table_goes_on_on_the_next_page_with_its_head():
+    tables = [block for block in one("tables").blocks if block.kind == "table"]
+    continued = [block for block in tables if block.continued]
+    assert continued
+    before = tables[tables.index(continued[0]) - 1]
+    assert continued[0].page > before.page
+    assert continued[0].rows[0] == before.rows[0]
+
+
+def test_a_paper_has_two_columns_with_broken_words_and_references():
+    sample = one("paper")
+    assert any(block.kind == "reference" for block in sample.blocks)
+    with pymupdf.open(stream=sample.content, filetype="pdf") as document:
+        lines = document[0].get_text().splitlines()
+        lefts = {round(block[0]) for block in document[0].get_text("blocks")}
+    assert any(line.endswith("-") for line in lines)
+    assert len({left // 200 for left in lefts}) == 2
+
+
+def test_hebrew_reads_from_right_to_left():
+    sample = one("text", "he")
+    with pymupdf.open(stream=sample.content, filetype="pdf") as document:
+        first = document[0].get_text("blocks")[0]
+    assert first[2] > 500  # it ends at the right margin
+
+
+def test_running_heads_are_no_part_of_the_text():
+    sample = one("report")
+    assert {block.kind for block in sample.furniture} == {"header", "footer"}
+    assert not any(block.kind in ("header", "footer") for block in sample.blocks)
+
+
+def test_unknown_kinds_and_languages_are_named():
+    with pytest.raises(UnknownSample, match="no kind 'poem': use text"):
+        generate(1, kinds=["poem"])
+    with pytest.raises(UnknownSample, match="no language 'xx': use en"):
+        generate(1, languages=["xx"])
