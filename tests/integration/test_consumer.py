@@ -503,6 +503,57 @@ async def test_consuming_resumes_after_the_broker_closed_the_channel(
     assert consumer.states == {HOT: "consuming", BACKFILL: "consuming"}
 
 
+async def test_a_consumer_that_the_broker_forgot_is_made_anew_and_its_jobs_run_on(
+    lanes: Lanes, handler: Handler
+) -> None:
+    await lanes.consume(handler, watch_seconds=0.1)
+    await lanes.publish("hot", ["held-hot"])
+    await handler.started("held-hot")
+    with capture_logs() as logs:
+        await forget(handler.deliveries["held-hot"])
+        await lanes.publish("hot", ["hot"])
+        await handler.started("hot")
+    assert not handler.deliveries["held-hot"].is_lost
+    lost = [line for line in logs if "gives this consumer nothing" in line["event"]]
+    assert [(line["log_level"], line["queue"]) for line in lost] == [("error", HOT)]
+
+
+async def test_a_consumer_that_the_broker_forgot_beside_a_busy_one_is_made_anew(
+    lanes310: Lanes, handler: Handler
+) -> None:
+    other = Handler()
+    await lanes310.consume(other, slots=1, queues=[HOT])
+    await lanes310.publish("hot", ["held-other"])
+    await other.started("held-other")
+    await lanes310.consume(handler, watch_seconds=0.1)
+    await lanes310.publish("hot", ["held-hot"])
+    await handler.started("held-hot")
+    await forget(handler.deliveries["held-hot"])
+    await lanes310.publish("hot", ["hot"])
+    await handler.started("hot")
+    assert other.starts == ["held-other"]
+
+
+async def test_a_consumer_that_is_full_or_has_nothing_to_do_is_left_alone(
+    lanes310: Lanes, handler: Handler
+) -> None:
+    await lanes310.publish("backfill", names("held", 5))
+    with capture_logs() as logs:
+        await lanes310.consume(handler, slots=2, reserve=1, watch_seconds=0.001)
+        for name in names("hot", 100):  # looks go on meanwhile
+            await lanes310.publish("hot", [name])
+            await handler.started(name)
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == []
+    assert handler.of("held") == ["held-0"]
+
+
+async def forget(delivery: Delivery) -> None:
+    """End the consumer that it came from, behind its owner's back."""
+    channel = delivery._channel
+    (tag,) = channel._callbacks
+    await channel.basic_cancel(tag)
+
+
 async def test_consuming_resumes_after_basic_cancel_and_other_queues_are_left_alone(
     lanes: Lanes, broker: TestBroker, handler: Handler
 ) -> None:

@@ -7,6 +7,7 @@ a slot, waits for one or goes back is said in `slots`.
   use: a message that the broker still holds can be overtaken, one that was fetched can't.
 - A consumer that the broker cancelled, a channel that was closed and a connection that was lost
   all end in the same place: the queue's own loop, which opens a channel again, with backoff.
+- A consumer that the broker has forgotten without a word is found by `watchdog`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from structlog.typing import FilteringBoundLogger
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.consume.listening import keep_listening
 from switchyard.broker.consume.slots import PATIENCE, LaneQueue, Slots
+from switchyard.broker.consume.watchdog import WATCH_SECONDS, watch
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed
 from switchyard.broker.wire.link import Link
@@ -46,9 +48,11 @@ class LaneConsumer:
         reserve: int = 0,
         consumer_priority: int = 0,
         patience: float = PATIENCE,
+        watch_seconds: float = WATCH_SECONDS,
         tag: str = "switchyard",
     ) -> None:
         self._link = link
+        self._watch_seconds = watch_seconds
         self._log = log
         self._consumer_priority = consumer_priority
         self._tag = tag
@@ -73,6 +77,8 @@ class LaneConsumer:
         async with asyncio.TaskGroup() as group:
             for queue in self._slots.queues:
                 group.create_task(self._serve(queue), name=f"consume {queue.name}")
+                watching = watch(queue, self._stopping, self._log, every=self._watch_seconds)
+                group.create_task(watching, name=f"watch {queue.name}")
 
     def stop(self) -> None:
         """Start nothing more, stop consuming, return what was fetched and not started."""
@@ -166,6 +172,7 @@ class LaneConsumer:
             await self._first_of(queue.wanted.wait(), channel.closed)
             if channel.closed.done() or self._stopping.is_set():
                 return False
+        queue.lost.clear()
         self._tags += 1
         tag = f"{self._tag}.{queue.name}.{self._tags}"
         await channel.consume(
@@ -178,7 +185,9 @@ class LaneConsumer:
             self._log.info("consuming", queue=queue.name, prefetch=queue.prefetch)
         queue.state = "consuming"
         self._slots.fill()
-        await self._first_of(queue.resting.wait(), cancelled.wait(), channel.closed)
+        await self._first_of(
+            queue.resting.wait(), queue.lost.wait(), cancelled.wait(), channel.closed
+        )
         if cancelled.is_set():
             self._log.warning("the broker cancelled the consumer", queue=queue.name)
             return False

@@ -57,6 +57,10 @@ class LaneQueue:
     """How often the broker may have been left with something that it could not send."""
     inquiry: asyncio.Task[None] | None = None
     """Asks the broker."""
+    arrived: int = 0
+    """Deliveries so far."""
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """The broker gives its consumer nothing although it could: consume anew."""
 
     @property
     def held(self) -> int:
@@ -138,6 +142,7 @@ class Slots:
     def received(self, queue: LaneQueue, channel: PipelinedChannel, message: Incoming) -> None:
         """A slot for this message, if it may have one; else it waits, or goes back."""
         delivery = Delivery.of(message, queue.name, channel)
+        queue.arrived += 1
         if not self.is_open:
             delivery.requeue()
             return
