@@ -1,5 +1,6 @@
 """Each outage is caused for real: the doctor names it, and following its remedy ends it."""
 
+import asyncio
 import json
 import os
 import re
@@ -10,11 +11,13 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from switchyard.broker.wire.connection import connected
 from switchyard.cli.system.node import LocalNode
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
 from tests.support.brokers import TestBroker
@@ -148,6 +151,67 @@ def test_a_full_lane_whose_only_worker_is_frozen(jobctl: CommandLine) -> None:
             )
 
 
+async def test_a_worker_without_consumers_and_a_queue_that_nobody_takes_from(
+    jobctl: CommandLine,
+) -> None:
+    """What a defect of ours would look like; here a foreign consumer takes one job and no more."""
+    url = jobctl.environment["JOBS_AMQP_URL"]
+    async with connected(url, "takes nothing") as connection:
+        channel = await connection.channel()
+        await channel.set_qos(prefetch_count=1)
+        queue = await channel.get_queue("hot.tester", ensure=False)
+        await queue.consume(_keep)
+        await asyncio.to_thread(fill, jobctl, 2)
+        with closing(sqlite3.connect(ledger_file(jobctl))) as database, database:
+            database.execute("UPDATE jobs SET queued_at = queued_at - 100")
+            database.execute(
+                "INSERT INTO workers (worker_id, kinds, lanes, host, pid, concurrency, "
+                "started_at, beat, beat_at) SELECT 'idle', '[\"tester\"]', '[\"hot\"]', 'here', "
+                "1, 4, updated_at, 1, updated_at + 3600 FROM jobs LIMIT 1"
+            )
+        wanted = {"consumer-lost", "queue-stalled"}
+        deadline = time.monotonic() + PATIENCE
+        while not wanted <= (found := await asyncio.to_thread(findings, jobctl)).keys():
+            assert time.monotonic() < deadline, found
+    assert "on here: `kill -9 1`" in found["consumer-lost"]["remedy"]
+    assert "hot.tester" in found["queue-stalled"]["detail"]
+    with jobctl.worker():
+        await asyncio.to_thread(until_gone, jobctl, "queue-stalled")
+
+
+async def _keep(message: object) -> None:
+    """Neither acknowledged nor given back."""
+
+
+def ledger_file(jobctl: CommandLine) -> Path:
+    return Path(jobctl.environment["JOBS_DATA_DIR"]) / "ledger.db"
+
+
+def test_a_ledger_that_everybody_can_read(jobctl: CommandLine) -> None:
+    path = ledger_file(jobctl)
+    closed = [each for each in path.parents if not each.stat().st_mode & 0o001]
+    try:
+        for each in closed:
+            each.chmod(each.stat().st_mode | 0o001)
+        path.chmod(0o644)
+        (_, *options), *_ = commands(findings(jobctl)["files-readable"], "chmod")
+        subprocess.run(["chmod", *options], check=True)
+        assert "files-readable" not in findings(jobctl)
+    finally:
+        for each in closed:
+            each.chmod(each.stat().st_mode & ~0o001)
+
+
+def test_many_jobs_that_died_just_now(jobctl: CommandLine) -> None:
+    with jobctl.worker(), jobctl.started("scheduler"):
+        lines = "".join(json.dumps({"n": n, "fail": True}) + "\n" for n in range(20))
+        jobctl.run("publish", "hot.work", "--payload", "-", stdin=lines)
+        deadline = time.monotonic() + PATIENCE
+        while "dead-growing" not in (found := findings(jobctl)):
+            assert time.monotonic() < deadline, found
+    assert "jobctl dead groups" in found["dead-growing"]["remedy"]
+
+
 def test_jobs_of_a_module_that_is_missing_are_not_to_be_removed(jobctl: CommandLine) -> None:
     job_id = jobctl.publish()
     jobctl.environment["JOBS_MODULES"] = "no_such_module"
@@ -196,7 +260,7 @@ def test_a_job_type_that_times_out(jobctl: CommandLine) -> None:
 
 
 def test_a_locked_ledger_is_told_within_seconds(jobctl: CommandLine) -> None:
-    file = Path(jobctl.environment["JOBS_DATA_DIR"]) / "ledger.db"
+    file = ledger_file(jobctl)
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     began = time.monotonic()

@@ -121,6 +121,10 @@ class ManagementClient:
     async def operator_policies(self) -> tuple[Policy, ...]:
         return tuple(policy_from(item) for item in await self.get(self._path("operator-policies")))
 
+    async def consumers(self) -> tuple[Mapping[str, Any], ...]:
+        """All consumers, each with its `consumer_tag`."""
+        return tuple(await self.get(self._path("consumers")))
+
     async def put_exchange(self, exchange: Exchange) -> None:
         """Declare it. Refused when one of that name exists with another type or arguments."""
         body = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,11 @@ from switchyard.broker.topology.management import ManagementClient
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.worker_status import is_current, status_of
-from switchyard.services.records import WorkerRecord
+from switchyard.services.records import JobFilter, State, WorkerRecord
 from switchyard.services.settings import Settings
+
+LOOKED_AT = 1000
+"""Running jobs at most."""
 
 
 @dataclass
@@ -61,6 +65,11 @@ class Examined:
             if is_current(worker, now) and not _is_replaced(worker, alive)
         ]
         return alive, silent
+
+    async def running_by_worker(self) -> Counter[str]:
+        """How many jobs each worker runs; of the latest thousand. Raises LedgerError."""
+        page = await self.need_ledger().list_jobs(JobFilter(state=State.RUNNING), limit=LOOKED_AT)
+        return Counter(job.worker_id or "" for job in page.items)
 
 
 def _is_replaced(worker: WorkerRecord, alive: list[WorkerRecord]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import stat
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -67,6 +68,27 @@ async def storage(system: Examined) -> list[Check]:
         remedy = f"see JOBS_STORAGE_URL: is it right, has it room, may {user} write there?"
         return [wrong("storage", Finding.STORAGE_AWAY, " ".join(detail.split())[:300], remedy)]
     return [well("storage", "it takes files")]
+
+
+async def readable(system: Examined) -> list[Check]:
+    """Whether other users of this host can read the ledger: payloads, results and all."""
+    url = system.settings.ledger_url
+    if not url.startswith("sqlite"):
+        return []
+    path = Path(url.partition(":///")[2])
+    if not _is_open_to_all(path):
+        return []
+    detail = f"every user of this host can read the ledger, {path}"
+    remedy = f"`chmod go-rwx {path.parent}`, or only `chmod go-rwx {path}`"
+    return [warning("permissions", Finding.FILES_READABLE, detail, remedy)]
+
+
+def _is_open_to_all(path: Path) -> bool:
+    """Whether there is such a file, anybody may read it, and pass all the directories above."""
+    if not path.is_file():
+        return False
+    passable = all(each.stat().st_mode & stat.S_IXOTH for each in path.absolute().parents)
+    return passable and bool(path.stat().st_mode & stat.S_IROTH)
 
 
 async def keys(system: Examined) -> list[Check]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from switchyard.services.jobs.registry import UnknownJobType
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
-from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.monitoring.checks.examined import LOOKED_AT, Examined
 from switchyard.services.records import DeadLetterFilter, JobFilter, JobSummary, State
 
 RECENT = 3600.0
 """Seconds in which a time-out is news."""
 OVER = 30.0
 """Seconds beyond its limit after which a job that still runs is one that nothing ends."""
-LOOKED_AT = 1000
-"""Running jobs at most."""
+JUST_NOW, MANY = 900.0, 20
+"""Seconds, and dead letters in that time that are more than a few bad jobs."""
 
 
 async def timeouts(system: Examined) -> list[Check]:
@@ -81,9 +81,21 @@ async def dead(system: Examined) -> list[Check]:
     waiting = await ledger.count_dead(DeadLetterFilter(state="waiting")) - displaced
     if waiting <= 0:
         return [*checks, well("dead letters", "none waits")]
+    recent = DeadLetterFilter(state="waiting", since=ledger.clock.time() - JUST_NOW)
+    if (recently := await ledger.count_dead(recent)) >= MANY:
+        checks.append(_growing(recently))
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
     told = f"{waiting:,} wait for somebody"
     return [*checks, warning("dead letters", Finding.DEAD_WAITING, told, remedy)]
+
+
+def _growing(number: int) -> Check:
+    return wrong(
+        "dead letters",
+        Finding.DEAD_GROWING,
+        f"{number:,} jobs died within a quarter of an hour",
+        "their causes: `jobctl dead groups`; mend the first, then `jobctl dead redrive --group ID`",
+    )
 
 
 def _displaced(number: int) -> Check:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined, restart_of
 from switchyard.services.monitoring.lane_report import QueueReport, lane_report
+from switchyard.services.records import WorkerRecord
 
 FILLING = 80.0
 """Percent of a queue's limit from which it is told."""
+STALLED = 60.0
+"""Seconds that a job may wait beside free slots."""
 
 
 async def lanes(system: Examined) -> list[Check]:
@@ -53,6 +56,8 @@ async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
     alive, silent = await system.workers()
     lively = {kind for worker in alive for kind in worker.kinds}
     frozen = [each for each in held if each not in unworked and _kind(each) not in lively]
+    rest = [each for each in held if each.ready and each not in unworked + frozen]
+    checks += await _stalled(system, rest, alive)
     if frozen:
         kinds = {_kind(each) for each in frozen}
         theirs = [worker for worker in silent if kinds & set(worker.kinds)]
@@ -71,6 +76,31 @@ async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
                 restart_of(theirs) if theirs else f"start `jobctl worker {_kinds(frozen)}`",
             )
         )
+    return checks
+
+
+async def _stalled(
+    system: Examined, queues: list[QueueReport], alive: list[WorkerRecord]
+) -> list[Check]:
+    """Queues whose jobs nobody takes, although all who could are free."""
+    if not queues:
+        return []
+    oldest = (await system.need_ledger().gauges()).oldest
+    busy = await system.running_by_worker()
+    checks = []
+    for queue in queues:
+        lane, _, kind = queue.name.partition(".")
+        waited = system.now() - oldest.get((lane, kind), system.now())
+        theirs = [each for each in alive if kind in each.kinds]
+        # One slot of each may be kept for the most urgent lane.
+        idle = all(busy[each.worker_id] < each.concurrency - 1 for each in theirs)
+        if waited > STALLED and idle:
+            detail = (
+                f"{queue.ready:,} jobs wait in {queue.name}, the oldest for {waited:,.0f} s, "
+                "although all its workers have free slots"
+            )
+            remedy = restart_of(theirs)
+            checks.append(wrong("consumers", Finding.QUEUE_STALLED, detail, remedy))
     return checks
 
 

@@ -39,6 +39,26 @@ async def workers(system: Examined) -> list[Check]:
     return [well("workers", detail)]
 
 
+async def consuming(system: Examined) -> list[Check]:
+    """Workers that could take jobs, and have no consumer on the broker."""
+    alive, _ = await system.workers()
+    busy = await system.running_by_worker()
+    tags = {str(each["consumer_tag"]) for each in await system.need_management().consumers()}
+    lost = [
+        worker
+        for worker in alive
+        if busy[worker.worker_id] < worker.concurrency
+        and not any(tag.startswith(f"{worker.worker_id}.") for tag in tags)
+    ]
+    if not lost:
+        return []
+    detail = "alive, with free slots, and without a consumer on the broker: " + some(
+        [f"{each.worker_id} (process {each.pid} on {each.host})" for each in lost]
+    )
+    remedy = f"it mends itself within 20 s; where this stays: {restart_of(lost)}"
+    return [warning("consumers", Finding.CONSUMER_LOST, detail, remedy)]
+
+
 async def lacking(system: Examined) -> list[Check]:
     """Workers that got jobs of types that they do not know."""
     found = await system.need_ledger().lacking()
