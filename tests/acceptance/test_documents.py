@@ -61,6 +61,9 @@ def test_documents_are_sent_shown_and_found(shell: CommandLine, papers: list[str
     made = shell.json("documents", "result", first, "--text")
     for told in (made["title"], made["summary"]["summary"].split()[0], made["pages"][0]["text"]):
         assert told in shell.ok("documents", "result", first, "--text")
+    cited = shell.ok("documents", "bibliography", papers[0], "--format", "csl")
+    assert json.loads(cited) == []
+    assert "0 references" in shell.run("documents", "bibliography", papers[0]).stderr
     page = shell.ok("documents", "page", first, "1")
     assert page.strip() == made["pages"][0]["text"]
     words = " ".join(made["pages"][0]["text"].split()[:8])

@@ -28,6 +28,7 @@ from switchyard.api.routes import (
     llm,
     metrics,
     pressure,
+    references,
     samples,
     search,
 )
@@ -44,6 +45,7 @@ ROUTERS = (
     documents.router,
     samples.router,
     extract.router,
+    references.router,
     search.router,
     backfills.router,
     pressure.router,

@@ -1,4 +1,4 @@
-"""The desks of documents and extractions, as FastAPI dependencies.
+"""The desks of documents, extractions and references, as FastAPI dependencies.
 
 The application opens them when it starts (`services.documents.desk.open_desks`):
 `app.state.desks`.
@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 
 from switchyard.services.documents.desk import Desks, DocumentDesk
 from switchyard.services.documents.extractions import ExtractionDesk
+from switchyard.services.documents.reference_orders import ReferenceDesk
 
 
 def _desks(request: Request) -> Desks:
@@ -28,5 +29,10 @@ async def _extractions(request: Request) -> ExtractionDesk:
     return _desks(request).extractions
 
 
+async def _references(request: Request) -> ReferenceDesk:
+    return _desks(request).references
+
+
 DocumentsOf = Annotated[DocumentDesk, Depends(_documents)]
 ExtractionsOf = Annotated[ExtractionDesk, Depends(_extractions)]
+ReferenceDeskOf = Annotated[ReferenceDesk, Depends(_references)]

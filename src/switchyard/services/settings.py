@@ -168,6 +168,11 @@ class Settings(BrokerSettings):
         description="A mail or web address that other people's servers are told in the "
         "`User-Agent`, so that they can reach whoever asks them.",
     )
+    document_references: bool = Field(
+        default=False,
+        description="Whether each document's references are looked for when its pipeline has "
+        "ended.",
+    )
     arxiv_base_url: str = Field(
         default="https://export.arxiv.org/api/query",
         pattern="^https?://",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from switchyard.services.files.storage import references_key, stage_key
 from switchyard.services.jobs.outcomes import Done
-from switchyard.services.workers import references as references_worker
 from switchyard.services.workers.outputs import MissingOutput
-from switchyard.services.workers.stages import EXTRACT, PROCESS_REFERENCES
+from switchyard.services.workers.references import finding
+from switchyard.services.workers.references.reading import NoText
+from switchyard.services.workers.stages import EXTRACT
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import pdf
+from tests.integration.pipeline.pdfs import pdf, scanned
 
 BODY = "The tide rises twice a day [1]. Others disagree with this [1, 2]."
 LISTED = """References
@@ -57,7 +59,8 @@ async def test_a_repeat_finds_what_was_kept_and_writes_what_was_lost(
     await pipeline.run("process_references", {"document_id": document_id})
     before = kept(pipeline, document_id)
     pipeline.storage.put(references_key(document_id), b"{}")
-    monkeypatch.setattr(references_worker, "_processed", None)  # would fail if it were called
+    monkeypatch.setattr(finding, "found", None)  # would fail if it were called
+    monkeypatch.setattr(finding, "parsed", None)
     await pipeline.run("process_references", {"document_id": document_id})
     assert pipeline.result("process_references")["reused"]
     assert kept(pipeline, document_id) == before
@@ -68,7 +71,6 @@ async def test_without_the_document_s_text_it_says_what_to_do(pipeline: Pipeline
     await pipeline.storage.delete_async(stage_key(document_id, EXTRACT.name))
     with pytest.raises(MissingOutput, match="ingest the document again"):
         await pipeline.run("process_references", {"document_id": document_id})
-    assert PROCESS_REFERENCES.name == "process_references"
 
 
 async def test_references_that_come_as_text_are_the_job_s_result(pipeline: Pipeline):
@@ -78,3 +80,81 @@ async def test_references_that_come_as_text_are_the_job_s_result(pipeline: Pipel
     assert (first["title"], first["year"]) == ("The structure of scientific revolutions", 1962)
     assert second == {"text": "", "engine": "offline"}
     assert isinstance(pipeline.ran[-1][1], Done)
+
+
+@pytest.mark.parametrize("broken", ["found", "parsed", "put_together"])
+async def test_whatever_is_killed_in_the_middle_the_repeat_makes_the_same(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+):
+    document_id = await cited(pipeline, tmp_path)
+    await pipeline.run("process_references", {"document_id": document_id})
+    whole = kept(pipeline, document_id)
+    other = tmp_path / "other.pdf"
+    other.write_bytes(pdf([BODY, LISTED], title="On Tides, again"))
+    await pipeline.run("ingest_document", {"path": str(other)})
+    other_id = pipeline.result("ingest_document")["document_id"]
+
+    def dies(*args: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(finding, broken, dies)
+        with pytest.raises(MemoryError):
+            await pipeline.run("process_references", {"document_id": other_id})
+    await pipeline.run("process_references", {"document_id": other_id})
+    assert kept(pipeline, other_id) == whole | {"document_id": other_id}
+
+
+async def test_the_references_of_an_upload_are_the_job_s(pipeline: Pipeline):
+    key = "uploads/incoming/one"
+    pipeline.storage.put(key, pdf([BODY, LISTED]))
+    await pipeline.run("process_references", {"key": key})
+    result = pipeline.result("process_references")
+    assert (result["references"], result["citations"]) == (2, 2)
+    made = json.loads(pipeline.storage.get(result["result"]))
+    assert [each["label"] for each in made["references"]] == ["1", "2"]
+    assert made["references"][1]["title"] == "The sea"
+    await pipeline.run("extract_references", {"text": f"{BODY}\n{LISTED}"})
+    made = json.loads(pipeline.storage.get(pipeline.result("extract_references")["result"]))
+    assert made["references"][1] == {
+        "text": "A. Smith. The sea. Oxford University Press, Oxford, 2004.",
+        "label": "2",
+        "page": 1,
+    }
+
+
+async def test_a_list_of_references_has_one_to_a_line_or_blank_lines_between_them(
+    pipeline: Pipeline,
+):
+    first, second = "A. Smith. The sea. Oxford, 2004.", "R. Roe. On tides. Tides 3, 1999."
+    for text in (f"{first}\n{second}\n", f"A. Smith. The sea.\nOxford, 2004.\n\n{second}"):
+        pipeline.storage.put("uploads/incoming/list", text.encode())
+        for payload in ({"text": text}, {"key": "uploads/incoming/list"}):
+            await pipeline.run("parse_references", payload)
+            key = pipeline.result("parse_references")["result"]
+            made = json.loads(pipeline.storage.get(key))["references"]
+            assert [each["title"] for each in made] == ["The sea", "On tides"]
+            assert made[0]["year"] == 2004
+
+
+async def test_a_file_of_pictures_has_no_references_without_ocr(pipeline: Pipeline):
+    pipeline.storage.put("uploads/incoming/scan", scanned())
+    with pytest.raises(NoText, match="POST /documents"):
+        await pipeline.run("process_references", {"key": "uploads/incoming/scan"})
+
+
+async def test_references_follow_the_pipeline_where_the_settings_say_so(
+    pipeline: Pipeline, tmp_path: Path
+):
+    settings = pipeline.settings.model_copy(update={"document_references": True})
+    following = replace(pipeline, settings=settings)
+    document_id = await cited(following, tmp_path)
+    assert [name for name, _ in following.ran][-2:] == ["link_content", "process_references"]
+    assert len(kept(pipeline, document_id)["references"]) == 2
+    assert pipeline.ledger is not None
+    document = await pipeline.ledger.get_document(document_id)
+    assert document is not None
+    assert (document.state, document.current_stage) == ("completed", "link_content")
+    assert document.completed_stages[-1] == "process_references"
+    await following.run("process_references", {"document_id": document_id})
+    assert await pipeline.ledger.get_document(document_id) == document

@@ -17,11 +17,11 @@ from switchyard.api.client.call import (
     in_path,
     operation,
 )
+from switchyard.api.client.reference_calls import BibliographyFormat
 from switchyard.api.models import documents as document_models
 
 M = TypeVar("M", bound=BaseModel)
 
-BibliographyFormat = Literal["bibtex", "csl", "tei"]
 Mode = Literal["hybrid", "vector", "keyword"]
 
 

@@ -88,9 +88,9 @@ def job(job_id: str) -> Call[models.JobDetails]:
 
 
 @operation("jobs-show_status")
-def job_status(job_id: str) -> Call[models.JobStatus]:
+def job_status(job_id: str) -> Call[models.JobProgress]:
     """How things stand with a job."""
-    return get(f"/jobs/{in_path(job_id)}/status", models.JobStatus)
+    return get(f"/jobs/{in_path(job_id)}/status", models.JobProgress)
 
 
 @operation("jobs-cancel")

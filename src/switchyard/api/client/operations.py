@@ -16,6 +16,7 @@ from switchyard.api.client import (
     document_calls,
     job_calls,
     llm_calls,
+    reference_calls,
     service_calls,
 )
 from switchyard.api.client.call import AsyncSender, Operation, Sender
@@ -124,6 +125,11 @@ class Operations:
     document_page = Method(document_calls.document_page)
     extract_text = Method(document_calls.extract_text)
     extracted_text = Method(document_calls.extracted_text)
+    extract_references = Method(reference_calls.extract_references)
+    parse_references = Method(reference_calls.parse_references)
+    process_references = Method(reference_calls.process_references)
+    job_references = Method(reference_calls.job_references)
+    job_bibliography = Method(reference_calls.job_bibliography)
     search = Method(document_calls.search)
 
     ask = Method(llm_calls.ask)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from switchyard.api.http.problems import Problem, render
 from switchyard.services.settings import Settings
 
-UPLOADS = ("/documents", "/extract", "/backfills/inputs")
+UPLOADS = ("/documents", "/extract", "/parse", "/process", "/backfills/inputs")
 """Paths that take files."""
 MULTIPART_OVERHEAD = 1024 * 1024
 """Bytes for the form around a file."""

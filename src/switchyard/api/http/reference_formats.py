@@ -20,7 +20,7 @@ FORMATS: dict[str, Any] = {
 }
 
 
-def _format_of(
+async def _format_of(
     named: Annotated[
         Format | None, Query(alias="format", description="Before what `Accept` says.")
     ] = None,

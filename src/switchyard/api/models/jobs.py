@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Self
 
@@ -144,6 +145,17 @@ class JobStatus(BaseModel):
     expires_at: datetime | None
 
 
+class JobProgress(JobStatus):
+    """How things stand with a job, and how far it is where it has stages of its own."""
+
+    current_stage: str | None = Field(
+        default=None, description="Of a job on references: the stage under way, or that failed."
+    )
+    completed_stages: list[str] = Field(
+        default=[], description="Those behind it: their output is kept, and used again."
+    )
+
+
 class JobView(JobStatus):
     """A job without payload and result."""
 
@@ -160,11 +172,13 @@ class JobView(JobStatus):
     updated_at: datetime
 
 
-class JobDetails(JobView):
+class JobDetails(JobView, JobProgress):
     """Everything that is known of a job."""
 
     payload: dict[str, Any]
-    result: dict[str, Any] | None
+    result: dict[str, Any] | None = Field(
+        description="Also what lies in storage under the job's id, up to 8 MiB."
+    )
     timeline: list[AttemptView] = Field(description="Oldest first.")
 
 
@@ -201,16 +215,25 @@ def status_view(record: JobSummary) -> JobStatus:
     return JobStatus(**{k: v for k, v in fields_of(record).items() if k in JobStatus.model_fields})
 
 
+def progress_view(record: JobSummary, stages: Mapping[str, Any]) -> JobProgress:
+    """`stages` are `current_stage` and `completed_stages`, where there are any."""
+    return JobProgress(**status_view(record).model_dump(), **stages)
+
+
 def page_view(page: Page[JobSummary]) -> JobPage:
     jobs = [JobView(**fields_of(record)) for record in page.items]
     return JobPage(jobs=jobs, next_cursor=page.next_cursor)
 
 
-def details_view(record: JobRecord) -> JobDetails:
+def details_view(
+    record: JobRecord, stages: Mapping[str, Any], output: Mapping[str, Any] | None
+) -> JobDetails:
+    """`stages` as in `progress_view`; `output` is what the job keeps in storage."""
     return JobDetails(
         **fields_of(record),
+        **stages,
         payload=record.payload,
-        result=record.result,
+        result=record.result if output is None else {**(record.result or {}), **output},
         timeline=[_attempt(each) for each in record.timeline],
     )
 

@@ -7,13 +7,18 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Response
 
+from switchyard.api.dependencies import ReferenceDeskOf
 from switchyard.api.entry.access import needs
+from switchyard.api.http.document_errors import RESULT_PROBLEMS
 from switchyard.api.http.problems import Problem, lane_full, responses, try_later
+from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.models import jobs as models
 from switchyard.api.state import BrokerSide, Shared
 from switchyard.broker.errors import LaneFull, PublishError
 from switchyard.broker.lanes import LANES, queue_name
 from switchyard.services.access.api_keys import Scope
+from switchyard.services.citations.formats.export import Format
+from switchyard.services.documents.reference_orders import ReferenceDesk
 from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.monitoring.job_events import announce
 from switchyard.services.monitoring.levels import Pressure
@@ -137,15 +142,32 @@ async def list_jobs(
 
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
-async def show(job_id: JobIdInPath, state: Shared) -> models.JobDetails:
+async def show(job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf) -> models.JobDetails:
     """Show a job with its payload, its result and the attempts that did not simply succeed."""
-    return models.details_view(await known_job(state, job_id))
+    record = await known_job(state, job_id)
+    return models.details_view(record, await _stages(record, desk), await desk.output(record))
 
 
 @router.get("/{job_id}/status", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
-async def show_status(job_id: JobIdInPath, state: Shared) -> models.JobStatus:
+async def show_status(
+    job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf
+) -> models.JobProgress:
     """Show how things stand with a job."""
-    return models.status_view(await known_job(state, job_id))
+    record = await known_job(state, job_id)
+    return models.progress_view(record, await _stages(record, desk))
+
+
+@router.get(
+    "/{job_id}/references",
+    dependencies=[needs(Scope.READ)],
+    responses={200: FORMATS, **RESULT_PROBLEMS},
+    response_model=dict[str, Any],
+)
+async def references_of_job(job_id: JobIdInPath, desk: ReferenceDeskOf, wanted: FormatOf) -> Any:
+    """What a job on references has made: `references`, and `citations` where it has looked for
+    them; or the references alone in another format. 409 as long as it has not succeeded."""
+    made = await desk.references(job_id)
+    return made if wanted is Format.JSON else in_format(made["references"], wanted)
 
 
 @router.delete(
@@ -175,6 +197,13 @@ async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> mode
         raise try_later("broker-away", "its worker could not be told") from error
     response.status_code = 202
     return models.CancelledJob(job_id=job_id, state=JobState.RUNNING, stopping=True)
+
+
+async def _stages(record: JobRecord, desk: ReferenceDesk) -> dict[str, Any]:
+    stages = await desk.stages(record)
+    if stages is None:
+        return {}
+    return {"current_stage": stages.current, "completed_stages": list(stages.completed)}
 
 
 async def known_job(state: Shared, job_id: str) -> JobRecord:

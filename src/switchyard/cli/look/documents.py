@@ -207,6 +207,36 @@ def references(
     if as_json:
         print_json(made)
         return
+    _print_references(made)
+
+
+@app.command()
+def bibliography(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text.")],
+    written: Annotated[
+        BibliographyFormat | None, typer.Option("--format", help="Print it for other programs.")
+    ] = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a file cites, which is not kept as a document."""
+    if written is not None and as_json:
+        raise WrongUsage("--format and --json are two formats: give one of them")
+    with calling() as client:
+        ordered = client.process_references(file)
+        if ordered.result is None:
+            client.wait(ordered.job_id, timeout=optional_duration(timeout))
+        if written is not None:
+            echo(client.job_bibliography(ordered.job_id, written.value).removesuffix("\n"))
+            return
+        made = ordered.result or client.job_references(ordered.job_id)
+    if as_json:
+        print_json(made)
+    else:
+        _print_references(made)
+
+
+def _print_references(made: dict[str, Any]) -> None:
     rows = table(
         "LABEL",
         "AUTHORS",

@@ -16,6 +16,7 @@ from uuid import UUID, uuid5
 from switchyard.services.citations.kept import kept_references
 from switchyard.services.documents.extractions import ExtractionDesk
 from switchyard.services.documents.inbox import About, Inbox
+from switchyard.services.documents.reference_orders import ReferenceDesk
 from switchyard.services.documents.status import DocumentStatus, status_of
 from switchyard.services.errors import Unknown, WrongState
 from switchyard.services.files.storage import NotStored, result_key, stage_key
@@ -76,6 +77,7 @@ class Desks:
 
     documents: DocumentDesk
     extractions: ExtractionDesk
+    references: ReferenceDesk
 
 
 @asynccontextmanager
@@ -94,7 +96,9 @@ async def open_desks(
 
 
 def _desks(ledger: Ledger, inbox: Inbox) -> Desks:
-    return Desks(DocumentDesk(ledger, inbox), ExtractionDesk(ledger, inbox))
+    return Desks(
+        DocumentDesk(ledger, inbox), ExtractionDesk(ledger, inbox), ReferenceDesk(ledger, inbox)
+    )
 
 
 @dataclass(slots=True)

@@ -123,6 +123,10 @@ class Inbox:
             await self.discard(upload)
             raise
 
+    async def start_alone(self, request: JobRequest) -> Published:
+        """Start a job that reads no upload. Raises as `start` does."""
+        return await self._starter.publish(request)
+
     async def see_through(self, job_id: str | None) -> None:
         """Inline, return when the job and all that follow from it have ended; else at once."""
         if self._inline is not None and job_id is not None:

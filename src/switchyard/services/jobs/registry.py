@@ -29,7 +29,7 @@ BUILT_IN_MODULES = (
     "switchyard.services.workers.llm_requests",
     "switchyard.services.workers.embed",
     "switchyard.services.workers.link",
-    "switchyard.services.workers.references",
+    "switchyard.services.workers.references.jobs",
     "switchyard.services.workers.samples",
 )
 """Modules with the job types of the document pipeline. Importing them is cheap: heavy

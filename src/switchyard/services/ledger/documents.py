@@ -193,6 +193,20 @@ class Documents(LedgerBase):
 
         return await self._database.write(work)
 
+    async def add_completed_stage(self, document_id: str, stage: str) -> None:
+        """The stage is among those behind the document (once), which stays where it is."""
+
+        def work(connection: Connection) -> None:
+            mine = documents.c.id == document_id
+            row = connection.execute(select(documents).where(mine).with_for_update()).one_or_none()
+            if row is None or stage in (stages := _document(row).completed_stages):
+                return
+            connection.execute(
+                update(documents).where(mine).values(completed_stages=json.dumps([*stages, stage]))
+            )
+
+        await self._database.write(work)
+
     async def renew_document(
         self,
         document: Document,

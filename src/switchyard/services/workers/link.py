@@ -13,7 +13,7 @@ from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import embedder_for
 from switchyard.services.index.similarity import TOP_K, similar_documents
 from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done, Outcome
+from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.jobs.registry import job
 from switchyard.services.records.document_states import COMPLETED
 from switchyard.services.workers.outputs import DocumentFiles, damage_of, entry_of
@@ -22,6 +22,7 @@ from switchyard.services.workers.stages import (
     EXTRACT,
     INGEST,
     LINK,
+    PROCESS_REFERENCES,
     SUMMARIZE,
     DocumentJob,
     at_stage,
@@ -70,14 +71,16 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
         # Written although reused: edges and result follow from the kept output.
         await _put_edges(ctx, document_id, output.result["links"])
         key = await files.put_result_async(await _whole(files, output.result["links"]))
-    return Done(
-        {
-            "document_id": document_id,
-            "links": output.result["links"],
-            "result": key,
-            "reused": output.reused,
-        }
-    )
+    result = {
+        "document_id": document_id,
+        "links": output.result["links"],
+        "result": key,
+        "reused": output.reused,
+    }
+    if not ctx.settings.document_references:
+        return Done(result)
+    following = {"document_id": document_id, "force": payload.force}
+    return Next([Job(PROCESS_REFERENCES.name, following)], result)
 
 
 async def _put_edges(ctx: JobContext, document_id: str, links: Sequence[dict[str, Any]]) -> None:

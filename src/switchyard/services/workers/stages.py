@@ -63,8 +63,17 @@ OCR = Stage("ocr_pdf", "recognizing", waiting=NEEDS_OCR)
 SUMMARIZE = Stage("summarize_content", "summarizing")
 EMBED = Stage("embed_content", "embedding")
 LINK = Stage("link_content", "linking")
+EXTRACT_REFERENCES = Stage("extract_references", "extracting references")
+PARSE_REFERENCES = Stage("parse_references", "parsing references")
 PROCESS_REFERENCES = Stage("process_references", "processing references")
 """Beside the pipeline: no document waits for it, and it is never the state of one."""
+
+REFERENCE_STAGES = {
+    EXTRACT_REFERENCES.name: (EXTRACT, EXTRACT_REFERENCES),
+    PARSE_REFERENCES.name: (EXTRACT, PARSE_REFERENCES),
+    PROCESS_REFERENCES.name: (EXTRACT, EXTRACT_REFERENCES, PARSE_REFERENCES),
+}
+"""The stages within one job, by its type, each with an output of its own."""
 
 PIPELINE = (INGEST, EXTRACT, OCR, SUMMARIZE, EMBED, LINK)
 """All stages in their order; most documents need no OCR."""
@@ -149,3 +158,10 @@ async def note(
             completed=completed,
             run_id=None if state in FINISHED_STATES else ctx.pipeline,
         )
+
+
+async def note_beside(ctx: JobContext, document_id: str, stage: Stage) -> None:
+    """Add a stage that runs beside the pipeline to those that are behind the document, which
+    stays where it is."""
+    if ctx.ledger is not None:
+        await ctx.ledger.add_completed_stage(document_id, stage.name)

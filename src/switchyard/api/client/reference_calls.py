@@ -1,0 +1,85 @@
+"""Operations on references of files and texts as values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from switchyard.api.client.call import (
+    UPLOAD_PATIENCE,
+    Call,
+    Upload,
+    get_json,
+    given,
+    in_path,
+    operation,
+)
+from switchyard.api.models.references import OrderedReferences
+
+BibliographyFormat = Literal["bibtex", "csl", "tei"]
+
+
+@operation("references-order_references")
+def extract_references(
+    file: Upload | None = None,
+    *,
+    text: str | None = None,
+    document_id: str | None = None,
+    filename: str | None = None,
+) -> Call[OrderedReferences]:
+    """Have the references of a paper found: of a file, a text, or a document that was sent."""
+    body = {"text": text, "document_id": document_id}
+    return _order("/extract/references", file, body, filename)
+
+
+@operation("references-order_parsing")
+def parse_references(
+    references: Sequence[str] | None = None,
+    *,
+    file: Upload | None = None,
+    text: str | None = None,
+    filename: str | None = None,
+) -> Call[OrderedReferences]:
+    """Have references cut into fields: a list of them, or a text or file with one to a line."""
+    body = {"references": None if references is None else list(references), "text": text}
+    return _order("/parse/references", file, body, filename)
+
+
+@operation("references-order_processing")
+def process_references(
+    file: Upload | None = None,
+    *,
+    text: str | None = None,
+    document_id: str | None = None,
+    filename: str | None = None,
+) -> Call[OrderedReferences]:
+    """Have the references of a paper found, cut into fields, and tied to where it cites them."""
+    body = {"text": text, "document_id": document_id}
+    return _order("/process/references", file, body, filename)
+
+
+@operation("jobs-references_of_job")
+def job_references(job_id: str) -> Call[dict[str, Any]]:
+    """What a job on references has made; Conflict as long as it is not there."""
+    return get_json(f"/jobs/{in_path(job_id)}/references")
+
+
+@operation("jobs-references_of_job")
+def job_bibliography(job_id: str, format: BibliographyFormat = "bibtex") -> Call[str]:  # noqa: A002
+    """The same references as the text of a file for other programs."""
+    path = f"/jobs/{in_path(job_id)}/references"
+    return Call("GET", path, bytes.decode, {"format": format}, repeatable=True)
+
+
+def _order(
+    path: str, file: Upload | None, body: dict[str, Any], filename: str | None
+) -> Call[OrderedReferences]:
+    return Call(
+        "POST",
+        path,
+        OrderedReferences.model_validate_json,
+        json=None if file is not None else given(body),
+        file=file,
+        filename=filename,
+        patience=UPLOAD_PATIENCE,
+    )

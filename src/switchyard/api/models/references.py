@@ -1,0 +1,55 @@
+"""What is sent to the endpoints of references as JSON, and what they answer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from switchyard.api.models.documents import DocumentIdField
+from switchyard.services.citations.limits import MAX_AT_ONCE, OneReference, Text
+
+
+class ReferenceRequest(BaseModel):
+    """What every request for references may say."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: Text | None = Field(default=None, description="A longer one is sent as a file.")
+    lane: Literal["hot", "maintenance"] = "hot"
+
+
+class TextWithReferences(ReferenceRequest):
+    """Where references stand: a text, or a document that was taken in."""
+
+    document_id: DocumentIdField | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.text is None) == (self.document_id is None):
+            raise ValueError("give either text or document_id")
+        return self
+
+
+class ReferencesToParse(ReferenceRequest):
+    """References as they stand in a list: each by itself, or a text with one to a line, or with
+    blank lines between them."""
+
+    references: list[OneReference] | None = Field(
+        default=None, min_length=1, max_length=MAX_AT_ONCE
+    )
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.text is None) == (self.references is None):
+            raise ValueError("give either text or references")
+        return self
+
+
+class OrderedReferences(BaseModel):
+    """The job that will have the references."""
+
+    job_id: str
+    result: dict[str, Any] | None = Field(
+        default=None, description="Without a broker: `references`, and what else was made."
+    )

@@ -1,0 +1,143 @@
+"""`/extract/references`, `/parse/references`, `/process/references`: a file or a text in, a job's
+id out."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+
+from switchyard.api.dependencies import ReferenceDeskOf
+from switchyard.api.entry.access import needs
+from switchyard.api.http.document_errors import UPLOAD_PROBLEMS, unreadable
+from switchyard.api.http.problems import Problem
+from switchyard.api.models.references import (
+    OrderedReferences,
+    ReferenceRequest,
+    ReferencesToParse,
+    TextWithReferences,
+)
+from switchyard.api.routes.documents import FORM, POLL_AFTER, receive_upload
+from switchyard.api.state import Shared
+from switchyard.services.access.api_keys import Scope
+from switchyard.services.documents.extractions import ExtractionNotFinished
+from switchyard.services.documents.inbox import About
+from switchyard.services.documents.reference_orders import Order, ReferenceDesk
+
+router = APIRouter(tags=["references"])
+
+M = TypeVar("M", bound=ReferenceRequest)
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"model": OrderedReferences, "description": "Without a broker: with the references."},
+    **UPLOAD_PROBLEMS,
+}
+
+
+def _takes(model: type[BaseModel]) -> dict[str, Any]:
+    content = {
+        **FORM["requestBody"]["content"],
+        "text/plain": {"schema": {"type": "string"}},
+        "application/json": {"schema": model.model_json_schema()},
+    }
+    return {"requestBody": {"required": True, "content": content}}
+
+
+@router.post(
+    "/extract/references",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=_takes(TextWithReferences),
+    responses=ANSWERS,
+)
+async def order_references(
+    request: Request, response: Response, state: Shared, desk: ReferenceDeskOf
+) -> OrderedReferences:
+    """Have the references of a paper found: each as it stands there, with its label and page."""
+    most = state.settings.api_max_body
+    job_id = await _ordered(request, desk, "extract_references", TextWithReferences, most)
+    return await _answer(job_id, response, desk)
+
+
+@router.post(
+    "/parse/references",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=_takes(ReferencesToParse),
+    responses=ANSWERS,
+)
+async def order_parsing(
+    request: Request, response: Response, state: Shared, desk: ReferenceDeskOf
+) -> OrderedReferences:
+    """Have references cut into fields. A text, or a file, has one to a line, or blank lines
+    between them."""
+    most = state.settings.api_max_body
+    job_id = await _ordered(request, desk, "parse_references", ReferencesToParse, most)
+    return await _answer(job_id, response, desk)
+
+
+@router.post(
+    "/process/references",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=_takes(TextWithReferences),
+    responses=ANSWERS,
+)
+async def order_processing(
+    request: Request, response: Response, state: Shared, desk: ReferenceDeskOf
+) -> OrderedReferences:
+    """Have the references of a paper found, cut into fields, and tied to where it cites them."""
+    most = state.settings.api_max_body
+    job_id = await _ordered(request, desk, "process_references", TextWithReferences, most)
+    return await _answer(job_id, response, desk)
+
+
+async def _ordered(
+    request: Request, desk: ReferenceDesk, order: Order, model: type[M], most: int
+) -> str:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        upload, about = await receive_upload(request, desk.inbox)
+        return await desk.order_from_file(order, upload, about)
+    if kind == "text/plain":
+        upload = await desk.inbox.receive(request.stream())
+        return await desk.order_from_file(order, upload, About(filename="references.txt"))
+    if kind == "application/json":
+        body = _read(model, await _body(request, most))
+        payload = body.model_dump(exclude_none=True, exclude={"lane"})
+        return await desk.order_from_text(order, payload, body.lane)
+    raise Problem(
+        "unsupported-media-type",
+        "send a form with a file (multipart/form-data), text/plain, or application/json",
+    )
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """A body without a file. These paths take files, so that nobody else has counted its bytes."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise Problem("too-large", f"at most {most:,} bytes are taken as JSON: send a file")
+    return bytes(body)
+
+
+def _read(model: type[M], body: bytes) -> M:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        errors = [{**told, "loc": ("body", *told["loc"])} for told in error.errors()]
+        raise RequestValidationError(errors) from error
+
+
+async def _answer(job_id: str, response: Response, desk: ReferenceDesk) -> OrderedReferences:
+    response.headers["Location"] = f"/jobs/{job_id}"
+    if not desk.inbox.is_inline:
+        response.headers["Retry-After"] = POLL_AFTER
+        return OrderedReferences(job_id=job_id)
+    response.status_code = 200
+    try:
+        return OrderedReferences(job_id=job_id, result=await desk.references(job_id))
+    except ExtractionNotFinished as error:
+        raise unreadable(error) from error

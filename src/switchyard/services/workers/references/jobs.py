@@ -1,0 +1,144 @@
+"""Job types on references. Each is one job with stages of its own, whose outputs are kept: a
+repeat goes on where an earlier attempt has stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from switchyard.services.files.storage import content_hash, extraction_key, references_key
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Done, Outcome
+from switchyard.services.jobs.registry import job
+from switchyard.services.workers.outputs import StageOutput, encoded
+from switchyard.services.workers.references import finding
+from switchyard.services.workers.references.payloads import ParseReferences, ReferencesOf
+from switchyard.services.workers.references.reading import ReferenceSource, source_of
+from switchyard.services.workers.stages import (
+    EXTRACT_REFERENCES,
+    PARSE_REFERENCES,
+    PROCESS_REFERENCES,
+    ContentReplaced,
+    note_beside,
+    superseded,
+)
+
+LANES = ("hot", "maintenance")
+
+
+@job("extract_references", worker="link", lanes=LANES, timeout=300)
+async def extract_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
+    """Find the references of a document, a text or an upload, and cut the list into single ones;
+    each keeps its label and its page."""
+    try:
+        source = await source_of(payload, ctx)
+        made = await _found(source, payload, ctx)
+    except ContentReplaced:
+        return superseded(payload.document_id or "")
+    references = made.result["references"]
+    return await _done(source, ctx, {"references": references}, reused=made.reused)
+
+
+@job("parse_references", worker="link", lanes=LANES, timeout=300)
+async def parse_references(payload: ParseReferences, ctx: JobContext) -> Outcome:
+    """Cut references into fields; the result has one entry for each, in their order."""
+    if payload.references is not None:
+        return Done({"references": await _fields(payload.references, ctx)})
+    source = await source_of(payload, ctx)
+    texts = finding.listed("\n".join(source.pages))
+    made = await _parsed(source, texts, ctx)
+    return await _done(source, ctx, {"references": made.result["references"]}, reused=made.reused)
+
+
+@job("process_references", worker="link", lanes=LANES, timeout=600)
+async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
+    """Find the references of a document, a text or an upload, cut them into fields, and tie the
+    text's markers to them."""
+    try:
+        source = await source_of(payload, ctx)
+        found = await _found(source, payload, ctx)
+        raw = found.result["references"]
+        fields = await _parsed(source, [each["text"] for each in raw], ctx, force=payload.force)
+        body = found.result["body"]
+        made = await ctx.compute(
+            finding.put_together,
+            raw,
+            fields.result["references"],
+            body,
+            characters=sum(map(len, body)),
+        )
+        if payload.document_id is not None:
+            await source.files.require_async(source.text.content)
+    except ContentReplaced:
+        return superseded(payload.document_id or "")
+    reused = found.reused and fields.reused
+    if payload.document_id is None:
+        return await _done(source, ctx, made, reused=reused)
+    return await _done_with_document(source, payload.document_id, ctx, made, reused=reused)
+
+
+async def _found(source: ReferenceSource, payload: ReferencesOf, ctx: JobContext) -> StageOutput:
+    async def work() -> Mapping[str, Any]:
+        pages = source.pages
+        found: Mapping[str, Any] = await ctx.compute(
+            finding.found, pages, characters=sum(map(len, pages))
+        )
+        return found
+
+    return await source.files.reuse_or_run_async(
+        EXTRACT_REFERENCES,
+        source.text.output_hash,
+        work,
+        content=source.text.content,
+        force=payload.force,
+    )
+
+
+async def _parsed(
+    source: ReferenceSource, texts: Sequence[str], ctx: JobContext, *, force: bool = False
+) -> StageOutput:
+    async def work() -> Mapping[str, Any]:
+        return {"references": await _fields(texts, ctx)}
+
+    return await source.files.reuse_or_run_async(
+        PARSE_REFERENCES,
+        content_hash([source.text.output_hash, list(texts)]),
+        work,
+        content=source.text.content,
+        force=force,
+    )
+
+
+async def _fields(texts: Sequence[str], ctx: JobContext) -> list[dict[str, Any]]:
+    characters = sum(map(len, texts))
+    fields: list[dict[str, Any]] = await ctx.compute(finding.parsed, texts, characters=characters)
+    return fields
+
+
+async def _done(
+    source: ReferenceSource, ctx: JobContext, made: Mapping[str, Any], *, reused: bool
+) -> Done:
+    """The answer of a job whose result lies in storage: a book has thousands of references."""
+    key = extraction_key(ctx.job_id)
+    await source.files.storage.put_async(key, encoded({"job_id": ctx.job_id, **made}))
+    return Done({**_counts(made), "result": key, "reused": reused})
+
+
+async def _done_with_document(
+    source: ReferenceSource,
+    document_id: str,
+    ctx: JobContext,
+    made: Mapping[str, Any],
+    *,
+    reused: bool,
+) -> Done:
+    key = references_key(document_id)
+    kept = {"document_id": document_id, "hash": content_hash(made), **made}
+    # Written although reused: what is kept of a stage goes after a day, this stays.
+    await source.files.storage.put_async(key, encoded(kept))
+    await note_beside(ctx, document_id, PROCESS_REFERENCES)
+    return Done({"document_id": document_id, **_counts(made), "result": key, "reused": reused})
+
+
+def _counts(made: Mapping[str, Any]) -> dict[str, int]:
+    return {name: len(made[name]) for name in ("references", "citations") if name in made}

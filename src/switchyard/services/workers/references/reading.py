@@ -1,0 +1,86 @@
+"""The text in which a job's references stand: a document's, a payload's, or that of an upload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from switchyard.services.files.storage import NotStored, Storage, content_hash
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import PermanentError
+from switchyard.services.text.plain import clean
+from switchyard.services.workers.outputs import DocumentFiles, StageOutput
+from switchyard.services.workers.references.payloads import ParseReferences, ReferencesOf
+from switchyard.services.workers.stages import EXTRACT
+
+READING = 120.0
+"""Seconds that reading a file may take."""
+MEMORY_MB = 2048
+
+
+class NoText(PermanentError):
+    """The file has no text: it is made of pictures."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSource:
+    """Where references stand, and where the job keeps what it makes of them."""
+
+    files: DocumentFiles
+    text: StageOutput
+
+    @property
+    def pages(self) -> list[str]:
+        return [page["text"] for page in self.text.result["pages"]]
+
+
+def files_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> DocumentFiles:
+    """Where the job's stages keep what they make: with the document, else under the job's id."""
+    document_id = payload.document_id if isinstance(payload, ReferencesOf) else None
+    return DocumentFiles.of(ctx, document_id or job_folder(ctx.job_id))
+
+
+def job_folder(job_id: str) -> str:
+    """In place of a document's id, where there is no document."""
+    return f"jobs/{job_id}"
+
+
+async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> ReferenceSource:
+    """Raises NoText, MissingOutput, ContentReplaced, and what reading a file raises."""
+    files = files_of(payload, ctx)
+    if isinstance(payload, ReferencesOf) and payload.document_id is not None:
+        return ReferenceSource(files, await files.output_of_async(EXTRACT))
+
+    async def work() -> Mapping[str, Any]:
+        if payload.text is not None:
+            return {"pages": [{"page": 1, "text": clean(payload.text)}]}
+        read: Mapping[str, Any] = await ctx.in_process(
+            read_file,
+            ctx.settings.files_url,
+            payload.key,
+            payload.filename,
+            ctx.settings.pdf_extractor,
+            timeout=READING,
+            memory_limit_mb=MEMORY_MB,
+        )
+        return read
+
+    input_hash = content_hash([payload.key, payload.text, ctx.settings.pdf_extractor])
+    text = await files.reuse_or_run_async(EXTRACT, input_hash, work, content=None)
+    if text.result.get("needs_ocr"):
+        raise NoText("the file is made of pictures: send it to POST /documents, which reads them")
+    return ReferenceSource(files, text)
+
+
+def read_file(files_url: str, key: str, filename: str | None, extractor: Any) -> Mapping[str, Any]:
+    """The text of an upload, in a process that can be killed. Raises PermanentError."""
+    from switchyard.services.files.uploads import identify
+    from switchyard.services.text.extraction import extract
+
+    try:
+        data = Storage(files_url).get(key)
+    except NotStored as error:
+        raise PermanentError(f"the upload {key!r} is gone: send it again") from error
+    media_type = identify(data, filename).media_type
+    return extract(data, media_type, title=None, filename=filename, extractor=extractor)

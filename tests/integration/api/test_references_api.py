@@ -1,0 +1,140 @@
+"""References over HTTP: a file or a text in, a job's id out, the references behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from switchyard.api.client import Client, Conflict
+from switchyard.services.settings import Settings
+from tests.integration.api.document_server import send, serving
+from tests.integration.api.test_documents_queued import serving_system
+from tests.integration.pipeline.pdfs import encrypted, pdf
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+
+BODY = "The tide rises twice a day [1]. Others disagree with this [1, 2]."
+LISTED = """References
+[1] R. Roe and J. Doe. On tides and their causes. Journal of Physics, 12(3):33-40, 1999.
+[2] A. Smith. The sea. Oxford University Press, Oxford, 2004."""
+PAPER = pdf([BODY, LISTED])
+LIST = "R. Roe. On tides. Tides 3, 1999.\nA. Smith. The sea. Oxford, 2004.\n"
+STAGES = ["extract_text", "extract_references", "parse_references"]
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Of an API without a broker."""
+    settings = Settings(data_dir=tmp_path / "data", amqp_url=None, retry_delays=(0.05, 0.1))
+    async with serving(settings) as opened:
+        yield opened
+
+
+def typed(content: bytes, media_type: str) -> dict[str, Any]:
+    return {"content": content, "headers": {"Content-Type": media_type}}
+
+
+def titles(made: dict[str, Any]) -> list[str]:
+    return [each["title"] for each in made["references"]]
+
+
+async def test_a_paper_s_references_are_found_cut_and_told_in_each_format(
+    client: httpx.AsyncClient,
+):
+    answer = await send(client, PAPER, to="/process/references")
+    assert answer.status_code == 200, answer.text
+    result = answer.json()["result"]
+    assert titles(result) == ["On tides and their causes", "The sea"]
+    assert [each["references"] for each in result["citations"]] == [[0], [0, 1]]
+    job = (await client.get(answer.headers["location"])).json()
+    assert (job["state"], titles(job["result"])) == ("succeeded", titles(result))
+    assert (job["current_stage"], job["completed_stages"]) == (None, STAGES)
+    address = f"/jobs/{job['job_id']}/references"
+    assert (await client.get(address)).json() == result
+    bibtex = await client.get(address, params={"format": "bibtex"})
+    assert bibtex.text.startswith("@article{roe1999tides,")
+
+
+async def test_texts_are_taken_as_json_and_as_they_are(client: httpx.AsyncClient):
+    text = f"{BODY}\n{LISTED}"
+    plain = {"Content-Type": "text/plain; charset=utf-8"}
+    for sent in ({"json": {"text": text}}, {"content": text.encode(), "headers": plain}):
+        found = await client.post("/extract/references", **sent)
+        assert [each["label"] for each in found.json()["result"]["references"]] == ["1", "2"]
+        made = await client.post("/process/references", **sent)
+        assert titles(made.json()["result"]) == ["On tides and their causes", "The sea"]
+    lists: tuple[dict[str, Any], ...] = (
+        {"json": {"references": LIST.splitlines()}},
+        {"json": {"text": LIST, "lane": "maintenance"}},
+        {"content": LIST.encode(), "headers": plain},
+    )
+    for sent in lists:
+        made = await client.post("/parse/references", **sent)
+        assert titles(made.json()["result"]) == ["On tides", "The sea"], sent
+        again = await client.get(f"/jobs/{made.json()['job_id']}/references?format=csl")
+        assert [each["title"] for each in again.json()] == ["On tides", "The sea"]
+
+
+@pytest.mark.parametrize(
+    ("to", "sent", "status", "problem"),
+    [
+        ("/process/references", {"json": {}}, 422, "invalid"),
+        ("/process/references", {"json": {"text": "x", "key": "uploads/x"}}, 422, "invalid"),
+        ("/process/references", {"json": {"document_id": "../x"}}, 422, "invalid"),
+        ("/parse/references", {"json": {"references": ["x"] * 201}}, 422, "invalid"),
+        ("/parse/references", typed(b"{", "application/json"), 400, "malformed-request"),
+        ("/extract/references", typed(b"x", "text/html"), 415, "unsupported-media-type"),
+        ("/extract/references", typed(b"\x00\x01", "text/plain"), 415, "unsupported-media-type"),
+        ("/extract/references", {"json": {"text": "x" * 400_001}}, 422, "invalid"),
+        ("/parse/references", {"json": {"text": "x" * 3_000_000}}, 413, "too-large"),
+        ("/process/references", {"json": {"document_id": "unknown"}}, 422, "document-unreadable"),
+    ],
+)  # fmt: skip
+async def test_what_is_no_request_is_refused(
+    client: httpx.AsyncClient, to: str, sent: dict[str, Any], status: int, problem: str
+):
+    answer = await client.post(to, **sent)
+    assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{problem}")
+
+
+async def test_a_file_that_can_t_be_read_says_so(client: httpx.AsyncClient):
+    answer = await send(client, encrypted("secret"), to="/process/references")
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/document-unreadable")
+    job = (await client.get(f"/jobs/{answer.json()['job_id']}")).json()
+    assert (job["current_stage"], job["completed_stages"]) == ("extract_text", [])
+    other = await client.get("/jobs/unknown/references")
+    assert (other.status_code, other.json()["type"]) == (404, "/problems/not-found")
+
+
+async def test_workers_do_the_work_where_there_is_a_broker(
+    broker310: TestBroker, database_url: str, tmp_path: Path
+):
+    async with serving_system(broker310, database_url, tmp_path / "data") as (system, http):
+        client = Client(str(http.base_url))
+        paper = tmp_path / "paper.pdf"
+        paper.write_bytes(PAPER)
+        ordered = await asyncio.to_thread(client.process_references, paper)
+        assert ordered.result is None
+        with pytest.raises(Conflict):
+            await asyncio.to_thread(client.job_references, ordered.job_id)
+        waiting = await asyncio.to_thread(client.job_status, ordered.job_id)
+        assert (waiting.current_stage, waiting.completed_stages) == (None, [])
+        await system.start_worker("link")
+
+        async def done() -> bool:
+            status = await asyncio.to_thread(client.job_status, ordered.job_id)
+            return status.completed_stages == STAGES and status.state == "succeeded"
+
+        await eventually(done, 60, "the references")
+        made = await asyncio.to_thread(client.job_references, ordered.job_id)
+        assert titles(made) == ["On tides and their causes", "The sea"]
+        text = await asyncio.to_thread(client.job_bibliography, ordered.job_id, "tei")
+        assert '<title level="a">On tides and their causes</title>' in text
+        parsed = await asyncio.to_thread(client.parse_references, ["A. Smith. The sea. 2004."])
+        await asyncio.to_thread(client.wait, parsed.job_id, timeout=60)
+        assert titles(await asyncio.to_thread(client.job_references, parsed.job_id)) == ["The sea"]
