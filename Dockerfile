@@ -1,7 +1,7 @@
 # Images of Switchyard: one process each, `jobctl` its entry point.
 #
 #   docker build -t switchyard .                    every kind of worker, and all else
-#   docker build -t switchyard:slim --target slim . without the libraries for PDFs, vectors and search
+#   docker build -t switchyard:slim --target slim . without the libraries for PDFs, OCR, vectors and search
 #
 # Runs as user 10001 and with a read-only root file system: give it /data (the shared volume, unless
 # files and index lie in object storage) and a tmpfs on /tmp.
@@ -36,7 +36,8 @@ COPY --from=wheel /wheel /wheel
 RUN /opt/switchyard/bin/pip install --quiet --no-deps --no-index /wheel/*.whl
 
 FROM libraries AS all-libraries
-RUN /opt/switchyard/bin/pip install --quiet --require-hashes -r runtime.txt
+COPY requirements/image.txt .
+RUN /opt/switchyard/bin/pip install --quiet --require-hashes -r image.txt
 
 FROM all-libraries AS installed
 COPY --from=wheel /wheel /wheel

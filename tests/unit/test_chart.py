@@ -20,9 +20,6 @@ KUBERNETES = ("1.27", "1.31")
 FOREIGN = ("keda.sh/", "rabbitmq.com/", "monitoring.coreos.com/")
 """Kinds of operators, of which no schema is at hand."""
 
-WITHOUT_IMAGE = {"ocr"}
-"""Kinds of worker whose libraries the image does not have."""
-
 Manifest = dict[str, Any]
 every_example = pytest.mark.parametrize("example", EXAMPLES)
 
@@ -118,11 +115,7 @@ def test_what_runs_for_long_has_probes_and_what_is_replaced_time_to_finish(examp
 
 def test_there_is_a_deployment_for_every_kind_of_worker_and_its_lanes() -> None:
     registry = Registry.load(BUILT_IN_MODULES)
-    there = {
-        each.worker: list(registry.lanes_of(each.worker))
-        for each in registry
-        if each.worker not in WITHOUT_IMAGE
-    }
+    there = {each.worker: list(registry.lanes_of(each.worker)) for each in registry}
     default = helm.Chart.load(CHART).values["workers"]
     assert {kind: worker["lanes"] for kind, worker in default.items()} == there, (
         "a kind of worker is missing in charts/switchyard/values.yaml (and in compose.yml), "
