@@ -24,6 +24,9 @@ class Work(BaseModel):
 async def work(payload: Work, ctx: JobContext) -> Outcome:
     if payload.fail:
         raise PermanentError(payload.text or "it was told to")
+    if payload.seconds:
+        ctx.progress(0.5, f"half of it {payload.text}")
+        ctx.checkpoint(payload.n)
     await asyncio.sleep(payload.seconds)
     return Done({"n": payload.n} | ({"text": payload.text} if payload.text else {}))
 

@@ -30,6 +30,21 @@ def test_show_tells_a_finished_job_with_its_result(jobctl: CommandLine) -> None:
     assert '{"n": 4}' in jobctl.ok("jobs", "show", job_id)
 
 
+def test_progress_is_seen_while_a_job_runs_and_steers_no_terminal(jobctl: CommandLine) -> None:
+    with jobctl.worker():
+        job_id = jobctl.publish(n=4, seconds=4, text="\x1b[2J[red]")
+        lines = jobctl.ok("jobs", "watch", job_id).splitlines()
+        shown = jobctl.json("jobs", "show", job_id)
+    assert [line.split("  ", 1)[1] for line in lines][-3:] == [
+        "running",
+        r"50 %, half of it \x1b[2J[red]",
+        "succeeded",
+    ]
+    assert (shown["progress"]["fraction"], shown["checkpoint_at"]) == (0.5, None)
+    assert shown["progress"]["reported_at"].endswith("+00:00")
+    assert r"50 %, half of it \x1b[2J[red]" in jobctl.ok("jobs", "show", job_id)
+
+
 def test_watch_fails_for_a_job_that_dies(jobctl: CommandLine) -> None:
     with jobctl.worker():
         job_id = jobctl.publish(fail=True)

@@ -100,6 +100,8 @@ class Journal(Signals):
         self.starts: list[Start] = []
         self.ends: list[str] = []
         """Job ids of handlers that have ended, in whatever way."""
+        self.checkpoints: list[tuple[str, Any]] = []
+        """What jobs, by id, have found of an earlier attempt."""
         self.cancelled: list[str] = []
         """Job ids of handlers that were cancelled while they ran."""
         self._released: set[str] = set()
@@ -176,6 +178,16 @@ class Spread(BaseModel):
     payload: dict[str, Any] = {}
 
 
+class Telling(BaseModel):
+    """What a job says of itself: as often as `reports` says, in all; then it does the last step of
+    a script."""
+
+    reports: int = 3
+    keep: bool = False
+    """Each report, as a check-point."""
+    end: str = "done"
+
+
 class Crunch(BaseModel):
     """What a process of its own does: `double`, `spin`, `allocate`, `hoard`, `limit`,
     `die`, `pid`, `parent`, `unpicklable`, or a step of a script."""
@@ -190,6 +202,37 @@ async def noop(payload: Note, ctx: JobContext) -> Outcome:
     journal.note_start(ctx)
     journal.note_end(ctx.job_id)
     return Done({"n": payload.n})
+
+
+@job("telling", worker="llm", lanes=("hot", "backfill"), timeout=60)
+async def telling(payload: Telling, ctx: JobContext) -> Outcome:
+    """Says how far it is, and waits for the test before it ends; but where an earlier attempt has
+    kept where it was, it goes on from there to its end."""
+    journal.note_start(ctx)
+    journal.checkpoints.append((ctx.job_id, ctx.last_checkpoint))
+    tell(payload, ctx)
+    if ctx.last_checkpoint is not None:
+        return Done({"last": ctx.last_checkpoint})
+    await journal.gate(ctx.job_id)
+    answer: Outcome = end_as(payload.end if journal.runs(ctx.job_id) == 1 else "done", 0)
+    return answer
+
+
+@job("telling_alone", worker="llm", lanes=("hot",), timeout=CPU_LIMIT, isolation="process")
+def telling_alone(payload: Telling, ctx: JobContext) -> Any:
+    """The same in a process of its own, without a gate."""
+    tell(payload, ctx)
+    if ctx.attempt > 1:
+        return Done({"last": ctx.last_checkpoint})
+    return crunch(Crunch(do=payload.end))
+
+
+def tell(payload: Telling, ctx: JobContext) -> None:
+    begin = 0 if ctx.last_checkpoint is None else ctx.last_checkpoint["done"]
+    for number in range(begin + 1, payload.reports + 1):
+        ctx.progress(number / payload.reports, f"{number} of {payload.reports}")
+        if payload.keep:
+            ctx.checkpoint({"done": number})
 
 
 @job("gated", worker="llm", lanes=("hot", "backfill"), timeout=60)

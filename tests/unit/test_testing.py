@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -88,6 +89,24 @@ async def remember(payload: Text, ctx: JobContext) -> Outcome:
     return Done({"jobs": len((await ctx.ledger.list_jobs()).items), "url": ctx.settings.files_url})
 
 
+@job("count_up", worker="llm", lanes=("hot",))
+async def count_up(payload: Text, ctx: JobContext) -> Outcome:
+    return count_on(ctx)
+
+
+@job("count_up_alone", worker="llm", lanes=("hot",), isolation="process")
+def count_up_alone(payload: Text, ctx: JobContext) -> Outcome:
+    return count_on(ctx)
+
+
+def count_on(ctx: JobContext) -> Outcome:
+    begin: int = ctx.last_checkpoint or 0
+    for number in range(begin + 1, begin + 4):
+        ctx.progress(number / 10, f"{number} of 10")
+        ctx.checkpoint(number)
+    return Retry("three at a time") if begin < 7 else Done({"began": begin})
+
+
 def unmarked(payload: Text, ctx: JobContext) -> Outcome:
     return Done()
 
@@ -167,6 +186,18 @@ async def test_isolation_is_a_process_with_its_limits() -> None:
     slow = await run_job(linger, {"text": ""})
     assert slow.failure is not None
     assert slow.failure.error_type == "TimeLimitExceeded"
+
+
+@pytest.mark.parametrize("handler", [count_up, count_up_alone])
+async def test_what_a_handler_says_and_keeps_is_in_the_answer(handler: Any) -> None:
+    first = await run_job(handler, {"text": ""})
+    assert (first.state, first.checkpoint) == (State.RETRYING, 3)
+    assert first.progress is not None
+    assert (first.progress.fraction, first.progress.note) == (0.3, "3 of 10")
+    last = await run_job(handler, {"text": ""}, last_checkpoint=7, attempt=2)
+    assert (last.result, last.checkpoint) == ({"began": 7}, 10)
+    quiet = await run_job(shout, {"text": "hi"})
+    assert (quiet.progress, quiet.checkpoint) == (None, None)
 
 
 async def test_a_payload_that_does_not_fit_is_refused_as_by_the_publisher() -> None:

@@ -28,7 +28,8 @@ class Event:
     """Something that happened to a job."""
 
     name: str
-    """started, succeeded, retrying, dead, cancelled; state, end and gap: see docs/api.md."""
+    """started, progress, succeeded, retrying, dead, cancelled; state, end and gap: see
+    docs/api.md."""
     data: dict[str, Any]
     id: str | None = None
     """To follow on from later; None for state, end and gap."""

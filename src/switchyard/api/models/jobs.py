@@ -20,6 +20,7 @@ from pydantic import (
 from switchyard.broker import message, moments
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.records import AttemptRecord, JobRecord, JobSummary, Page, State
+from switchyard.services.records.progress import ProgressRecord
 from switchyard.services.records.requests import MAX_DELAY
 
 JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
@@ -126,6 +127,14 @@ class AttemptView(BaseModel):
     error_message: str | None
 
 
+class ProgressView(BaseModel):
+    """How far a job's last attempt is, as its handler says."""
+
+    fraction: float | None = Field(description="Of its work, 0 to 1; null where it can't say.")
+    note: str = Field(examples=["page 12 of 30"])
+    reported_at: datetime
+
+
 class JobStatus(BaseModel):
     """How things stand with a job."""
 
@@ -143,6 +152,7 @@ class JobStatus(BaseModel):
     finished_at: datetime | None
     run_at: datetime | None
     expires_at: datetime | None
+    progress: ProgressView | None = Field(description="null where its handler says nothing.")
 
 
 class JobProgress(JobStatus):
@@ -180,6 +190,9 @@ class JobDetails(JobView, JobProgress):
         description="Also what lies in storage under the job's id, up to 8 MiB."
     )
     timeline: list[AttemptView] = Field(description="Oldest first.")
+    checkpoint_at: datetime | None = Field(
+        description="When an attempt has kept where it was, for the next one."
+    )
 
 
 class JobPage(BaseModel):
@@ -204,8 +217,8 @@ def moment(seconds: float | None) -> datetime | None:
 
 def fields_of(record: JobSummary) -> dict[str, Any]:
     """A record's values under the names that they have here."""
-    names = JobView.model_fields.keys() - {"job_id"}
-    return {"job_id": record.id} | {
+    names = JobView.model_fields.keys() - {"job_id", "progress"}
+    return {"job_id": record.id, "progress": _progress(record.progress)} | {
         name: moment(getattr(record, name)) if name.endswith("_at") else getattr(record, name)
         for name in names
     }
@@ -235,6 +248,15 @@ def details_view(
         payload=record.payload,
         result=record.result if output is None else {**(record.result or {}), **output},
         timeline=[_attempt(each) for each in record.timeline],
+        checkpoint_at=moment(record.checkpoint_at),
+    )
+
+
+def _progress(said: ProgressRecord | None) -> ProgressView | None:
+    if said is None:
+        return None
+    return ProgressView(
+        fraction=said.fraction, note=said.note, reported_at=moments.shown(said.reported_at)
     )
 
 

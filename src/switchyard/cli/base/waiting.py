@@ -12,6 +12,7 @@ from switchyard.cli.base.errors import CommandFailed
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
     from switchyard.services.records import JobSummary, State
+    from switchyard.services.records.progress import ProgressRecord
 
 FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 """Seconds between looks: half as many again each time, from the first to the last."""
@@ -27,8 +28,10 @@ async def wait_for_end(
     *,
     timeout: float | None = None,
     on_change: Callable[[str, State], None] = lambda job_id, state: None,
+    on_progress: Callable[[str, ProgressRecord], None] | None = None,
 ) -> dict[str, State]:
-    """The states in which the jobs have ended. `on_change` is told of every state that is seen.
+    """The states in which the jobs have ended. `on_change` is told of every state that is seen,
+    `on_progress` of all that the jobs say of how far they are.
 
     Raises CommandFailed after `timeout` seconds.
     """
@@ -36,16 +39,24 @@ async def wait_for_end(
 
     deadline = None if timeout is None else time.monotonic() + timeout
     seen: dict[str, State] = {}
+    heard: dict[str, ProgressRecord] = {}
     pause = FIRST_LOOK
     while True:
         open_ids = [job_id for job_id in job_ids if seen.get(job_id) not in FINISHED]
         for start in range(0, len(open_ids), CHUNK):
-            found = await ledger.states(open_ids[start : start + CHUNK])
+            chunk = open_ids[start : start + CHUNK]
+            # Before the states, as a job's last word comes before its end.
+            said = await ledger.progress(chunk) if on_progress is not None else {}
+            found = await ledger.states(chunk)
             for job_id, state in found.items():
                 if seen.get(job_id) is not state:
                     seen[job_id] = state
                     on_change(job_id, state)
                     pause = FIRST_LOOK
+            for job_id, progress in said.items():
+                if on_progress is not None and heard.get(job_id) != progress:
+                    heard[job_id] = progress
+                    on_progress(job_id, progress)
         left = [job_id for job_id in open_ids if seen.get(job_id) not in FINISHED]
         if not left:
             return seen

@@ -34,6 +34,7 @@ from switchyard.cli.base.output import (
 
 if TYPE_CHECKING:
     from switchyard.services.records import JobRecord, JobSummary
+    from switchyard.services.records.progress import ProgressRecord
     from switchyard.services.settings import Settings
 
 MAX_LIMIT = 1_000
@@ -98,7 +99,7 @@ def list_jobs(
             rows,
             cell(job.id),
             cell(job.routing_key),
-            styled(job.state),
+            styled(job.state) + _running_at(job),
             f"{_tries(job)}/{job.max_attempts}",
             age(job.created_at),
             cell(job.error_message or job.reason),
@@ -146,7 +147,10 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
 
 
 def watch(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
-    """Follow a job until it ends, one line for each change. Exit code 1: it did not succeed."""
+    """Follow a job until it ends, one line for each change and for what it says of its progress.
+
+    Exit code 1: it did not succeed.
+    """
     run(_watch(load_settings(), job_id, as_json=as_json))
 
 
@@ -162,10 +166,19 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
             clock = time.strftime("%H:%M:%S", time.localtime(moment))
             console().print(f"{clock}  {styled(state)}")
 
+    def show_progress(changed_id: str, said: ProgressRecord) -> None:
+        if as_json:
+            print_json_line({"seen_at": time.time(), "job_id": changed_id, "progress": said})
+        else:
+            at = time.strftime("%H:%M:%S", time.localtime(said.reported_at))
+            console().print(f"{at}  {cell(progress_text(said))}")
+
     async with open_ledger(settings) as ledger:
         if await ledger.get(job_id) is None:
             raise unknown_job(job_id)
-        ends = await wait_for_end(ledger, [job_id], on_change=show_change)
+        ends = await wait_for_end(
+            ledger, [job_id], on_change=show_change, on_progress=show_progress
+        )
         job = await ledger.get(job_id)
     if job is not None and ends[job_id] is not State.SUCCEEDED:
         why = f": {job.error_message}" if job.error_message else ""
@@ -176,9 +189,27 @@ def unknown_job(job_id: str) -> CommandFailed:
     return CommandFailed(f"the ledger has no job {job_id!r}: `jobctl jobs list` shows those it has")
 
 
+def progress_text(said: ProgressRecord) -> str:
+    """As in `40 %, page 12 of 30`."""
+    share = "" if said.fraction is None else _percent(said.fraction)
+    return ", ".join(part for part in (share, said.note) if part)
+
+
+def _percent(fraction: float) -> str:
+    return f"{int(fraction * 100)} %"  # not yet 100 before it is
+
+
 def _tries(job: JobSummary) -> int:
     """Attempts begun: those used up, and the one that runs or has just succeeded."""
     return job.attempts + (job.state in ("running", "succeeded"))
+
+
+def _running_at(job: JobSummary) -> str:
+    """How far it is, behind the state of one that runs and says so."""
+    said = job.progress
+    if said is None or said.fraction is None or job.state != "running":
+        return ""
+    return f" {_percent(said.fraction)}"
 
 
 def _public(job: JobSummary) -> dict[str, Any]:
@@ -194,6 +225,7 @@ def _print_job(job: JobRecord) -> None:
     def text(value: object) -> str:
         return "" if value is None else inline_json(value)
 
+    said = job.progress
     took = job.finished_at - job.started_at if job.finished_at and job.started_at else None
     waited = job.started_at - job.queued_at if job.queued_at and job.started_at else None
     print_rows(
@@ -212,6 +244,9 @@ def _print_job(job: JobRecord) -> None:
             ("expires", _when(job.expires_at)),
             ("started", _when(job.started_at) + _span(", waited", waited)),
             ("finished", _when(job.finished_at) + _span(", took", took)),
+            ("progress", "" if said is None else progress_text(said)),
+            ("said", "" if said is None else _when(said.reported_at)),
+            ("check-point", _when(job.checkpoint_at)),
             ("worker", job.worker_id or ""),
             ("key", job.idempotency_key or ""),
             ("error", f"{job.error_type}: {job.error_message}" if job.error_type else ""),

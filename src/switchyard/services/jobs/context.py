@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from switchyard.broker.message import JobMessage
+from switchyard.services.jobs.notebook import Notebook
 from switchyard.services.jobs.outcomes import RetryableError
 
 if TYPE_CHECKING:  # whoever only declares a handler needs neither
@@ -100,6 +101,30 @@ class JobContext:
     opens a foreign file, for handlers in the event loop; `work` stands at the top level of its
     module. It runs for that many seconds, in that much address space (MiB), and its process is
     killed otherwise. Raises TimeoutError, MemoryError, ProcessCrashed, and what `work` raises."""
+
+    last_checkpoint: Any = field(default=None, compare=False)
+    """What an earlier attempt at this job has given to `checkpoint` last; None where there is
+    nothing. It outlives its worker, but for what was kept in its last second, and goes when the job
+    has succeeded, or when its payload is changed."""
+    notebook: Notebook = field(default_factory=Notebook, compare=False, repr=False)
+    """Where `progress` and `checkpoint` are noted."""
+
+    def progress(self, fraction: float | None, note: str = "") -> None:
+        """Say how far the job is: 0 to 1 of its work (None where that is not known), and a few
+        words, of which 200 characters are kept. Costs about a microsecond and waits for nothing: of
+        many reports, the last of each second is recorded and announced, and always the last of all.
+
+        Raises TypeError for what is no number, or no text.
+        """
+        self.notebook.report(fraction, note)
+
+    def checkpoint(self, data: Any) -> None:
+        """Keep where the job is, as JSON of 64 KiB at most, for the next attempt to go on from:
+        `last_checkpoint` there. Recorded as progress is, in the place of what was kept before.
+
+        Raises InvalidCheckpoint for what is no JSON, or too large.
+        """
+        self.notebook.keep(data)
 
     @property
     def job_id(self) -> str:

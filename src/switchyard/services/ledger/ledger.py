@@ -16,6 +16,7 @@ from switchyard.services.ledger.jobs import JobWrites
 from switchyard.services.ledger.leases import Leases
 from switchyard.services.ledger.llm_answers import LlmAnswers
 from switchyard.services.ledger.llm_slots import LlmSlots
+from switchyard.services.ledger.notes import JobNotes
 from switchyard.services.ledger.reads import JobReads
 from switchyard.services.ledger.redrives import Redrives
 from switchyard.services.ledger.sql.database import connect
@@ -29,6 +30,7 @@ from switchyard.services.records.errors import LedgerMissing, SchemaOutdated
 class Ledger(
     JobWrites,
     JobReads,
+    JobNotes,
     DeadGroups,
     Redrives,
     Workers,
@@ -44,9 +46,10 @@ class Ledger(
 ):
     """One database, used by one event loop.
 
-    `jobs` changes jobs, `reads` reads them; workers, leases, dead letters, redrives,
-    documents, bulk operations, their jobs, gauges, calls to language models and their answers, and
-    keys of the API have a module each. Errors are those of `errors`.
+    `jobs` changes jobs, `reads` reads them, `notes` has what they say of themselves; workers,
+    leases, dead letters, redrives, documents, bulk operations, their jobs, gauges, calls to
+    language models and their answers, and keys of the API have a module each. Errors are those
+    of `errors`.
     """
 
     @classmethod

@@ -26,8 +26,10 @@ from switchyard.services.ledger.sql.dialect import (
     keys_condition,
     keys_parameter,
 )
+from switchyard.services.ledger.sql.note_tables import job_checkpoints, job_progress
 from switchyard.services.ledger.sql.paging import fetch_page
 from switchyard.services.ledger.sql.tables import attempts, jobs, workers
+from switchyard.services.records.progress import ProgressRecord
 from switchyard.services.records.requests import JobFilter
 from switchyard.services.records.results import (
     TIMED_OUT,
@@ -42,6 +44,20 @@ _LONG = ("metadata", "payload", "result", "fingerprint")
 _URGENCY = case({lane.name: rank for rank, lane in enumerate(LANES)}, value=jobs.c.lane, else_=0)
 """The place of a job's lane, most urgent first."""
 _SUMMARY = tuple(column for column in jobs.c if column.name not in _LONG)
+_PROGRESS = (job_progress.c.fraction, job_progress.c.note, job_progress.c.reported_at)
+_WITH_PROGRESS = jobs.outerjoin(
+    # Of the last attempt: what an earlier one has said is not how far the job is.
+    job_progress,
+    (job_progress.c.job_id == jobs.c.id) & (job_progress.c.claim_id == jobs.c.claim_id),
+)
+
+
+_KEPT_AT = (
+    select(job_checkpoints.c.kept_at)
+    .where(job_checkpoints.c.job_id == jobs.c.id)
+    .scalar_subquery()
+    .label("kept_at")
+)
 
 
 class JobReads(LedgerBase):
@@ -51,7 +67,8 @@ class JobReads(LedgerBase):
         """The job with its timeline."""
 
         def work(connection: Connection) -> JobRecord | None:
-            row = connection.execute(select(jobs).where(jobs.c.id == job_id)).one_or_none()
+            query = select(jobs, *_PROGRESS, _KEPT_AT).select_from(_WITH_PROGRESS)
+            row = connection.execute(query.where(jobs.c.id == job_id)).one_or_none()
             if row is None:
                 return None
             ended = connection.execute(
@@ -77,7 +94,7 @@ class JobReads(LedgerBase):
     ) -> Page[JobSummary]:
         """Jobs, newest first. Raises ValueError for a limit outside 1 to 1,000 or a cursor
         that is not from a page before."""
-        query = _filtered(select(*_SUMMARY), wanted or JobFilter())
+        query = _filtered(_summaries(), wanted or JobFilter())
         return await self._database.read(
             lambda connection: fetch_page(
                 connection, query, jobs.c.created_at, jobs.c.id, _summary, limit, cursor
@@ -117,9 +134,9 @@ class JobReads(LedgerBase):
         """The jobs of one run of a pipeline, oldest first, its first job included."""
 
         def work(connection: Connection) -> list[JobSummary]:
-            root = select(*_SUMMARY).where(jobs.c.id == pipeline_id)
+            root = _summaries().where(jobs.c.id == pipeline_id)
             others = (
-                select(*_SUMMARY)
+                _summaries()
                 .where(jobs.c.pipeline == pipeline_id, jobs.c.id != pipeline_id)
                 .order_by(jobs.c.created_at, jobs.c.id)
                 .limit(limit)
@@ -136,7 +153,7 @@ class JobReads(LedgerBase):
         `limit` jobs in all."""
         ids = set(pipeline_ids)
         query = (
-            select(*_SUMMARY)
+            _summaries()
             .where(or_(jobs.c.id.in_(ids), jobs.c.pipeline.in_(ids)))
             .order_by(jobs.c.created_at, jobs.c.id)
             .limit(limit)
@@ -213,6 +230,10 @@ class JobReads(LedgerBase):
         )
 
 
+def _summaries() -> Select[Any]:
+    return select(*_SUMMARY, *_PROGRESS).select_from(_WITH_PROGRESS)
+
+
 def _others(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
     """Conditions that leave out the jobs of these queues."""
     return [~((jobs.c.lane == lane) & (jobs.c.worker == worker)) for lane, worker in queues]
@@ -236,6 +257,8 @@ def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:
 def _fields(row: RowMapping) -> dict[str, Any]:
     fields = {column.name: row[column.name] for column in _SUMMARY}
     fields["state"] = State(fields["state"])
+    if row.get("reported_at") is not None:
+        fields["progress"] = ProgressRecord(row["fraction"], row["note"], row["reported_at"])
     return fields
 
 
@@ -252,6 +275,7 @@ def to_record(row: Row[Any], timeline: tuple[AttemptRecord, ...] = ()) -> JobRec
         envelope=json.loads(columns["metadata"]),
         result=None if result is None else json.loads(result),
         timeline=timeline,
+        checkpoint_at=columns.get("kept_at"),
     )
 
 

@@ -28,6 +28,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Link
+from switchyard.services.records.progress import Reported
 
 REMEMBERED, REMEMBERED_BYTES = 2_000, 2 * 1024 * 1024
 """Events that a client can catch up on; fewer where they are larger than this system's own."""
@@ -37,6 +38,8 @@ MAX_BYTES = 16 * 1024
 """The largest event. This system's own have a few hundred bytes."""
 LATEST = 1e11
 """Seconds since the epoch: the year 5138."""
+PROGRESS = "progress"
+"""Not remembered: the next one says more, and many jobs would drive out what happens once."""
 ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
 """Events after which a job rests."""
 
@@ -56,7 +59,7 @@ class JobEvent:
     id: str
     """`<microseconds>-<digest>`: orders events roughly, names each exactly."""
     name: str
-    """started, succeeded, retrying, dead, cancelled."""
+    """started, progress, succeeded, retrying, dead, cancelled."""
     job_id: str
     at: float
     """Seconds since the epoch, by the clock of whoever saw it."""
@@ -96,12 +99,13 @@ def announce(
     lane: str,
     attempt: int,
     worker_id: str | None = None,
+    progress: Reported | None = None,
 ) -> None:
     """Tell whoever listens, best effort: `<event>.<lane>.<job_type>` on `jobs.events`.
 
     `attempt` counts from 1; `worker_id` is None for what was done to a job outside a worker.
     """
-    body = {
+    body: dict[str, Any] = {
         "event": event,
         "job_id": job_id,
         "job_type": job_type,
@@ -110,6 +114,8 @@ def announce(
         "worker_id": worker_id,
         "at": time.time(),
     }
+    if progress is not None:
+        body |= {"fraction": progress.fraction, "note": progress.note}
     envelope = Envelope(body=to_json(body), message_id=job_id, type=event)
     publisher.send_soon(EVENTS_EXCHANGE, f"{event}.{lane}.{job_type}", envelope)
 
@@ -217,8 +223,9 @@ class EventFeed:
 
     def heard(self, event: JobEvent) -> None:
         """Remember an event and hand it on."""
-        self._memory.append(event)
-        self._bytes += len(event.body)
+        if event.name != PROGRESS:
+            self._memory.append(event)
+            self._bytes += len(event.body)
         while len(self._memory) > self._most or self._bytes > REMEMBERED_BYTES:
             self._bytes -= len(self._memory.popleft().body)
         for subscription in tuple(self._subscriptions):

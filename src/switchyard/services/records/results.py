@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from switchyard.services.records.progress import ProgressRecord
 from switchyard.services.records.states import State
 
 Item = TypeVar("Item")
@@ -38,6 +39,8 @@ class Claimed:
 
     crashes: int
     """Claims of this generation that ended with the worker's death; 0 after a redrive."""
+    has_checkpoint: bool = False
+    """An earlier attempt has kept where it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,8 @@ class JobSummary:
     idempotency_key: str | None
     operation_id: str | None
     """The backfill that it belongs to."""
+    progress: ProgressRecord | None = field(default=None, kw_only=True)
+    """How far its last attempt is, where its handler says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +166,8 @@ class JobRecord(JobSummary):
     result: dict[str, Any] | None
     timeline: tuple[AttemptRecord, ...] = ()
     """Attempts that did not simply succeed, oldest first; only from `Ledger.get`."""
+    checkpoint_at: float | None = None
+    """When an attempt has kept where it was, for the next one; only from `Ledger.get`."""
 
 
 @dataclass(frozen=True, slots=True)

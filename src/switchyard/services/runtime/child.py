@@ -27,6 +27,7 @@ from switchyard.services.jobs.outcomes import Snooze
 from switchyard.services.jobs.registry import Handler
 from switchyard.services.jobs.retry import Failure
 from switchyard.services.records import LedgerUnavailable
+from switchyard.services.runtime.page import PageAddress, writing_to
 
 LEDGER_AWAY_PAUSE = 5.0
 """Seconds until a job runs again whose handler could not reach the ledger."""
@@ -73,22 +74,27 @@ def run_job(
     handler: Handler,
     payload: BaseModel,
     ctx: Mapping[str, Any],
+    page: PageAddress,
     memory_limit_mb: int | None,
     cpu_limit: int | None,
 ) -> Any:
-    """The handler's answer, or a Failure."""
+    """The handler's answer, or a Failure. What it says of itself is written to `page`."""
     # Failures are classified here: not every exception can be pickled.
     try:
-        with _processor_time(cpu_limit):
-            return run(handler, (payload, JobContext(**ctx)), memory_limit_mb)
+        with _processor_time(cpu_limit), writing_to(page) as notebook:
+            return run(handler, (payload, JobContext(**ctx, notebook=notebook)), memory_limit_mb)
     except (Exception, SystemExit) as error:
         return Failure.of(error)
 
 
-def run_task(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) -> Any:
+def run_task(
+    handler: Handler, payload: BaseModel, ctx: Mapping[str, Any], page: PageAddress
+) -> Any:
     """The answer of a handler that else runs in a worker's event loop, or a Failure."""
     try:
-        return run(lambda: asyncio.run(_task(handler, payload, ctx)), (), None)
+        with writing_to(page) as notebook:
+            own = {**ctx, "notebook": notebook}
+            return run(lambda: asyncio.run(_task(handler, payload, own)), (), None)
     except LedgerUnavailable as error:
         # Not the job's fault: it must not cost an attempt.
         return Snooze(LEDGER_AWAY_PAUSE, str(error))

@@ -76,10 +76,17 @@ class Claims:
         self._open.add(request.claim_id)
         job: RunningJob | None = None
         try:
-            crashes = await self._take(delivery, request)
-            if crashes is not None:
-                job = RunningJob(delivery, message, request.claim_id, request.now, crashes)
-                job.verdict = crashed_too_often(message, crashes)
+            claim = await self._take(delivery, request)
+            if claim is not None:
+                job = RunningJob(
+                    delivery,
+                    message,
+                    request.claim_id,
+                    request.now,
+                    claim.crashes,
+                    claim.has_checkpoint,
+                )
+                job.verdict = crashed_too_often(message, claim.crashes)
                 if job.verdict is None:
                     self._judge(job, moment, is_known=is_known)
                 self.running[message.job_id] = job
@@ -105,9 +112,8 @@ class Claims:
             now=self.ledger.clock.time(),
         )
 
-    async def _take(self, delivery: Delivery, request: ClaimRequest) -> int | None:
-        """How many workers have died with the job in them, now that it is ours; None when the
-        delivery is settled without a run."""
+    async def _take(self, delivery: Delivery, request: ClaimRequest) -> Claimed | None:
+        """The job, now that it is ours; None when the delivery is settled without a run."""
         message = request.message
         try:
             claim = await self.ledger.claim(request)
@@ -140,7 +146,7 @@ class Claims:
             self._log.info("skipped", why=str(claim))
             delivery.ack()
             return None
-        return claim.crashes
+        return claim
 
     async def _bury(self, delivery: Delivery, error: Exception) -> None:
         await self.follow_up.bury(delivery, error)

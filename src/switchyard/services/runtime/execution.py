@@ -8,9 +8,10 @@ import os
 import pickle
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as PoolTimeout
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from pebble import ProcessExpired, ProcessPool
 from pydantic import BaseModel
 
 from switchyard.services.jobs.context import JobContext, ProcessCrashed
+from switchyard.services.jobs.notebook import Notebook
 from switchyard.services.jobs.outcomes import Snooze
 from switchyard.services.jobs.registry import JobType
 from switchyard.services.jobs.retry import Failure
@@ -31,7 +33,10 @@ from switchyard.services.runtime.child import (
     run_job,
     run_task,
 )
+from switchyard.services.runtime.page import PageReader, open_page
 
+LOOK = 0.5
+"""Seconds between looks at what a job in a process of its own says of itself."""
 TASKS_PER_PROCESS = 100
 """A process is replaced after so many jobs, so that what a C library leaks stays bounded."""
 SUSPECTS_AT_ONCE = 4
@@ -122,11 +127,12 @@ class Executor:
         *options: Any,
     ) -> Any:
         try:
-            return await self._in_process(
-                work,
-                [job_type.handler, payload, _portable(ctx), *options],
-                timeout=job_type.timeout,
-            )
+            with open_page() as page, _handing_on(page, ctx.notebook):
+                return await self._in_process(
+                    work,
+                    [job_type.handler, payload, _portable(ctx), page.address, *options],
+                    timeout=job_type.timeout,
+                )
         except PoolTimeout:
             return _too_slow(job_type)
         except ProcessExpired as error:
@@ -210,7 +216,27 @@ def _portable(ctx: JobContext) -> Mapping[str, Any]:
         "lane": ctx.lane,
         "worker_id": ctx.worker_id,
         "settings": ctx.settings,
+        "last_checkpoint": ctx.last_checkpoint,
     }
+
+
+@contextmanager
+def _handing_on(page: PageReader, notebook: Notebook) -> Iterator[None]:
+    """Note what the job says of itself while it runs, and its last words, however it ends."""
+    loop = asyncio.get_running_loop()
+
+    coming: list[asyncio.TimerHandle] = []
+
+    def look() -> None:
+        page.hand_on(notebook)
+        coming[:] = [loop.call_later(LOOK, look)]
+
+    look()
+    try:
+        yield
+    finally:
+        coming[0].cancel()
+        page.hand_on(notebook)
 
 
 def _too_slow(job_type: JobType) -> Failure:

@@ -40,6 +40,7 @@ from switchyard.services.records import (
 from switchyard.services.runtime.attempt import Attempt, attempt
 from switchyard.services.runtime.endings import finish_request, invalid_outcome
 from switchyard.services.runtime.execution import Executor
+from switchyard.services.runtime.noting import NoteTaker
 from switchyard.services.settings import Settings
 
 PATIENCE = 60.0
@@ -69,6 +70,7 @@ class InlineRunner:
         self._slots = asyncio.Semaphore(settings.worker_concurrency)
         self._worker_id = f"inline-{new_instance_id()}"
         self._claims = count(1)
+        self._notes = NoteTaker(ledger)
         self._runs: dict[str, asyncio.Task[None]] = {}
         """Pipelines under way, by the id of their first job."""
         self._log = structlog.get_logger("inline")
@@ -138,10 +140,10 @@ class InlineRunner:
         """Run a job, and again as its retries want it; gives the jobs that follow."""
         waited = 0.0
         while True:
-            claim_id, crashes = await self._claim(job)
-            if crashes is None:
+            claim_id, claim = await self._claim(job)
+            if claim is None:
                 return []
-            ended = await self._attempt(job, crashes)
+            ended = await self._attempt(job, claim_id, claim)
             decision, following = ended.decision, ended.following
             if isinstance(decision, Delayed):
                 pause = _pause(decision, self._ledger.clock.now())
@@ -161,8 +163,8 @@ class InlineRunner:
             await asyncio.sleep(pause)
             job = replace(job, message=job.message.with_metadata(attempts=decision.attempts))
 
-    async def _claim(self, job: NewJob) -> tuple[str, int | None]:
-        """The claim, and how often the job has killed a process; None when it is not to run."""
+    async def _claim(self, job: NewJob) -> tuple[str, Claimed | None]:
+        """The claim, and what the ledger says to it; None when the job is not to run."""
         request = ClaimRequest(
             message=job.message,
             lane=job.lane,
@@ -177,18 +179,22 @@ class InlineRunner:
             # Of a process that is gone: in this one, a job has one run at a time.
             request = replace(request, takeover_from=claim.claim_id, now=self._ledger.clock.time())
             claim = await self._ledger.claim(request)
-        return request.claim_id, claim.crashes if isinstance(claim, Claimed) else None
+        return request.claim_id, claim if isinstance(claim, Claimed) else None
 
-    async def _attempt(self, job: NewJob, crashes: int) -> Attempt:
-        ctx = JobContext(
-            message=job.message,
-            lane=job.lane,
-            worker_id=self._worker_id,
-            settings=self._settings,
-            ledger=self._ledger,
-            shared=self._shared,
-        )
-        return await attempt(self._registry, ctx, self._executor, crashes=crashes)
+    async def _attempt(self, job: NewJob, claim_id: str, claim: Claimed) -> Attempt:
+        kept = await self._notes.last_checkpoint(job.message) if claim.has_checkpoint else None
+        async with self._notes.notebook_of(job.message, claim_id) as notebook:
+            ctx = JobContext(
+                message=job.message,
+                lane=job.lane,
+                worker_id=self._worker_id,
+                settings=self._settings,
+                ledger=self._ledger,
+                shared=self._shared,
+                last_checkpoint=kept,
+                notebook=notebook,
+            )
+            return await attempt(self._registry, ctx, self._executor, crashes=claim.crashes)
 
     async def _record_end(self, job: NewJob, claim_id: str, decision: Decision) -> None:
         request = finish_request(job.message, claim_id, decision, now=self._ledger.clock.time())

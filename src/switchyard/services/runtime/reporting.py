@@ -10,7 +10,8 @@ import structlog
 from switchyard.broker.dead.certificate import MESSAGE_LIMIT
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.jobs.retry import Delayed, Died, Failure, Succeeded
-from switchyard.services.monitoring.job_events import announce
+from switchyard.services.monitoring.job_events import PROGRESS, announce
+from switchyard.services.records.progress import Reported
 from switchyard.services.runtime.endings import CalledOff, Ending
 from switchyard.services.runtime.metering import Meter
 from switchyard.services.runtime.running import RunningJob
@@ -61,6 +62,10 @@ class Reporter:
             self.meter.started(job)
         self._announce("started", job)
 
+    def progressed(self, job: RunningJob, said: Reported) -> None:
+        """Its handler says how far it is, and the ledger has it."""
+        self._announce(PROGRESS, job, said)
+
     def ended(self, job: RunningJob, ending: Ending) -> None:
         """It has ended, and the delivery is acknowledged."""
         if self.meter is not None:
@@ -95,7 +100,7 @@ class Reporter:
                 self._log.info("cancelled")
                 self._announce("cancelled", job)
 
-    def _announce(self, event: str, job: RunningJob) -> None:
+    def _announce(self, event: str, job: RunningJob, progress: Reported | None = None) -> None:
         message = job.message
         announce(
             self.publisher,
@@ -105,6 +110,7 @@ class Reporter:
             lane=job.delivery.lane,
             attempt=message.metadata.attempts + 1,
             worker_id=self.worker_id,
+            progress=progress,
         )
 
 

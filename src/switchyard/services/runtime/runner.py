@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -22,6 +23,7 @@ from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.context import JobContext, Shared
+from switchyard.services.jobs.notebook import Notebook
 from switchyard.services.jobs.registry import (
     InvalidPayload,
     JobType,
@@ -34,6 +36,7 @@ from switchyard.services.runtime.claiming import Claims
 from switchyard.services.runtime.endings import CalledOff, Ending, classify
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.following import FollowUp
+from switchyard.services.runtime.noting import NoteTaker
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.reporting import Reporter
 from switchyard.services.runtime.running import RunningJob, TakenOver
@@ -58,6 +61,7 @@ class Runner:
     shared: Shared
 
     def __post_init__(self) -> None:
+        self._notes = NoteTaker(self.ledger)
         self._log = structlog.get_logger("worker")
 
     async def handle(self, delivery: Delivery) -> None:
@@ -143,7 +147,20 @@ class Runner:
     async def _run(self, job: RunningJob, job_type: JobType, payload: BaseModel) -> Any:
         """What the handler answers, or its failure. The verdict is given when the job is called
         off meanwhile."""
+        kept = await self._notes.last_checkpoint(job.message) if job.has_checkpoint else None
         self.reporter.started(job)
+        heard = partial(self.reporter.progressed, job)
+        async with self._notes.notebook_of(job.message, job.claim_id, heard) as notebook:
+            return await self._handle(job, job_type, payload, kept, notebook)
+
+    async def _handle(
+        self,
+        job: RunningJob,
+        job_type: JobType,
+        payload: BaseModel,
+        last_checkpoint: Any,
+        notebook: Notebook,
+    ) -> Any:
         ctx = JobContext(
             message=job.message,
             lane=job.delivery.lane,
@@ -152,6 +169,8 @@ class Runner:
             ledger=self.ledger,
             shared=self.shared,
             is_cancelled=lambda: job.called_off,
+            last_checkpoint=last_checkpoint,
+            notebook=notebook,
         )
         # Only the handler may be cancelled: what follows from it must be seen through.
         job.handler = asyncio.current_task()

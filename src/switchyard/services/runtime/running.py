@@ -27,6 +27,8 @@ class RunningJob:
     """Seconds since the epoch."""
     crashes: int = 0
     """Workers that have died with the job in them."""
+    has_checkpoint: bool = False
+    """An earlier attempt has kept where it was."""
     verdict: Delayed | Died | CalledOff | None = None
     """How it ends, where that is not for the handler to say."""
     handler: asyncio.Task[None] | None = None

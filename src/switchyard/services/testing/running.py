@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from switchyard.services.jobs.retry import Decision, Delayed, Died, Failure, Suc
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.records import NewJob, State
+from switchyard.services.records.progress import Reported
 from switchyard.services.runtime.attempt import attempt_alone
 from switchyard.services.settings import Settings
 
@@ -37,6 +39,10 @@ class JobRun:
     """Succeeded, Delayed or Died, as `switchyard.services.jobs.retry.decide` says."""
     seconds: float
     """How long the handler ran."""
+    progress: Reported | None = None
+    """The last that it said of its progress: `fraction` and `note`."""
+    checkpoint: Any = None
+    """What it gave to `ctx.checkpoint` last: hand it to the next run as `last_checkpoint`."""
 
     @property
     def state(self) -> State:
@@ -79,6 +85,7 @@ async def run_job(
     attempt: int = 1,
     max_attempts: int | None = None,
     job_id: str | None = None,
+    last_checkpoint: Any = None,
     modules: Iterable[str] = (),
     settings: Mapping[str, Any] | None = None,
     ledger: Ledger | None = None,
@@ -89,7 +96,8 @@ async def run_job(
     the declaration. The jobs that it asks for are checked as before a publish, against the built-in
     job types, those of the handler's module, of JOBS_MODULES and of `modules`.
 
-    `lane` is the type's first unless given; `attempt` is the number of this one, from 1.
+    `lane` is the type's first unless given; `attempt` is the number of this one, from 1;
+    `last_checkpoint` is what an earlier attempt has kept.
     `settings` (`{"llm_base_url": …}`) come before JOBS_… variables; broker, ledger, storage and
     index are in a directory that goes with the run, unless they are named here. `ledger` is one of
     yours, for a test that looks into it afterwards.
@@ -116,10 +124,10 @@ async def run_job(
         )
         message = _received(prepare(registry, request).message, attempt)
         if ledger is not None:
-            return await _run(registry, own, ledger, message, chosen)
+            return await _run(registry, own, ledger, message, chosen, last_checkpoint)
         await upgrade(own.ledger_url)
         async with await Ledger.open(own.ledger_url) as opened:
-            return await _run(registry, own, opened, message, chosen)
+            return await _run(registry, own, opened, message, chosen, last_checkpoint)
 
 
 def _in_a_loop_of_its_own(call: Callable[P, Coroutine[Any, Any, JobRun]]) -> Callable[P, JobRun]:
@@ -166,8 +174,29 @@ def _received(message: JobMessage, attempt: int) -> JobMessage:
 
 
 async def _run(
-    registry: Registry, settings: Settings, ledger: Ledger, message: JobMessage, lane: str
+    registry: Registry,
+    settings: Settings,
+    ledger: Ledger,
+    message: JobMessage,
+    lane: str,
+    last_checkpoint: Any,
 ) -> JobRun:
-    ctx = JobContext(message=message, lane=lane, worker_id="test", settings=settings, ledger=ledger)
+    ctx = JobContext(
+        message=message,
+        lane=lane,
+        worker_id="test",
+        settings=settings,
+        ledger=ledger,
+        last_checkpoint=last_checkpoint,
+    )
     ended = await attempt_alone(registry, ctx)
-    return JobRun(ended.outcome, tuple(ended.following), ended.decision, ended.seconds)
+    notes = ctx.notebook.take()
+    kept = notes.checkpoint if notes is not None else None
+    return JobRun(
+        ended.outcome,
+        tuple(ended.following),
+        ended.decision,
+        ended.seconds,
+        progress=None if notes is None else notes.progress,
+        checkpoint=None if kept is None else json.loads(kept),
+    )

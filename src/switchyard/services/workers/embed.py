@@ -50,6 +50,8 @@ async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
                     vectors = await embedder.embed([chunk.text for chunk in batch])
                     await files.require_async(text.content)
                     await index.put(text.result["title"], batch, vectors)
+                    done = start + len(batch)
+                    ctx.progress(done / len(chunks), f"chunk {done:,} of {len(chunks):,}")
                 await files.require_async(text.content)
                 await index.drop_from(document_id, len(chunks))
                 return {

@@ -142,6 +142,8 @@ class _Pages:
                     page = await self._fresh(number)
                 if page is not None:
                     found[number] = page
+                    told = f"page {len(found)} of {len(numbers)}"
+                    self._ctx.progress(len(found) / len(numbers), told)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(len(numbers), self._at_once())):

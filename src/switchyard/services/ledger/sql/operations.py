@@ -241,6 +241,8 @@ class Finish:
         row.end(request.state, request.now, clean(request.reason), error_type, error_message)
         row.attempts = request.attempts
         row.result = self.result
+        if request.state in (State.SUCCEEDED, State.CANCELLED):
+            rows.forget_checkpoint(row)
         return True
 
 
@@ -261,6 +263,7 @@ class Cancel:
         if row.state in FINISHED:
             return AlreadyFinished(row.state)
         row.end(State.CANCELLED, self.at, "cancelled")
+        rows.forget_checkpoint(row)
         return Cancelled()
 
 

@@ -33,6 +33,8 @@ class JobRow:
     error_type: str | None = None
     error_message: str | None = None
     result: str | None = None
+    has_checkpoint: bool = False
+    """An earlier attempt, or this one, has kept where it was."""
     new: Mapping[str, Any] | None = None
     """The other columns, when the row does not exist yet."""
     changed: bool = False
@@ -91,6 +93,12 @@ class Rows:
     rewritten: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """What jobs are now, by id, where a redrive has changed that: all columns of a new row."""
 
+    progress: dict[str, list[Any]] = field(default_factory=dict)
+    """What jobs say of themselves, by id: rows to be written."""
+    checkpoints: dict[str, list[Any]] = field(default_factory=dict)
+    forgotten: set[str] = field(default_factory=set)
+    """Jobs whose check-points nobody will need."""
+
     works: dict[str, KnownWorks] = field(default_factory=dict)
     """Of jobs that are claimed, by id."""
 
@@ -109,6 +117,13 @@ class Rows:
             return KnownWorks(now)
         before = EditedWork(row.redrives, known.recorded, now, undone=False)
         return KnownWorks(now, [*known.edits, before])
+
+    def forget_checkpoint(self, row: JobRow) -> None:
+        """The job never runs again."""
+        if row.has_checkpoint:
+            self.checkpoints.pop(row.id, None)
+            self.forgotten.add(row.id)
+            row.has_checkpoint = False
 
     def end_attempt(
         self,

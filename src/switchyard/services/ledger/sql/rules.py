@@ -47,11 +47,11 @@ def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
         return Superseded(row.redrives, row.attempts)
     if row.state is State.RUNNING:
         if row.claim_id == request.claim_id:
-            return Claimed(row.crashes)  # its first answer was lost on the way
+            return Claimed(row.crashes, row.has_checkpoint)  # its first answer was lost
         if request.takeover_from is None or request.takeover_from != row.claim_id:
             return HeldBy(row.worker_id or "", row.claim_id or "")
-        return Claimed(0 if redriven else row.crashes + 1)
-    return Claimed(0 if redriven else row.crashes)
+        return Claimed(0 if redriven else row.crashes + 1, row.has_checkpoint)
+    return Claimed(0 if redriven else row.crashes, row.has_checkpoint)
 
 
 def is_foreign(work: Work, known: KnownWorks | None) -> bool:

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 
 from switchyard.services.ledger.sql import dialect as sql
 from switchyard.services.ledger.sql.errors import TransactionRaced
+from switchyard.services.ledger.sql.noting import HAS_CHECKPOINT, NoteStatements
 from switchyard.services.ledger.sql.operations import Claim, JobChange, Record
 from switchyard.services.ledger.sql.rows import JobRow, KeyHolder, Rows
 from switchyard.services.ledger.sql.works import KnownWorks, Work, load_edits
@@ -24,7 +25,7 @@ INSERT_CHARACTERS: Final = 8_000_000
 
 _LOADED: Final = (
     "id, state, redrives, attempts, crashes, worker_id, claim_id, started_at, "
-    "idempotency_key, fingerprint"
+    f"idempotency_key, fingerprint, {HAS_CHECKPOINT}"
 )
 
 _UPDATED: Final[sql.Columns] = {
@@ -100,6 +101,7 @@ class JobWriter:
 
     def __init__(self, dialect: str) -> None:
         self._dialect = dialect
+        self._notes = NoteStatements(dialect)
         self._select = sql.select_locked(dialect, _LOADED, "id")
         # Payloads may be long: they are read where a message is to be compared, and only there.
         self._select_works = sql.select_locked(dialect, f"{_LOADED}, job_type, payload", "id")
@@ -165,11 +167,12 @@ class JobWriter:
         if keys:
             found += sql.fetch_locked(connection, self._select_keys, keys)
         for job_id, state, redrives, attempts, crashes, worker_id, claim_id, *rest in found:
-            started_at, key, fingerprint, *work = rest
+            started_at, key, fingerprint, has_checkpoint, *work = rest
             rows.jobs[job_id] = JobRow(
                 job_id, State(state), redrives, attempts, crashes, worker_id, claim_id
             )
             rows.jobs[job_id].started_at = started_at
+            rows.jobs[job_id].has_checkpoint = bool(has_checkpoint)
             if key is not None:
                 rows.keys[key] = KeyHolder(job_id, fingerprint)
             if work:
@@ -195,6 +198,7 @@ class JobWriter:
             connection.execute(self._rewrite, self._parameters(_REWRITTEN, lines))
         if rows.attempts:
             connection.execute(self._insert_attempts, self._parameters(_ATTEMPT, rows.attempts))
+        self._notes.write(connection, rows)
 
     def _parameters(self, columns: sql.Columns, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         return sql.rows_parameters(self._dialect, columns, rows)

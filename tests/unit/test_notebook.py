@@ -1,0 +1,177 @@
+"""What a handler says of its run, before anybody records it; and the page on which a process says
+it."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchyard.services.jobs.notebook import (
+    MAX_CHECKPOINT,
+    MAX_NOTE,
+    InvalidCheckpoint,
+    Notebook,
+    Notes,
+)
+from switchyard.services.records.progress import Reported
+from switchyard.services.runtime.page import SIZE, open_page, writing_to
+
+NONSENSE = [
+    b"",
+    b"[",
+    b"[" * 5000,
+    b'["half", "x"]',
+    b"[0.5]",
+    b'{"fraction": 1}',
+    b"\xff\xfe",
+    b'[true, "x", 3]',
+]
+
+
+def test_what_is_newer_takes_the_place_of_what_is_older() -> None:
+    notebook = Notebook()
+    notebook.report(0.1, "first")
+    notebook.report(0.2, "second")
+    notebook.keep([1])
+    notebook.keep([1, 2])
+    assert notebook.take() == Notes(Reported(0.2, "second"), "[1,2]")
+    assert notebook.take() is None
+    notebook.report(None)
+    assert notebook.take() == Notes(Reported(None, ""), None)
+
+
+def test_whoever_records_is_woken_once_until_he_has_taken_it() -> None:
+    woken: list[int] = []
+    notebook = Notebook(lambda: woken.append(1))
+    for number in range(1000):
+        notebook.report(number / 1000)
+    assert len(woken) == 1
+    notebook.take()
+    notebook.keep("x")
+    assert len(woken) == 2
+
+
+def test_what_could_not_be_recorded_comes_again_unless_there_is_news() -> None:
+    notebook = Notebook()
+    notebook.report(0.1)
+    notebook.keep(1)
+    taken = notebook.take()
+    assert taken is not None
+    notebook.keep(2)
+    notebook.put_back(taken)
+    assert notebook.take() == Notes(Reported(0.1, ""), "2")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(0.5, 0.5), (1, 1.0), (1.0000001, 1.0), (-3, 0.0), (float("nan"), None), (None, None)],
+)
+def test_a_share_that_was_counted_wrongly_fails_no_job(given: float, kept: float) -> None:
+    notebook = Notebook()
+    notebook.report(given, "é" * 1000)
+    assert notebook.take() == Notes(Reported(kept, "é" * MAX_NOTE), None)
+
+
+@pytest.mark.parametrize("given", [object(), float("nan"), {1: {2}}, "x" * MAX_CHECKPOINT])
+def test_a_check_point_is_json_and_not_large(given: Any) -> None:
+    notebook = Notebook()
+    notebook.keep("before")
+    with pytest.raises(InvalidCheckpoint, match=r"JSON|limit"):
+        notebook.keep(given)
+    assert notebook.take() == Notes(None, '"before"')
+
+
+def test_many_threads_lose_nothing_that_is_last() -> None:
+    notebook = Notebook()
+
+    def say() -> None:
+        for number in range(5001):
+            notebook.report(number / 5000)
+
+    threads = [threading.Thread(target=say) for _ in range(4)]
+    taken = []
+    for each in threads:
+        each.start()
+    while any(each.is_alive() for each in threads):
+        taken.append(notebook.take())
+    taken.append(notebook.take())
+    last = [each for each in taken if each is not None][-1]
+    assert last.progress == Reported(1.0, "")
+
+
+# --- the page of a process ----------------------------------------------------------------------
+
+
+def test_a_process_says_it_by_its_page() -> None:
+    heard = Notebook()
+    with open_page() as page:
+        page.hand_on(heard)
+        assert heard.take() is None
+        with writing_to(page.address) as notebook:
+            for number in range(1, 10_001):
+                notebook.report(number / 10_000, "größer \ud800")
+            notebook.keep({"page": 3, "text": "x" * 60_000})
+            page.hand_on(heard)
+            notes = heard.take()
+            assert notes is not None
+            assert notes.progress == Reported(1.0, "größer \ud800")
+            assert notes.checkpoint == '{"page":3,"text":"' + "x" * 60_000 + '"}'
+            page.hand_on(heard)
+            assert heard.take() is None  # nothing new
+            notebook.report(0.5)
+        page.hand_on(heard)  # its last word, although it has ended
+        assert heard.take() == Notes(Reported(0.5, ""), None)
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_what_a_hostile_process_writes_is_no_news(nonsense: bytes) -> None:
+    from switchyard.services.runtime import page as module
+
+    heard = Notebook()
+    with open_page() as page:
+        token = page.address.token
+        writer = module.PageWriter(page.address)
+        memory = writer._opened()
+        for cell in (module._PROGRESS, module._CHECKPOINT):
+            cell.write(memory, (token + nonsense)[: cell.capacity])
+        page.hand_on(heard)
+        memory[:] = os.urandom(SIZE)
+        page.hand_on(heard)
+        memory[:] = b"\xff" * SIZE
+        page.hand_on(heard)
+        memory.close()
+        kept = heard.take()
+        assert kept is None or kept == Notes(None, "0.5")
+
+
+def test_a_page_that_the_process_cuts_off_harms_nobody() -> None:
+    heard = Notebook()
+    with open_page() as page:
+        with writing_to(page.address) as notebook:
+            notebook.report(0.5)
+        os.truncate(page.address.path, 3)
+        page.hand_on(heard)
+    assert heard.take() is None
+
+
+def test_what_another_job_has_written_is_not_this_ones() -> None:
+    from dataclasses import replace
+
+    heard = Notebook()
+    with open_page() as page:
+        other = replace(page.address, token=b"x" * 16)
+        with writing_to(other) as notebook:
+            notebook.report(0.5)
+        page.hand_on(heard)
+    assert heard.take() is None
+
+
+def test_a_page_that_is_gone_fails_no_job() -> None:
+    with open_page() as page:
+        address = page.address
+    with writing_to(address) as notebook:
+        notebook.report(0.5)
+        notebook.keep(1)
+    assert not Path(address.path).is_file()
