@@ -1,4 +1,4 @@
-"""A small real HTTP server that answers GET and can misbehave: what the servers of sources are in
+"""A small real HTTP server that answers and can misbehave: what the servers of sources are in
 tests.
 
 `site.next(throttled(7), cut())` is what the next two requests get; `answer` of a subclass, or a
@@ -31,6 +31,8 @@ class Request:
     """Seconds, on the monotonic clock."""
     headers: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Names in lower case."""
+    body: bytes = field(default=b"", compare=False)
+    """Of a POST."""
 
 
 class Exchange(BaseHTTPRequestHandler):
@@ -40,10 +42,16 @@ class Exchange(BaseHTTPRequestHandler):
     server: _Http
 
     def do_GET(self) -> None:
+        self._handle(b"")
+
+    def do_POST(self) -> None:
+        self._handle(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+    def _handle(self, body: bytes) -> None:
         parts = urlsplit(self.path)
         parameters = {name: values[0] for name, values in parse_qs(parts.query).items()}
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(parts.path, parameters, time.monotonic(), headers)
+        request = Request(parts.path, parameters, time.monotonic(), headers, body)
         self.server.owner.handle(self, request)
 
     def send(

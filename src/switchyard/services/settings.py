@@ -173,6 +173,17 @@ class Settings(BrokerSettings):
         description="Whether each document's references are looked for when its pipeline has "
         "ended.",
     )
+    reference_engines: Annotated[tuple[Literal["grobid", "llm", "offline"], ...], NoDecode] = Field(
+        default=("offline",),
+        min_length=1,
+        description="What cuts references into fields, comma-separated: `grobid`, `llm`, "
+        "`offline`; each that follows does what the one before it can't.",
+    )
+    grobid_url: str | None = Field(
+        default=None,
+        pattern="^https?://",
+        description="Address of a GROBID server, for example http://localhost:8070.",
+    )
     arxiv_base_url: str = Field(
         default="https://export.arxiv.org/api/query",
         pattern="^https?://",
@@ -275,7 +286,7 @@ class Settings(BrokerSettings):
         default="info", pattern="^(debug|info|warning|error)$", description="Least level logged."
     )
 
-    @field_validator("modules", "api_trusted_proxies", mode="before")
+    @field_validator("modules", "api_trusted_proxies", "reference_engines", mode="before")
     @classmethod
     def _split_list(cls, value: object) -> object:
         if isinstance(value, str):
@@ -291,6 +302,7 @@ class Settings(BrokerSettings):
         "llm_api_key",
         "embed_base_url",
         "embed_api_key",
+        "grobid_url",
         mode="before",
     )
     @classmethod
@@ -304,6 +316,14 @@ class Settings(BrokerSettings):
         if isinstance(value, str):
             return tuple(Path(part) for part in value.split(os.pathsep) if part)
         return value
+
+    @model_validator(mode="after")
+    def _check_engines(self) -> Self:
+        if "grobid" in self.reference_engines and self.grobid_url is None:
+            raise ValueError("JOBS_REFERENCE_ENGINES has grobid: set JOBS_GROBID_URL")
+        if "llm" in self.reference_engines and not self.llm_servers:
+            raise ValueError("JOBS_REFERENCE_ENGINES has llm: set JOBS_LLM_BASE_URL")
+        return self
 
     @model_validator(mode="after")
     def _check_llm(self) -> Self:

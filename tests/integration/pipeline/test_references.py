@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from switchyard.services.citations.engines import choice
 from switchyard.services.files.storage import references_key, stage_key
 from switchyard.services.jobs.outcomes import Done
 from switchyard.services.workers.outputs import MissingOutput
@@ -60,7 +61,7 @@ async def test_a_repeat_finds_what_was_kept_and_writes_what_was_lost(
     before = kept(pipeline, document_id)
     pipeline.storage.put(references_key(document_id), b"{}")
     monkeypatch.setattr(finding, "found", None)  # would fail if it were called
-    monkeypatch.setattr(finding, "parsed", None)
+    monkeypatch.setattr(choice, "parsed_offline", None)
     await pipeline.run("process_references", {"document_id": document_id})
     assert pipeline.result("process_references")["reused"]
     assert kept(pipeline, document_id) == before
@@ -82,9 +83,11 @@ async def test_references_that_come_as_text_are_the_job_s_result(pipeline: Pipel
     assert isinstance(pipeline.ran[-1][1], Done)
 
 
-@pytest.mark.parametrize("broken", ["found", "parsed", "put_together"])
+@pytest.mark.parametrize(
+    "broken", [(finding, "found"), (choice, "parsed_offline"), (finding, "put_together")]
+)
 async def test_whatever_is_killed_in_the_middle_the_repeat_makes_the_same(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[Any, str]
 ):
     document_id = await cited(pipeline, tmp_path)
     await pipeline.run("process_references", {"document_id": document_id})
@@ -98,7 +101,7 @@ async def test_whatever_is_killed_in_the_middle_the_repeat_makes_the_same(
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(finding, broken, dies)
+        patched.setattr(*broken, dies)
         with pytest.raises(MemoryError):
             await pipeline.run("process_references", {"document_id": other_id})
     await pipeline.run("process_references", {"document_id": other_id})

@@ -36,7 +36,7 @@ def assembled(
             "",
         )
 
-    identifiers = _identifiers(tokens)
+    identifiers = identifiers_of(tokens)
     title = longest("title")
     year = re.search(r"\d{4}", first("year"))
     persons, more = _persons(text, tokens, labels)
@@ -97,7 +97,8 @@ def _runs(labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
         first += size
 
 
-def _identifiers(tokens: Sequence[Token]) -> dict[str, str]:
+def identifiers_of(tokens: Sequence[Token]) -> dict[str, str]:
+    """The first identifier of each kind: `doi`, `arxiv`, `isbn`, `url`."""
     found: dict[str, str] = {}
     for token in tokens:
         if token.is_identifier:

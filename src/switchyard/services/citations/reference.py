@@ -58,7 +58,7 @@ class Reference:
     def as_json(self) -> dict[str, object]:
         """The text, and the fields that are not empty, as plain values."""
         told = {
-            name: value
+            name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
             if value not in ("", (), None, False)
         }

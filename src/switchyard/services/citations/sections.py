@@ -237,6 +237,11 @@ def citations_in(
     return list(itertools.islice(found, MAX_CITATIONS))
 
 
+def cites_by_number(body: Sequence[str]) -> bool:
+    """Whether a text has markers such as [12]."""
+    return any(_NUMERIC_MARKER.search(page) for page in body)
+
+
 def _by_name(parsed: Sequence[Reference]) -> Mapping[tuple[str, int], tuple[int, ...]]:
     """References by first author and year; two of one year are both meant where no letter tells."""
     named: dict[tuple[str, int], tuple[int, ...]] = {}

@@ -40,7 +40,8 @@ class CitedWork:
 
     def as_json(self) -> dict[str, Any]:
         """The fields that are not empty, as plain values."""
-        return {name: value for name, value in asdict(self).items() if value}
+        said = {name: value for name, value in asdict(self).items() if value}
+        return said | ({"authors": list(said["authors"])} if "authors" in said else {})
 
 
 _SCHEMES = (

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
-from xml.parsers import expat
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker.message import Moment
 from switchyard.services.sources.errors import SourceNonsense, SourceRefused
+from switchyard.services.sources.xml import xml_tree
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ _ID = re.compile(
     re.ASCII | re.VERBOSE,
 )
 _WITHDRAWN = re.compile(r"\b(?:been|is|was|are) withdrawn\b|^withdrawn\b", re.IGNORECASE)
-_MAX_DEPTH = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ def parse_feed(data: bytes) -> Feed:
     Raises SourceNonsense when it is no Atom feed, and SourceRefused when it is arXiv's way to say
     that the request was wrong.
     """
-    root = _tree(data)
+    root = xml_tree(data, "arXiv")
     if root.tag != f"{_ATOM}feed":
         raise SourceNonsense("arXiv's answer is XML, but no Atom feed")
     found = root.findall(f"{_ATOM}entry")
@@ -195,40 +194,3 @@ def _number(root: ET.Element, name: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise SourceNonsense(f"arXiv's answer does not say its {name}")
     return int(text[:12])
-
-
-def _tree(data: bytes) -> ET.Element:
-    """The elements of an XML document. A feed has no DOCTYPE, so none is read: without one there
-    are no entities that could grow or lead elsewhere."""
-    builder = ET.TreeBuilder()
-    parser = expat.ParserCreate(namespace_separator="}")
-    parser.buffer_text = True
-    depth = 0
-
-    def name(text: str) -> str:
-        return f"{{{text}" if "}" in text else text
-
-    def start(tag: str, attributes: dict[str, str]) -> None:
-        nonlocal depth
-        depth += 1
-        if depth > _MAX_DEPTH:
-            raise SourceNonsense("arXiv's answer is nested too deeply")
-        builder.start(name(tag), {name(key): value for key, value in attributes.items()})
-
-    def end(tag: str) -> None:
-        nonlocal depth
-        depth -= 1
-        builder.end(name(tag))
-
-    def doctype(*_: object) -> None:
-        raise SourceNonsense("arXiv's answer has a DOCTYPE, which no feed has")
-
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = builder.data
-    parser.StartDoctypeDeclHandler = doctype
-    try:
-        parser.Parse(data, True)
-        return builder.close()
-    except (expat.ExpatError, ValueError, LookupError) as error:
-        raise SourceNonsense(f"arXiv's answer is no XML: {error}") from error

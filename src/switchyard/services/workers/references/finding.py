@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from switchyard.services.citations.engines.tei_reading import TeiEntry
 
 
 def found(pages: Sequence[str]) -> dict[str, Any]:
@@ -27,11 +30,25 @@ def listed(text: str) -> list[str]:
     return [block.strip()[:MAX_REFERENCE_CHARS] for block in blocks[:MAX_REFERENCES]]
 
 
-def parsed(texts: Sequence[str]) -> list[dict[str, Any]]:
-    """References, cut into fields."""
-    from switchyard.services.citations.parsing import OfflineParser
+def found_by_another(entries: Sequence[TeiEntry], pages: Sequence[str]) -> dict[str, Any]:
+    """The same as `found`, of references that another program has found in the whole paper; each
+    has its `fields` already. They are numbered where the text cites by numbers."""
+    from switchyard.services.citations.sections import cites_by_number
 
-    return [reference.as_json() for reference in OfflineParser().parse_all(texts)]
+    numbered = cites_by_number(pages)
+    return {
+        "references": [
+            {
+                "text": entry.reference.text,
+                "label": str(number) if numbered else "",
+                "page": entry.boxes[0].page if entry.boxes else 1,
+                "boxes": [asdict(box) for box in entry.boxes],
+                "fields": entry.reference.as_json(),
+            }
+            for number, entry in enumerate(entries, start=1)
+        ],
+        "body": list(pages),
+    }
 
 
 def put_together(
@@ -41,11 +58,12 @@ def put_together(
     from switchyard.services.citations.reference import Reference
     from switchyard.services.citations.sections import RawReference, citations_in
 
-    entries = [RawReference(**each) for each in raw]
+    entries = [RawReference(each["text"], each["label"], each["page"]) for each in raw]
     references = [Reference.of(each) for each in fields]
     return {
         "references": [
-            {"label": entry["label"], "page": entry["page"], **reference}
+            {name: entry[name] for name in ("label", "page", "boxes") if name in entry}
+            | dict(reference)
             for entry, reference in zip(raw, fields, strict=True)
         ],
         "citations": [asdict(each) for each in citations_in(body, entries, references)],

@@ -6,14 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import structlog
+
 from switchyard.services.files.storage import content_hash, extraction_key, references_key
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome
 from switchyard.services.jobs.registry import job
+from switchyard.services.sources.errors import SourceRefused
 from switchyard.services.workers.outputs import StageOutput, encoded
 from switchyard.services.workers.references import finding
 from switchyard.services.workers.references.payloads import ParseReferences, ReferencesOf
-from switchyard.services.workers.references.reading import ReferenceSource, source_of
+from switchyard.services.workers.references.reading import ReferenceSource, pdf_of, source_of
 from switchyard.services.workers.stages import (
     EXTRACT_REFERENCES,
     PARSE_REFERENCES,
@@ -46,7 +49,7 @@ async def parse_references(payload: ParseReferences, ctx: JobContext) -> Outcome
         return Done({"references": await _fields(payload.references, ctx)})
     source = await source_of(payload, ctx)
     texts = finding.listed("\n".join(source.pages))
-    made = await _parsed(source, texts, ctx)
+    made = await _parsed(source, [{"text": text} for text in texts], ctx)
     return await _done(source, ctx, {"references": made.result["references"]}, reused=made.reused)
 
 
@@ -58,7 +61,7 @@ async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
         source = await source_of(payload, ctx)
         found = await _found(source, payload, ctx)
         raw = found.result["references"]
-        fields = await _parsed(source, [each["text"] for each in raw], ctx, force=payload.force)
+        fields = await _parsed(source, raw, ctx, force=payload.force)
         body = found.result["body"]
         made = await ctx.compute(
             finding.put_together,
@@ -78,31 +81,61 @@ async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
 
 
 async def _found(source: ReferenceSource, payload: ReferencesOf, ctx: JobContext) -> StageOutput:
+    asks_grobid = "grobid" in ctx.settings.reference_engines
+
     async def work() -> Mapping[str, Any]:
         pages = source.pages
         found: Mapping[str, Any] = await ctx.compute(
             finding.found, pages, characters=sum(map(len, pages))
         )
+        if asks_grobid and not found["references"]:
+            return await _found_by_grobid(source, payload, ctx) or found
         return found
 
     return await source.files.reuse_or_run_async(
         EXTRACT_REFERENCES,
-        source.text.output_hash,
+        content_hash([source.text.output_hash, asks_grobid]),
         work,
         content=source.text.content,
         force=payload.force,
     )
 
 
+async def _found_by_grobid(
+    source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
+) -> Mapping[str, Any] | None:
+    """What GROBID finds in the paper's PDF; None where there is no PDF, or GROBID can't read it."""
+    from switchyard.services.citations.engines.grobid import GrobidEngine
+
+    pdf = await pdf_of(source, payload)
+    if pdf is None:
+        return None
+    try:
+        entries = await GrobidEngine(ctx.settings.grobid_url or "").references_of_pdf(pdf)
+    except SourceRefused as error:
+        structlog.get_logger("citations").warning("GROBID can't read a PDF", error=str(error))
+        return None
+    return finding.found_by_another(entries, source.pages)
+
+
 async def _parsed(
-    source: ReferenceSource, texts: Sequence[str], ctx: JobContext, *, force: bool = False
+    source: ReferenceSource,
+    raw: Sequence[Mapping[str, Any]],
+    ctx: JobContext,
+    *,
+    force: bool = False,
 ) -> StageOutput:
+    texts = [each["text"] for each in raw if "fields" not in each]
+
     async def work() -> Mapping[str, Any]:
-        return {"references": await _fields(texts, ctx)}
+        fields = iter(await _fields(texts, ctx))
+        return {"references": [each.get("fields") or next(fields) for each in raw]}
+
+    from switchyard.services.citations.engines.choice import method_of
 
     return await source.files.reuse_or_run_async(
         PARSE_REFERENCES,
-        content_hash([source.text.output_hash, list(texts)]),
+        content_hash([source.text.output_hash, list(raw), method_of(ctx.settings)]),
         work,
         content=source.text.content,
         force=force,
@@ -110,9 +143,9 @@ async def _parsed(
 
 
 async def _fields(texts: Sequence[str], ctx: JobContext) -> list[dict[str, Any]]:
-    characters = sum(map(len, texts))
-    fields: list[dict[str, Any]] = await ctx.compute(finding.parsed, texts, characters=characters)
-    return fields
+    from switchyard.services.citations.engines.choice import parse_all
+
+    return [reference.as_json() for reference in await parse_all(texts, ctx)]
 
 
 async def _done(

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from switchyard.services.files.media import PDF
 from switchyard.services.files.storage import NotStored, Storage, content_hash
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.text.plain import clean
 from switchyard.services.workers.outputs import DocumentFiles, StageOutput
 from switchyard.services.workers.references.payloads import ParseReferences, ReferencesOf
-from switchyard.services.workers.stages import EXTRACT
+from switchyard.services.workers.stages import EXTRACT, INGEST
 
 READING = 120.0
 """Seconds that reading a file may take."""
@@ -84,3 +85,16 @@ def read_file(files_url: str, key: str, filename: str | None, extractor: Any) ->
         raise PermanentError(f"the upload {key!r} is gone: send it again") from error
     media_type = identify(data, filename).media_type
     return extract(data, media_type, title=None, filename=filename, extractor=extractor)
+
+
+async def pdf_of(source: ReferenceSource, payload: ReferencesOf) -> bytes | None:
+    """The PDF in which the references stand; None where it is none, or is gone."""
+    if source.text.result.get("media_type") != PDF:
+        return None
+    key = payload.key
+    if payload.document_id is not None:
+        key = (await source.files.output_of_async(INGEST)).result["key"]
+    try:
+        return None if key is None else await source.files.storage.get_async(key)
+    except NotStored:
+        return None

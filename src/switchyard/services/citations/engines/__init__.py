@@ -1,0 +1,1 @@
+"""What cuts references into fields: our own parser, GROBID, a language model."""

@@ -1,0 +1,225 @@
+"""GROBID, a language model and our own parser cut references behind one protocol, each where the
+one before it can't."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from switchyard.services.citations.engines import grobid as grobid_engine
+from switchyard.services.files.storage import references_key
+from switchyard.services.settings import Settings
+from switchyard.services.sources.errors import (
+    SourceBusy,
+    SourceNonsense,
+    SourceRefused,
+    SourceUnavailable,
+)
+from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.pdfs import pdf
+from tests.support import llm_server
+from tests.support.grobid_server import KUHN, GrobidServer, tei
+from tests.support.llm_server import LlmServer
+from tests.support.site import cut, cut_in_the_middle, fails, says, throttled
+
+STRUCTURE = "Kuhn, T S. The structure of scientific revolutions. University of Chicago Press, 1962."
+SEA = "Smith, A. The sea. Oxford University Press, Oxford, 2004."
+BILLION = b"""<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><TEI>&b;</TEI>"""
+
+
+@pytest.fixture
+def grobid() -> Iterator[GrobidServer]:
+    with GrobidServer() as server:
+        server.known[STRUCTURE] = KUHN
+        yield server
+
+
+def asking(pipeline: Pipeline, *engines: str, **settings: Any) -> Pipeline:
+    update = {"reference_engines": engines, **settings}
+    return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
+
+
+async def parsed(pipeline: Pipeline, *texts: str) -> list[dict[str, Any]]:
+    await pipeline.run("parse_references", {"references": list(texts)})
+    return list(pipeline.result("parse_references")["references"])
+
+
+async def test_grobid_cuts_references_and_the_result_says_so(
+    pipeline: Pipeline, grobid: GrobidServer
+):
+    asks = asking(pipeline, "grobid", grobid_url=grobid.origin)
+    first, second = await parsed(asks, STRUCTURE, f"{SEA}\ndoi:10.1000/Sea")
+    assert first == {
+        "text": STRUCTURE,
+        "authors": [{"family": "Kuhn", "given": "T S"}],
+        "title": "The structure of scientific revolutions",
+        "year": 1962,
+        "publisher": "University of Chicago Press",
+        "language": "en",
+        "confidence": 1.0,
+        "engine": "grobid",
+    }
+    # By its form, whoever has cut the rest.
+    assert (second["doi"], second["engine"]) == ("10.1000/sea", "grobid")
+    assert grobid.citations == [[STRUCTURE, f"{SEA} doi:10.1000/Sea"]]
+
+
+async def test_what_is_not_in_the_reference_is_not_believed(
+    pipeline: Pipeline, grobid: GrobidServer
+):
+    grobid.known[SEA] = (
+        "<analytic><title level='a'>The sea</title><author><persName><surname>Nobody</surname>"
+        "</persName></author></analytic><monogr><title level='j'>Another journal</title>"
+        "<imprint><date when='1999'/></imprint></monogr>"
+    )
+    (said,) = await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), SEA)
+    assert said["title"] == "The sea"
+    assert not {"authors", "container", "year"} & said.keys()
+    assert said["confidence"] < 0.5
+
+
+async def test_a_busy_grobid_is_waited_for_and_costs_no_attempt(
+    pipeline: Pipeline, grobid: GrobidServer, monkeypatch: pytest.MonkeyPatch
+):
+    asks = asking(pipeline, "grobid", "offline", grobid_url=grobid.origin)
+    grobid.next(throttled(0, 503), throttled(0, 503), throttled(0))
+    assert (await parsed(asks, STRUCTURE))[0]["engine"] == "grobid"
+    assert len(grobid.requests) == 4
+    grobid.next(throttled(3600, 503))
+    with pytest.raises(SourceBusy) as busy:
+        await parsed(asks, STRUCTURE)
+    assert (busy.value.counts, busy.value.after) == (False, 3600)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error"),
+    [
+        (fails(500), SourceUnavailable),
+        (cut(), SourceUnavailable),
+        (cut_in_the_middle(), SourceUnavailable),
+        (says(b"<html>", "text/html"), SourceNonsense),
+        (says(BILLION, "application/xml"), SourceNonsense),
+        (says(b"<a>" * 60 + b"</a>" * 60, "application/xml"), SourceNonsense),
+        (says(tei([]), "application/xml"), SourceNonsense),
+        (says(b"", status=204), SourceNonsense),
+        (says(b"no citations", status=400), SourceRefused),
+    ],
+    ids=["500", "cut", "half", "html", "billion", "deep", "too-few", "nothing", "refused"],
+)
+async def test_where_grobid_fails_the_next_engine_does_it(
+    pipeline: Pipeline, grobid: GrobidServer, behaviour: Any, error: type[Exception]
+):
+    grobid.next(behaviour)
+    with pytest.raises(error):
+        await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
+    grobid.next(behaviour)
+    asks = asking(pipeline, "grobid", "offline", grobid_url=grobid.origin)
+    (made,) = await parsed(asks, STRUCTURE)
+    assert (made["engine"], made["title"]) == (
+        "offline",
+        "The structure of scientific revolutions",
+    )
+
+
+async def test_too_large_an_answer_is_not_read_to_its_end(
+    pipeline: Pipeline, grobid: GrobidServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(grobid_engine, "MAX_BYTES", 1000)
+    grobid.next(says(b" " * 2000, "application/xml"))
+    with pytest.raises(SourceNonsense, match="exceeds"):
+        await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
+
+
+async def test_a_pdf_whose_list_we_don_t_find_goes_to_grobid_as_a_whole(
+    pipeline: Pipeline, grobid: GrobidServer, tmp_path: Path
+):
+    path = tmp_path / "paper.pdf"
+    path.write_bytes(pdf(["The tide rises [2].", "No list that we would find."]))
+    grobid.in_pdf = [(STRUCTURE, "2,56.7,100.5,200.0,11.0;2,56.7,112,80,11"), (SEA, "")]
+    asks = asking(pipeline, "grobid", grobid_url=grobid.origin)
+    await asks.run("ingest_document", {"path": str(path)})
+    document_id = asks.result("ingest_document")["document_id"]
+    await asks.run("process_references", {"document_id": document_id})
+    made = json.loads(pipeline.storage.get(references_key(document_id)))
+    first, second = made["references"]
+    assert (first["label"], first["page"], first["engine"]) == ("1", 2, "grobid")
+    assert first["boxes"][0] == {"page": 2, "x": 56.7, "y": 100.5, "width": 200.0, "height": 11.0}
+    assert len(first["boxes"]) == 2
+    assert second["text"] == SEA
+    assert [each["references"] for each in made["citations"]] == [[1]]
+    pipeline.storage.put("uploads/incoming/paper", path.read_bytes())
+    await asks.run("process_references", {"key": "uploads/incoming/paper"})
+    assert asks.result("process_references")["references"] == 2
+    grobid.next(fails(400))
+    await asks.run("process_references", {"key": "uploads/incoming/paper"})
+    assert asks.result("process_references")["references"] == 0
+
+
+def answers_references(leaving_out: int | None = None) -> llm_server.Behaviour:
+    """A model that knows authors, year and title of references in our form."""
+
+    def behave(exchange: Any, request: Any) -> None:
+        shown = request.body["messages"][-1]["content"]
+        found = re.findall(r"\[(\d+)\] (\w+), ([\w ]+)\. ([^.]+)\..*?(\d{4})", shown)
+        references = [
+            {
+                "number": int(number),
+                "authors": [{"family": family, "given": given}],
+                "others": False,
+                "year": int(year),
+                "title": title,
+                "container": "",
+                "volume": "",
+                "issue": "",
+                "pages": "",
+                "publisher": "A publisher of its own",
+                "place": "",
+                "edition": "",
+            }
+            for number, family, given, title, year in found
+            if int(number) != leaving_out
+        ]
+        llm_server.answers(json.dumps({"references": references}))(exchange, request)
+
+    return behave
+
+
+async def test_a_model_cuts_several_references_at_once_and_is_paid_once(
+    llm_pipeline: Pipeline, llm: LlmServer
+):
+    llm.always(answers_references())
+    asks = asking(llm_pipeline, "llm")
+    first, second = await parsed(asks, STRUCTURE, SEA)
+    assert first["title"] == "The structure of scientific revolutions"
+    assert (second["authors"], second["year"]) == ([{"family": "Smith", "given": "A"}], 2004)
+    assert second["engine"] == "llm"
+    assert "publisher" not in first  # it is not in the reference
+    assert len(llm.requests) == 1
+    assert await parsed(asks, STRUCTURE, SEA) == [first, second]
+    assert len(llm.requests) == 1
+
+
+async def test_what_a_model_leaves_out_and_what_it_can_t_do_the_next_engine_does(
+    llm_pipeline: Pipeline, llm: LlmServer
+):
+    asks = asking(llm_pipeline, "llm", "offline")
+    llm.always(answers_references(leaving_out=2))
+    assert [each["engine"] for each in await parsed(asks, STRUCTURE, SEA)] == ["llm", "offline"]
+    llm.always(llm_server.answers("I can't do that."))
+    assert [each["engine"] for each in await parsed(asks, SEA)] == ["offline"]
+    llm.always(llm_server.fails(500))
+    assert [each["engine"] for each in await parsed(asks, SEA)] == ["offline"]
+
+
+def test_an_engine_without_its_server_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch):
+    for engines, missing in (("grobid", "JOBS_GROBID_URL"), ("offline,llm", "JOBS_LLM_BASE_URL")):
+        monkeypatch.setenv("JOBS_REFERENCE_ENGINES", engines)
+        with pytest.raises(ValidationError, match=missing):
+            Settings()
