@@ -35,12 +35,16 @@ def _default(name: str, info: Any) -> str:
     if value is None or value == () or info.is_required():
         return ""
     if isinstance(value, tuple):
-        return f"`{','.join(f'{each:g}' for each in value)}`"
+        return f"`{','.join(map(_shown, value))}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 if __name__ == "__main__":
