@@ -6,7 +6,7 @@ Credentials go into the `Authorization` header alone: never into an error's text
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import TracebackType
@@ -170,11 +170,27 @@ class ManagementClient:
 
     async def put_vhost(self, user: str) -> None:
         """Make the virtual host, and permit the user everything in it. Needs the tag
-        `administrator`."""
-        everything = {"configure": ".*", "write": ".*", "read": ".*"}
-        vhost = _quote(self._vhost)
-        await self._send("PUT", f"/vhosts/{vhost}")
-        await self._send("PUT", f"/permissions/{vhost}/{_quote(user)}", everything)
+        `administrator`; so with users and permissions."""
+        await self._send("PUT", f"/vhosts/{_quote(self._vhost)}")
+        await self.put_permissions(user, {"configure": ".*", "write": ".*", "read": ".*"})
+
+    async def has_user(self, name: str) -> bool:
+        return bool(await self.get(f"/users/{_quote(name)}", missing={}))
+
+    async def put_user(self, name: str, *, password: str | None, tags: Sequence[str]) -> None:
+        """Make the user. One that is there gets the tags, and keeps its password where none is
+        given."""
+        body: dict[str, Any] = {"tags": ",".join(tags)}
+        if password is None:
+            known = await self.get(f"/users/{_quote(name)}")
+            body |= {key: known[key] for key in ("password_hash", "hashing_algorithm")}
+        else:
+            body["password"] = password
+        await self._send("PUT", f"/users/{_quote(name)}", body)
+
+    async def put_permissions(self, user: str, permissions: Mapping[str, str]) -> None:
+        """What the user may configure, write and read in the virtual host; patterns of names."""
+        await self._send("PUT", f"/permissions/{_quote(self._vhost)}/{_quote(user)}", permissions)
 
     async def delete_vhost(self) -> None:
         """Remove the virtual host with all that is in it. Needs the tag `administrator`."""

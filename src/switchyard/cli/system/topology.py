@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from urllib.parse import quote, urlsplit
 
 import typer
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from switchyard.broker.topology.differences import Difference
     from switchyard.broker.topology.management import ManagementClient
     from switchyard.broker.topology.model import Topology
+    from switchyard.broker.topology.users import MadeUser
     from switchyard.services.settings import Settings
 
 T = TypeVar("T")
@@ -104,6 +106,43 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
         raise CommandFailed(
             "the broker is not as declared: see docs/topology.md, “What can't be changed in place”"
         )
+
+
+@app.command()
+def users(
+    prefix: Annotated[
+        str, typer.Option(help="What their names begin with: PREFIX-worker and so on.")
+    ] = "switchyard",
+    renew: Annotated[
+        bool, typer.Option("--renew", help="New passwords also for those that are there.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make broker users for publishers, workers and administration, with the rights each needs.
+
+    Prints the address for JOBS_AMQP_URL of each, with its password, this once. JOBS_MANAGEMENT_URL
+    must be that of a user with the tag administrator.
+    """
+    from switchyard.broker.topology.users import make_users
+
+    settings = load_settings()
+    made = _on_broker(settings, lambda client: make_users(client, prefix, renew=renew))
+    addresses = {each.name: _address(settings, each) for each in made}
+    if as_json:
+        print_json([{"name": each.name, "url": addresses[each.name]} for each in made])
+        return
+    for each in made:
+        say(f"{each.name}: {each.role.purpose}")
+        echo(addresses[each.name] or "  (it keeps its password; --renew gives it another)")
+
+
+def _address(settings: Settings, user: MadeUser) -> str | None:
+    """What JOBS_AMQP_URL becomes for that user; None where its password is not known."""
+    if user.password is None:
+        return None
+    parts = urlsplit(settings.require_amqp_url())
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{quote(user.name)}:{user.password}@{host}").geturl()
 
 
 async def _require_ours(settings: Settings) -> None:

@@ -1,0 +1,124 @@
+"""Users of the broker, each with no more rights than its processes need.
+
+RabbitMQ permits by regular expressions over names: to configure (declare, delete), write (publish
+to an exchange, bind a queue) and read (consume, bind to an exchange).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from switchyard.broker.lanes import (
+    CONTROL_EXCHANGE,
+    DEAD_EXCHANGE,
+    EVENTS_EXCHANGE,
+    JOBS_EXCHANGE,
+    LANES,
+    SYSTEM_EXCHANGE,
+)
+from switchyard.broker.topology.management import ManagementClient
+
+_OWN = r"amq\.gen-.*"
+"""Queues that the broker names, for those who listen to events or commands."""
+_MARK = re.escape(SYSTEM_EXCHANGE)
+_UNKNOWN_MARK = r"\?"
+"""What the question whose broker it is names as alternate exchange; there is none of that name."""
+_LANES = f"({'|'.join(lane.name for lane in LANES)})" + r"\..*"
+_RETRY = r"jobs\.retry\..*"
+_ALL = r"jobs\..*"
+_DEFAULT = r"amq\.default"
+
+PASSWORD_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What the processes of one kind may do."""
+
+    name: str
+    purpose: str
+    configure: str
+    write: str
+    read: str
+    tags: tuple[str, ...] = ()
+    """For the management API."""
+
+    @property
+    def permissions(self) -> Mapping[str, str]:
+        """As the management API takes them."""
+        return {"configure": self.configure, "write": self.write, "read": self.read}
+
+
+def _only(*patterns: str) -> str:
+    return f"^({'|'.join(patterns)})$"
+
+
+def _names(*exchanges: str) -> tuple[str, ...]:
+    return tuple(re.escape(each) for each in exchanges)
+
+
+ROLES = (
+    Role(
+        "publisher",
+        "JobPublisher and the HTTP API: publish jobs, call them off, hear what becomes of them",
+        configure=_only(_MARK, _OWN),
+        write=_only(
+            *_names(JOBS_EXCHANGE, CONTROL_EXCHANGE, EVENTS_EXCHANGE), _MARK, _UNKNOWN_MARK, _OWN
+        ),
+        read=_only(*_names(EVENTS_EXCHANGE), _MARK, _OWN),
+    ),
+    Role(
+        "worker",
+        "`jobctl worker`: take jobs from the lanes, publish what follows, retries and dead letters",
+        configure=_only(_MARK, _OWN),
+        write=_only(
+            *_names(JOBS_EXCHANGE, DEAD_EXCHANGE, EVENTS_EXCHANGE),
+            _RETRY,
+            _MARK,
+            _UNKNOWN_MARK,
+            _OWN,
+        ),
+        read=_only(_LANES, *_names(CONTROL_EXCHANGE, EVENTS_EXCHANGE), _MARK, _OWN),
+    ),
+    Role(
+        "admin",
+        "`jobctl scheduler` and `jobctl` by hand: all that is Switchyard's, and nothing else",
+        configure=_only(_ALL, _LANES, _OWN),
+        write=_only(_ALL, _LANES, _UNKNOWN_MARK, _DEFAULT, _OWN),
+        read=_only(_ALL, _LANES, _OWN),
+        tags=("monitoring", "policymaker"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUser:
+    """One of the users, as it is now."""
+
+    name: str
+    role: Role
+    password: str | None
+    """None where it was there before, and keeps its password."""
+
+
+async def make_users(
+    client: ManagementClient, prefix: str, *, roles: Sequence[Role] = ROLES, renew: bool = False
+) -> list[MadeUser]:
+    """Make a user for each role, `<prefix>-<role>`, or give one that is there its rights again.
+
+    With `renew` those that are there get new passwords, too. Needs the tag `administrator`.
+    Raises ManagementError.
+    """
+    made = []
+    for role in roles:
+        name = f"{prefix}-{role.name}"
+        password = None
+        if renew or not await client.has_user(name):
+            password = secrets.token_urlsafe(PASSWORD_BYTES)
+        await client.put_user(name, password=password, tags=role.tags)
+        await client.put_permissions(name, role.permissions)
+        made.append(MadeUser(name, role, password))
+    return made

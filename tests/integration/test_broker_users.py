@@ -1,0 +1,154 @@
+"""`jobctl topology users`: each user can do its work, and nothing else."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import ProbableAuthenticationError
+from aiormq.exceptions import ChannelAccessRefused
+from pydantic import SecretStr
+from typer.testing import CliRunner
+
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.topology import differences
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.users import ROLES
+from switchyard.cli.system.topology import app
+from switchyard.services.identity.broker import mark_broker, read_broker
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.records import State
+from switchyard.services.runtime.control import send_cancel
+from tests.support.brokers import TestBroker
+from tests.support.system import System, open_system
+
+Users = dict[str, str]
+Attempt = Callable[[AbstractChannel], Awaitable[object]]
+
+
+@pytest.fixture
+def users(broker: TestBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Users]:
+    """The address of each role's user, made by the command."""
+    monkeypatch.setenv("JOBS_AMQP_URL", broker.amqp_url)
+    monkeypatch.setenv("JOBS_MANAGEMENT_URL", broker.management_url)
+    prefix = broker.vhost
+    made = json.loads(CliRunner().invoke(app, ["users", "--prefix", prefix, "--json"]).stdout)
+    yield {each["name"].removeprefix(f"{prefix}-"): each["url"] for each in made}
+    for each in made:
+        broker.node.rabbitmqctl("delete_user", each["name"])
+
+
+@pytest.fixture
+async def system(broker: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
+    async with open_system(broker, sqlite_url) as opened:
+        await mark_broker(opened.settings, opened.ledger)
+        yield opened
+
+
+@asynccontextmanager
+async def channel_of(url: str) -> AsyncIterator[AbstractChannel]:
+    async with await aio_pika.connect(url) as connection:
+        yield await connection.channel()
+
+
+async def test_jobs_are_published_worked_retried_and_buried_with_these_rights(
+    system: System, users: Users
+) -> None:
+    await system.start_worker(amqp_url=SecretStr(users["worker"]))
+    settings = system.settings.model_copy(update={"amqp_url": SecretStr(users["publisher"])})
+    async with Publisher(settings) as publisher:
+        jobs = JobPublisher(system.registry, system.ledger, publisher)
+        scripted = {"steps": ["raise", "done"]}
+        tried = (await jobs.publish(JobRequest("hot.scripted", scripted))).job_id
+        dies = (await jobs.publish(JobRequest("hot.scripted", {"steps": ["permanent"]}))).job_id
+        gated = (await jobs.publish(JobRequest("backfill.gated", {}))).job_id
+        assert (await system.wait_for_state(tried, State.SUCCEEDED)).attempts == 1  # and one more
+        await system.wait_for_state(dies, State.DEAD)
+        await system.wait_for_letter(dies)
+        await system.wait_for_state(gated, State.RUNNING)
+        await send_cancel(publisher, gated)
+        await system.wait_for_state(gated, State.CANCELLED)
+
+
+@pytest.mark.parametrize("role", [each.name for each in ROLES])
+async def test_each_knows_whose_broker_it_is(system: System, users: Users, role: str) -> None:
+    settings = system.settings.model_copy(update={"amqp_url": SecretStr(users[role])})
+    mark = await read_broker(settings)
+    assert mark is not None
+    assert mark.id == (await system.ledger.system()).id
+
+
+async def test_the_admin_can_compare_the_topology_and_set_a_policy(
+    system: System, users: Users, broker: TestBroker
+) -> None:
+    user = users["admin"].partition("//")[2].partition("@")[0]
+    url = f"http://{user}@{broker.management_url.rpartition('@')[2]}"
+    topology = build(
+        broker.profile,
+        system.registry.routes,
+        lanes=system.lanes,
+        retry_delays=system.settings.retry_delays,
+    )
+    async with ManagementClient(url, broker.vhost) as client:
+        assert differences.diff(topology, await client.fetch()) == []
+        await client.put_policy(topology.policies[0])
+
+
+async def publish_to(channel: AbstractChannel, exchange: str, key: str) -> None:
+    found = await channel.get_exchange(exchange, ensure=False)
+    await found.publish(aio_pika.Message(b"{}"), key)
+
+
+async def get_from(channel: AbstractChannel, queue: str) -> None:
+    await (await channel.get_queue(queue, ensure=False)).get(fail=False)
+
+
+REFUSED: dict[str, tuple[str, Attempt]] = {
+    "a publisher takes a job": ("publisher", lambda each: get_from(each, "hot.llm")),
+    "a publisher reads dead letters": ("publisher", lambda each: get_from(each, "jobs.dead")),
+    "a publisher writes a dead letter": (
+        "publisher",
+        lambda each: publish_to(each, "jobs.dlx", "hot.noop"),
+    ),
+    "a publisher deletes a queue": ("publisher", lambda each: each.queue_delete("hot.llm")),
+    "a publisher puts a job past its lane": (
+        "publisher",
+        lambda each: each.default_exchange.publish(aio_pika.Message(b"{}"), "hot.llm"),
+    ),
+    "a worker reads dead letters": ("worker", lambda each: get_from(each, "jobs.dead")),
+    "a worker deletes a queue": ("worker", lambda each: each.queue_delete("hot.llm")),
+    "a worker declares an exchange": ("worker", lambda each: each.declare_exchange("jobs.more")),
+    "a worker calls jobs off": ("worker", lambda each: publish_to(each, "jobs.control", "")),
+    "an admin declares what is not ours": ("admin", lambda each: each.declare_queue("accounts")),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_it_may_not(system: System, users: Users, what: str) -> None:
+    role, attempt = REFUSED[what]
+    async with channel_of(users[role]) as channel:
+        with pytest.raises(ChannelAccessRefused):
+            await attempt(channel)
+
+
+def test_again_they_keep_their_passwords_and_with_renew_they_get_others(
+    users: Users, broker: TestBroker
+) -> None:
+    def made(*options: str) -> list[str | None]:
+        done = CliRunner().invoke(app, ["users", "--prefix", broker.vhost, "--json", *options])
+        return [each["url"] for each in json.loads(done.stdout)]
+
+    async def connect() -> None:
+        async with channel_of(users["worker"]):
+            pass
+
+    assert made() == [None, None, None]
+    asyncio.run(connect())
+    assert users["worker"] not in made("--renew")
+    with pytest.raises(ProbableAuthenticationError):
+        asyncio.run(connect())
