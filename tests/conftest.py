@@ -22,7 +22,7 @@ SERVERS = pytest.StashKey[Servers]()
 MARKS = {
     "broker310": {"broker310", "own_node"},
     "broker43": {"broker43_quorum"},
-    "postgres": {"postgres_url", "postgres_server"},
+    "postgres": {"postgres_url", "postgres_server", "pgvector_url"},
 }
 
 
@@ -121,8 +121,18 @@ def sqlite_url(tmp_path: Path) -> str:
 @pytest.fixture
 def postgres_url() -> Iterator[str]:
     """An empty PostgreSQL database, for this test alone."""
+    yield from _database_on("postgres")
+
+
+@pytest.fixture
+def pgvector_url() -> Iterator[str]:
+    """The same on a server that has pgvector."""
+    yield from _database_on("pgvector")
+
+
+def _database_on(name: str) -> Iterator[str]:
     try:
-        server = shared_postgres()
+        server = shared_postgres(name)
     except MissingError as error:
         skip_or_fail(str(error))
     url = server.create_database()

@@ -12,7 +12,10 @@ from benchmarks.search.collection import documents, queries
 from benchmarks.stage import Stage
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import Embedder, embedder_for
+from switchyard.services.index.generations import FIRST_TABLE
+from switchyard.services.index.lance_home import LanceHome
 from switchyard.services.index.modes import Mode
+from switchyard.services.index.opening import generation_of
 from switchyard.services.index.ranking import search
 from switchyard.services.settings import Settings
 from switchyard.services.text.chunks import split
@@ -48,15 +51,13 @@ class Found:
 async def evaluate(embedder: Embedder) -> dict[Mode, Found]:
     """Index the documents, and ask all queries in each mode."""
     with tempfile.TemporaryDirectory() as directory:
-        async with ChunkIndex.open(
-            directory, embedder=embedder.name, dimensions=embedder.dimensions
-        ) as index:
+        async with LanceHome(directory).table(generation_of(embedder, FIRST_TABLE)) as index:
             for document in documents():
                 pages = [{"page": 1, "text": document.text}]
                 chunks = split(document.name, pages)
                 vectors = await embedder.embed([chunk.text for chunk in chunks])
                 await index.put(document.title, chunks, vectors)
-            await index.optimize()
+            await index.compact()
             return {mode: await _asked(index, embedder, mode) for mode in Mode}
 
 

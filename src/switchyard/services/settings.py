@@ -71,9 +71,10 @@ class Settings(BrokerSettings):
         description="Directories below which `path` of ingest_document may lie, separated as in "
         "PATH; anywhere where unset, nowhere where empty.",
     )
-    index_url: str | None = Field(
+    index_url: SecretStr | None = Field(
         default=None,
-        description="Directory or object-store address of the vector index (LanceDB).",
+        description="Where chunks and vectors are kept: a directory or an object-store address "
+        "(LanceDB), or postgresql://… with pgvector; the data directory where unset.",
     )
     llm_base_url: str | None = Field(
         default=None,
@@ -365,4 +366,6 @@ class Settings(BrokerSettings):
     @property
     def vectors_url(self) -> str:
         """The address of the vector index."""
-        return self.index_url or str(self.data_dir / "index")
+        if self.index_url is not None:
+            return self.index_url.get_secret_value()
+        return str(self.data_dir / "index")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from switchyard.services.index.generations import Generation
+from switchyard.services.index.opening import open_index
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send, serving
 
@@ -93,14 +96,55 @@ async def test_a_query_that_nothing_fits_has_no_hits(client: httpx.AsyncClient):
     assert await find(client, "xyzzy") == []
 
 
-async def test_an_index_of_another_embedder_says_what_to_do(
+async def test_documents_are_found_by_when_they_were_taken_in(client: httpx.AsyncClient):
+    now = datetime.now(UTC)
+    hour = timedelta(hours=1)
+    for since, until, finds in (
+        (now - hour, None, True),
+        (now + hour, None, False),
+        (None, now + hour, True),
+        (None, now - hour, False),
+        (now - hour, now + hour, True),
+    ):
+        filters = {
+            "since": since and since.isoformat(),
+            "until": until and until.isoformat(),
+            "source": "tides",
+        }
+        hits = await find(client, "Moon", filters=filters)
+        assert bool(hits) == finds, filters
+    wrong = await client.post("/search", json={"query": "Moon", "filters": {"since": "soon"}})
+    assert wrong.status_code == 422
+
+
+async def test_operators_see_whose_the_index_is(client: httpx.AsyncClient):
+    told = (await client.get("/admin/index")).json()
+    assert told["wanted"] == "wordllama-1-256"
+    assert [(each["role"], each["embedder"]) for each in told["generations"]] == [
+        ("active", "wordllama-1-256")
+    ]
+    assert told["generations"][0]["chunks"] >= len(TEXTS)
+
+
+async def test_an_index_is_searched_with_its_own_embedder_whatever_the_settings_say(
     client: httpx.AsyncClient, directory: Path
 ):
     settings = Settings(data_dir=directory, amqp_url=None, embed_offline="hashed")
     async with serving(settings) as other:
-        answer = await other.post("/search", json={"query": "Moon"})
+        assert titles(await find(other, "Moon")) == titles(await find(client, "Moon")) != []
+
+
+async def test_an_index_of_an_embedder_that_is_not_there_says_what_to_do(tmp_path: Path):
+    settings = Settings(data_dir=tmp_path, amqp_url=None)
+    async with (
+        open_index(settings) as index,
+        index.home.table(Generation("chunks", "a-model-256", 256)),
+    ):
+        pass
+    async with serving(settings) as client:
+        answer = await client.post("/search", json={"query": "Moon"})
         assert (answer.status_code, answer.json()["type"]) == (503, "/problems/search-away")
-        assert "JOBS_EMBED_OFFLINE=wordllama" in answer.json()["detail"]
+        assert "JOBS_EMBED_BASE_URL" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("mode", ["vector", "keyword", "hybrid"])
@@ -155,10 +199,8 @@ async def test_an_empty_index_finds_nothing(tmp_path: Path, mode: str):
         assert await find(client, "anything", mode=mode) == []
 
 
-async def test_an_embedder_that_is_away_or_another_one_is_told(
-    client: httpx.AsyncClient, directory: Path
-):
-    settings = Settings(data_dir=directory, amqp_url=None, embed_base_url="http://127.0.0.1:9/v1")
+async def test_an_embedder_that_is_away_is_told(tmp_path: Path):
+    settings = Settings(data_dir=tmp_path, amqp_url=None, embed_base_url="http://127.0.0.1:9/v1")
     async with serving(settings) as other:
         answer = await other.post("/search", json={"query": "Moon"})
         assert (answer.status_code, answer.json()["type"]) == (503, "/problems/search-away")
@@ -174,7 +216,7 @@ async def test_an_index_from_before_there_were_keywords_gets_them(
     settings = Settings(data_dir=tmp_path, amqp_url=None)
     async with serving(settings) as client:
         with monkeypatch.context() as before:
-            before.setattr("switchyard.services.index.chunk_index.add_word_index", nothing)
+            before.setattr("switchyard.services.index.lance_home.add_word_index", nothing)
             await send(client, TEXTS["tides"].encode(), name="tides.md")
         assert titles(await find(client, "Moon", mode="keyword")) == ["Tides"]
         await send(client, TEXTS["bread"].encode(), name="bread.md")

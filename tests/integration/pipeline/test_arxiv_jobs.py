@@ -16,8 +16,7 @@ import pytest
 
 from switchyard.services.files.fetching import FetchFailed, FetchRefused
 from switchyard.services.files.storage import result_key, stage_key
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.opening import open_index
 from switchyard.services.jobs.outcomes import Done, Next, Outcome, Snooze
 from switchyard.services.jobs.registry import InvalidPayload
 from switchyard.services.llm.errors import LlmRefused
@@ -70,10 +69,7 @@ async def whole_result(arxiv: Pipeline) -> dict[str, Any]:
 
 async def indexed(arxiv: Pipeline) -> list[list[float]]:
     """The vectors of the only document."""
-    embedder = embedder_for(arxiv.settings)
-    async with ChunkIndex.open(
-        arxiv.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
-    ) as index:
+    async with open_index(arxiv.settings) as home, home.searched() as (index, _):
         document_id = (await the_document(arxiv)).id
         return await index.vectors_at(document_id, range(100))
 

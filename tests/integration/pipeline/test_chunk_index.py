@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from switchyard.services.index import chunk_index
+from switchyard.services.index import lance_table
 from switchyard.services.index.chunk_index import ChunkIndex, IndexMismatch
+from switchyard.services.index.generations import Generation
+from switchyard.services.index.opening import home_at
 from switchyard.services.text.chunks import Chunk, chunk_id
 
 DIMENSIONS = 8
@@ -25,8 +30,16 @@ def vector(angle: float) -> list[float]:
     return [math.cos(angle), math.sin(angle), *[0.0] * (DIMENSIONS - 2)]
 
 
-def opened(url: str, embedder: str = "test", dimensions: int = DIMENSIONS):
-    return ChunkIndex.open(url, embedder=embedder, dimensions=dimensions)
+@asynccontextmanager
+async def opened(
+    url: str, embedder: str = "test", dimensions: int = DIMENSIONS, table: str = "chunks"
+) -> AsyncIterator[ChunkIndex]:
+    home = home_at(url)
+    try:
+        async with home.table(Generation(table, embedder, dimensions)) as index:
+            yield index
+    finally:
+        await home.close()
 
 
 async def put(index: ChunkIndex, document_id: str, count: int, text: str = "text") -> None:
@@ -39,8 +52,11 @@ async def texts(index: ChunkIndex) -> list[str]:
     return sorted(match.chunk.text for match in await index.nearest(vector(0), 10_000))
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
+@pytest.fixture(params=["lancedb", pytest.param("pgvector", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An address of each kind of index, with nothing there."""
+    if request.param == "pgvector":
+        return request.getfixturevalue("pgvector_url")
     return str(tmp_path / "index")
 
 
@@ -63,7 +79,7 @@ async def test_a_run_with_fewer_chunks_leaves_no_orphans(url: str, count: int):
 async def test_an_interrupted_replacement_is_mended_by_the_next(url: str):
     async with opened(url) as index:
         await put(index, "a", 5, "old")
-        await index._upsert(index._rows("Title", chunks("a", 2, "new"), [vector(0)] * 2))
+        await index.put("Title", chunks("a", 2, "new"), [vector(0)] * 2)
         assert await index.count("a") == 5  # killed before the orphans were removed
         await put(index, "a", 2, "new")
         assert await texts(index) == ["new 0", "new 1"]
@@ -116,7 +132,7 @@ async def test_vectors_come_back_in_the_order_of_their_chunks(url: str):
 async def test_means_are_of_all_of_a_documents_vectors_in_batches_of_any_size(
     url: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(chunk_index, "_BATCH", batch)
+    monkeypatch.setattr(lance_table, "BATCH", batch)
     async with opened(url) as index:
         await put(index, "a", 12)
         await put(index, "it's", 1)
@@ -174,8 +190,8 @@ async def test_maintenance_changes_nothing_that_is_seen(url: str):
         for document_id in "abcdef":
             await put(index, document_id, 3)
         before = await texts(index)
-        await index.optimize()
-        await index.optimize()
+        await index.compact()
+        await index.compact()
         assert await texts(index) == before
         await put(index, "a", 1)
         assert await index.count() == 16
@@ -196,15 +212,15 @@ def write(url: str, who: int, barrier) -> None:
 
 
 def create(url: str, who: int, barrier) -> None:
-    async def write(place: str) -> None:
-        async with opened(place) as index:
+    async def write(table: str) -> None:
+        async with opened(url, table=table) as index:
             await put(index, f"doc-{who}", 2)
 
     import lancedb  # so that all of them are at the barrier with everything loaded  # noqa: F401
 
     for n in range(10):
         barrier.wait(60)
-        asyncio.run(write(f"{url}-{n}"))
+        asyncio.run(write(f"made_{n}"))
 
 
 def run_together(target, url: str, writers: int = 4) -> None:
@@ -227,16 +243,140 @@ async def test_processes_that_write_at_the_same_time_lose_and_double_nothing(url
 async def test_processes_that_make_the_index_at_the_same_time_lose_nothing(url: str):
     await asyncio.to_thread(run_together, create, url)
     for n in range(10):
-        async with opened(f"{url}-{n}") as index:
+        async with opened(url, table=f"made_{n}") as index:
             assert [await index.count(f"doc-{who}") for who in range(4)] == [2] * 4
 
 
 async def test_a_marker_of_a_process_that_died_does_not_stop_others(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("switchyard.services.index.chunk_index._CREATION_TIMEOUT", 0.2)
+    url = str(tmp_path / "index")
+    monkeypatch.setattr("switchyard.services.index.lance_home._CREATION_TIMEOUT", 0.2)
     Path(url).mkdir()
     Path(url, "chunks.creating").touch()
     async with opened(url) as index:
         await put(index, "a", 1)
     assert not Path(url, "chunks.creating").exists()
+
+
+async def test_both_kinds_of_index_give_the_same_first_ten(tmp_path: Path, pgvector_url: str):
+    randomly = random.Random(7)
+    made = {
+        document_id: [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(40)]
+        for document_id in ("a", "b", "c")
+    }
+    queries = [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(20)]
+    found = []
+    for url in (str(tmp_path / "index"), pgvector_url):
+        async with opened(url) as index:
+            for document_id, vectors in made.items():
+                await index.put("Title", chunks(document_id, 40), vectors)
+            await index.compact()
+            found.append(
+                [
+                    [(match.chunk, round(match.similarity, 5)) for match in matches]
+                    for query in queries
+                    for matches in (
+                        await index.nearest(query, 10, exact=True),
+                        await index.nearest(query, 10),
+                        await index.nearest(query, 10, exact=True, within=["a", "c"]),
+                        await index.nearest(query, 10, exact=True, excluding="b"),
+                    )
+                ]
+            )
+    assert found[0] == found[1]
+    assert [len(matches) for matches in found[0]] == [10] * 80
+
+
+WORDED = {
+    "moon": "The Moon draws the water of the sea, and the tide rises.",
+    "bread": "Bread rises when yeast has sugar, water and time.",
+    "tea": "Green tea is steeped in water that does not boil.",
+    "zh": "月亮引起潮汐，海水每天涨落两次。",
+    "mixed": "The tide of the sea rises twice a day, and the tide falls.",
+}
+
+
+async def worded(index: ChunkIndex) -> None:
+    for document_id, text in WORDED.items():
+        one = [Chunk(chunk_id(document_id, 0), document_id, 0, 1, text)]
+        await index.put("Title", one, [vector(1)])
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("moon", "moon"),
+        ("the tide", "mixed"),
+        ("YEAST", "bread"),
+        ("潮汐", "zh"),
+        ("steeped", "tea"),
+    ],
+)
+async def test_a_chunk_is_found_by_its_words(url: str, query: str, first: str):
+    async with opened(url) as index:
+        await worded(index)
+        found = await index.with_words(query, 10)
+        assert found[0].chunk == Chunk(chunk_id(first, 0), first, 0, 1, WORDED[first])
+        assert all(match.relevance > 0 for match in found)
+
+
+async def test_words_are_looked_for_within_some_documents(url: str):
+    async with opened(url) as index:
+        await worded(index)
+        assert {match.chunk.document_id for match in await index.with_words("water", 10)} == {
+            "moon",
+            "bread",
+            "tea",
+        }
+        within = await index.with_words("water", 10, within=["tea", "zh"])
+        assert [match.chunk.document_id for match in within] == ["tea"]
+        assert await index.with_words("water", 10, within=[]) == []
+        assert len(await index.with_words("water", 1)) == 1
+        assert {match.chunk.document_id for match in await index.with_words("of the", 10)} >= {
+            "moon"
+        }
+        assert await index.with_words("…", 10) == []
+
+
+async def test_texts_that_a_database_does_not_take_are_kept_nevertheless(url: str):
+    texts = ["zero \0 byte", "half \ud800 pair", "long " + "x" * 5_000]
+    if "postgresql" not in url:
+        texts.pop(1)  # Arrow has no room for it; no text of a document has one
+    async with opened(url) as index:
+        some = [Chunk(chunk_id("a", n), "a", n, 1, text) for n, text in enumerate(texts)]
+        await index.put("T", some, [vector(0)] * len(some))
+        assert [match.chunk.index for match in await index.with_words("zero", 3)] == [0]
+
+
+async def test_a_documents_texts_come_in_order_and_documents_by_name(url: str):
+    async with opened(url) as index:
+        assert await index.document_ids() == []
+        await put(index, "b", 12)
+        await put(index, "A", 1)
+        assert await index.document_ids() == ["A", "b"]
+        texts = await index.texts_of("b", 5, 4)
+        assert [each.chunk for each in texts] == chunks("b", 12)[5:9]
+        assert {each.title for each in texts} == {"Title"}
+        assert await index.texts_of("nobody", 0, 4) == []
+
+
+async def test_many_chunks_get_an_index_of_neighbours_that_misses_hardly_any(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    for kind in ("lance", "postgres"):
+        monkeypatch.setattr(f"switchyard.services.index.{kind}_table.APPROXIMATE_FROM", 1_000)
+    randomly = random.Random(3)
+    vectors = [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(1_500)]
+    async with opened(url) as index:
+        await index.put("Title", chunks("a", 1_500), vectors)
+        await index.compact()
+        await put(index, "later", 1)
+        shared = 0
+        for query in vectors[:20]:
+            exact = await index.nearest(query, 10, exact=True)
+            quick = await index.nearest(query, 10)
+            assert len(quick) == 10
+            shared += len({each.chunk.id for each in exact} & {each.chunk.id for each in quick})
+        assert shared >= 180
+        assert (await index.nearest(vector(0), 1, within=["later"]))[0].chunk.document_id == "later"

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.files.errors import EncryptedDocument, UnsupportedDocument
 from switchyard.services.files.storage import content_hash, result_key, stage_key
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.generations import Generation
+from switchyard.services.index.modes import Mode
+from switchyard.services.index.opening import open_index
 from switchyard.services.index.ranking import Hit, search
 from switchyard.services.index.wordllama import WordllamaEmbedder
-from switchyard.services.jobs.outcomes import Done, Next, PermanentError
+from switchyard.services.jobs.outcomes import Done, Next, PermanentError, RetryableError
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
 from switchyard.services.records import NewJob
@@ -72,18 +74,12 @@ def whole_result(pipeline: Pipeline, document_id: str) -> dict[str, Any]:
 
 
 async def find(pipeline: Pipeline, query: str, limit: int = 10, **options: Any) -> list[Hit]:
-    embedder = embedder_for(pipeline.settings)
-    async with ChunkIndex.open(
-        pipeline.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
-    ) as index:
+    async with open_index(pipeline.settings) as home, home.searched() as (index, embedder):
         return await search(index, embedder, query, limit, **options)
 
 
 async def chunk_count(pipeline: Pipeline, document_id: str) -> int:
-    embedder = embedder_for(pipeline.settings)
-    async with ChunkIndex.open(
-        pipeline.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
-    ) as index:
+    async with open_index(pipeline.settings) as home, home.searched() as (index, _):
         return await index.count(document_id)
 
 
@@ -334,10 +330,7 @@ async def test_a_damaged_output_is_made_again(pipeline: Pipeline, paper: str):
 
 async def test_chunks_that_got_lost_are_embedded_again(pipeline: Pipeline, paper: str):
     document_id = await ingested(pipeline, {"path": paper})
-    embedder = embedder_for(pipeline.settings)
-    async with ChunkIndex.open(
-        pipeline.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
-    ) as index:
+    async with open_index(pipeline.settings) as home, home.searched() as (index, _):
         await index.delete_document(document_id)
     await pipeline.run("embed_content", {"document_id": document_id})
     assert not pipeline.result("embed_content")["reused"]
@@ -480,13 +473,50 @@ async def test_a_server_that_asks_for_patience_fails_no_document(
     assert (await document(llm_pipeline, document_id)).state == "summarizing"
 
 
-async def test_an_index_of_another_embedder_is_a_permanent_error(pipeline: Pipeline, paper: str):
+async def test_an_index_keeps_its_embedder_whatever_the_settings_say(
+    pipeline: Pipeline, paper: str
+):
     document_id = await ingested(pipeline, {"path": paper})
     update = {"embed_dimensions": 64}
     other = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
-    with pytest.raises(PermanentError, match="JOBS_INDEX_URL"):
-        await other.one("embed_content", {"document_id": document_id})
+    outcome = await other.one("embed_content", {"document_id": document_id})
+    assert isinstance(outcome, Next)
+    assert (outcome.result["dimensions"], outcome.result["reused"]) == (256, True)
+
+
+async def test_an_index_whose_embedder_is_away_is_a_permanent_error(pipeline: Pipeline, paper: str):
+    async with (
+        open_index(pipeline.settings) as index,
+        index.home.table(Generation("chunks", "a-model-256", 256)),
+    ):
+        pass
+    with pytest.raises(PermanentError, match="JOBS_EMBED_BASE_URL"):
+        await pipeline.run("ingest_document", {"path": paper})
+    document_id = pipeline.result("ingest_document")["document_id"]
     assert (await document(pipeline, document_id)).state == "failed"
+
+
+async def test_the_index_may_be_in_postgresql(pipeline: Pipeline, paper: str, pgvector_url: str):
+    update = {"index_url": SecretStr(pgvector_url)}
+    there = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
+    document_id = await ingested(there, {"path": paper})
+    for mode in Mode:
+        assert (await find(there, "tide", mode=mode))[0].document_id == document_id
+    assert not (pipeline.settings.data_dir / "index").exists()
+
+
+async def test_a_database_that_is_away_or_can_not_do_it_is_told(
+    pipeline: Pipeline, postgres_url: str
+):
+    for url, error, text in (
+        ("postgresql://u:secret@127.0.0.1:9/x", RetryableError, "127.0.0.1:9/x"),
+        (postgres_url, PermanentError, "has no pgvector: install it"),
+    ):
+        settings = pipeline.settings.model_copy(update={"index_url": SecretStr(url)})
+        async with open_index(settings) as index:
+            with pytest.raises(error, match=text) as told:
+                await index.generations()
+            assert "secret" not in str(told.value)
 
 
 async def test_a_long_text_is_cut_for_the_model_and_labelled(

@@ -15,8 +15,7 @@ from PIL import Image
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.files.storage import page_key, result_key
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.opening import open_index
 from switchyard.services.index.ranking import search
 from switchyard.services.jobs.outcomes import Next
 from switchyard.services.samples.articles import sample
@@ -81,10 +80,7 @@ async def test_a_scan_is_read_and_found_by_its_words(pipeline: Pipeline, tmp_pat
     result = json.loads(pipeline.storage.get(result_key(document_id)))
     assert (result["title"], result["page_count"]) == (SLIPS[0], 3)
     assert result["word_count"] == sum(len(words(each)) for each in SLIPS)
-    embedder = embedder_for(pipeline.settings)
-    async with ChunkIndex.open(
-        pipeline.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
-    ) as index:
+    async with open_index(pipeline.settings) as home, home.searched() as (index, embedder):
         hits = await search(index, embedder, "lantern harbour", 3)
     assert hits[0].document_id == document_id
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -138,9 +139,18 @@ def search(
     per_document: int | None = None,
     document_ids: Sequence[str] | None = None,
     source: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> Call[document_models.SearchAnswer]:
-    """Places in documents that answer a query, best first."""
-    filters = given({"document_ids": document_ids and list(document_ids), "source": source})
+    """Places in documents that answer a query, best first; times have a zone."""
+    filters = given(
+        {
+            "document_ids": document_ids and list(document_ids),
+            "source": source,
+            "since": since and since.isoformat(),
+            "until": until and until.isoformat(),
+        }
+    )
     body = {
         "query": query,
         "mode": mode,

@@ -159,6 +159,7 @@ class Operations:
 
     lanes = Method(service_calls.lanes)
     workers = Method(service_calls.workers)
+    index = Method(service_calls.index)
     dead_page = Method(dead_calls.dead_page)
     dead = Listing(dead_calls.dead_page, lambda page: page.dead_letters)
     dead_letter = Method(dead_calls.dead_letter)

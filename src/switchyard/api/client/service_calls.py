@@ -87,6 +87,12 @@ def workers() -> Call[lane_models.WorkerList]:
     return get("/admin/workers", lane_models.WorkerList)
 
 
+@operation("admin-index")
+def index() -> Call[lane_models.IndexView]:
+    """Which embedder's the index of chunks is, and how far another one is built."""
+    return get("/admin/index", lane_models.IndexView)
+
+
 def _health(path: str) -> Call[service.Readiness]:
     read = service.Readiness.model_validate_json
     return Call("GET", path, read, also=frozenset({503}), repeatable=True)

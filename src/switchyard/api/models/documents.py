@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.api.models.jobs import Moment
 from switchyard.services.index.modes import MAX_LIMIT, Mode
 
 SampleName = Annotated[str, Field(pattern="^[a-z]{2,20}$")]
@@ -137,6 +138,8 @@ class FiltersBody(BaseModel):
 
     document_ids: list[DocumentIdField] | None = Field(default=None, max_length=1000)
     source: SourceField | None = Field(default=None, examples=["https://example.org/paper"])
+    since: Moment | None = Field(default=None, description="Taken in then or later.")
+    until: Moment | None = Field(default=None, description="Taken in before then.")
 
 
 class SearchBody(BaseModel):

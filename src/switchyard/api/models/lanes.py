@@ -1,8 +1,9 @@
-"""What goes out of `/backpressure`, `/admin/lanes` and `/admin/workers`, as JSON."""
+"""What goes out of `/backpressure` and of `/admin/lanes`, `…/workers` and `…/index`, as JSON."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -65,3 +66,26 @@ class WorkerView(BaseModel):
 
 class WorkerList(BaseModel):
     workers: list[WorkerView]
+
+
+class GenerationView(BaseModel):
+    """A table of chunks, all of whose vectors one embedder has made."""
+
+    role: Literal["active", "building", "retired"] = Field(
+        description="`active` is searched; `building` is made beside it, and takes its place when "
+        "it is whole; `retired` was replaced, and is removed by `compact_storage`."
+    )
+    table: str
+    embedder: str
+    dimensions: int
+    chunks: int | None = Field(description="Null of a retired one.")
+
+
+class IndexView(BaseModel):
+    """The index of chunks."""
+
+    where: str = Field(description="Its address, without credentials.")
+    wanted: str = Field(
+        description="The embedder of the settings; `rebuild_index` makes an index of it."
+    )
+    generations: list[GenerationView]

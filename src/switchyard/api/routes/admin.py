@@ -1,19 +1,29 @@
-"""`/admin/…`: lanes, workers and dead letters, for operators. Nothing here changes anything."""
+"""`/admin/…`: lanes, workers, index and dead letters, for operators. Nothing here changes
+anything."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 
 from switchyard.api.entry.access import needs
-from switchyard.api.http.problems import Problem, responses
+from switchyard.api.http.problems import Problem, responses, try_later
 from switchyard.api.models import jobs as models
 from switchyard.api.models.dead import DeadLetterDetails, DeadLetterPage, DeadLetterView
-from switchyard.api.models.lanes import LaneDetails, LaneList, WorkerList, WorkerView
+from switchyard.api.models.lanes import (
+    GenerationView,
+    IndexView,
+    LaneDetails,
+    LaneList,
+    WorkerList,
+    WorkerView,
+)
 from switchyard.api.routes.pressure import queue_view
 from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
+from switchyard.services.index.opening import report
+from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.monitoring.worker_status import status_of
 from switchyard.services.records import DeadLetter, DeadLetterFilter, DeadLetterState
 
@@ -62,6 +72,31 @@ async def workers(state: Shared) -> WorkerList:
             )
             for worker in found
         ]
+    )
+
+
+@router.get("/index", responses=responses("search-away"))
+async def index(state: Shared, request: Request) -> IndexView:
+    """Show where the index is, which embedder's it is, and how far another one is built."""
+    try:
+        generations = await report(state.index)
+        wanted = state.index.wanted.embedder
+    except (RetryableError, PermanentError) as error:
+        request.state.trouble = f"{type(error).__name__}: {error}"
+        raise try_later("search-away", "the index can't be read: the log says why") from error
+    return IndexView(
+        where=state.index.home.where,
+        wanted=wanted,
+        generations=[
+            GenerationView(
+                role=each.role,
+                table=each.generation.table,
+                embedder=each.generation.embedder,
+                dimensions=each.generation.dimensions,
+                chunks=each.chunks,
+            )
+            for each in generations
+        ],
     )
 
 

@@ -28,10 +28,12 @@ async def search(body: SearchBody, request: Request, state: Shared) -> SearchAns
     filters = Filters(
         document_ids=body.filters.document_ids,
         source=body.filters.source,
+        since=None if body.filters.since is None else body.filters.since.timestamp(),
+        until=None if body.filters.until is None else body.filters.until.timestamp(),
     )
     try:
         hits = await search_documents(
-            state.settings,
+            state.index,
             state.ledger,
             body.query,
             body.limit,

@@ -194,9 +194,8 @@ async def _collect(ledger: Ledger, story: Story) -> None:
 
 
 async def _search(system: System, story: Story) -> None:
-    from switchyard.services.index.chunk_index import ChunkIndex
-    from switchyard.services.index.embedder import embedder_for
     from switchyard.services.index.modes import Mode
+    from switchyard.services.index.opening import open_index
     from switchyard.services.index.ranking import search
     from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 
@@ -208,13 +207,10 @@ async def _search(system: System, story: Story) -> None:
     if not titles:
         return  # nothing was indexed
     story.query = SAMPLE_QUERY if story.are_samples else titles[0]
-    embedder = embedder_for(system.settings)
     try:
-        async with ChunkIndex.open(
-            system.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
-        ) as index:
+        async with open_index(system.settings) as index, index.searched() as (table, embedder):
             story.hits = await search(
-                index, embedder, story.query, HITS, mode=Mode.HYBRID, per_document=1
+                table, embedder, story.query, HITS, mode=Mode.HYBRID, per_document=1
             )
     except (PermanentError, RetryableError) as error:
         story.search_problem = str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -15,6 +16,9 @@ from switchyard.cli.base.output import (
     print_json,
     say,
 )
+
+FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
+"""Of times, which are in UTC."""
 
 
 class ModeName(StrEnum):
@@ -38,6 +42,14 @@ def search(
         list[str] | None, typer.Option(metavar="ID", help="Only in this document; repeatable.")
     ] = None,
     source: Annotated[str | None, typer.Option(help="Only in what is from this source.")] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(formats=FORMATS, help="Only what was taken in then or later."),
+    ] = None,
+    until: Annotated[
+        datetime | None,
+        typer.Option(formats=FORMATS, help="Only what was taken in before then."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search the documents that have been indexed, best places first."""
@@ -49,6 +61,8 @@ def search(
             per_document=per_document,
             document_ids=document or None,
             source=source,
+            since=since and since.replace(tzinfo=UTC),
+            until=until and until.replace(tzinfo=UTC),
         )
     if as_json:
         print_json([hit.model_dump(mode="json") for hit in answer.hits])

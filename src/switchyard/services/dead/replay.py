@@ -72,7 +72,7 @@ async def _sandbox(
                 "data_dir": base,
                 "database_url": SecretStr(f"sqlite+aiosqlite:///{base / 'ledger.db'}"),
                 "storage_url": files.as_uri(),
-                "index_url": str(index),
+                "index_url": SecretStr(str(index)),
             }
         )
         ledger = Ledger(_RollingBack(connect(settings.ledger_url)))

@@ -11,6 +11,7 @@ import structlog
 
 from switchyard.services.errors import Misconfigured
 from switchyard.services.files.storage import FileTooLarge, NotStored, Storage
+from switchyard.services.identity.postgres import claim_database, is_postgres, without_credentials
 from switchyard.services.ledger import Ledger
 from switchyard.services.records.system import SystemRecord
 from switchyard.services.settings import Settings
@@ -34,14 +35,18 @@ async def claim_places(settings: Settings, ledger: Ledger, *, take: bool = False
 
     Raises WrongPlace where one is another system's, LedgerError.
     """
+    from asyncpg import InterfaceError, PostgresError
     from obstore.exceptions import BaseError
 
     system = await ledger.system()
     for what, (setting, url) in places(settings).items():
         try:
             async with asyncio.timeout(PATIENCE):
-                found = await _claimed(Storage(url), system, take=take)
-        except (BaseError, OSError, ValueError) as error:
+                if is_postgres(url):
+                    found = await _claimed_database(url, system, take=take)
+                else:
+                    found = await _claimed(Storage(url), system, take=take)
+        except (BaseError, OSError, ValueError, PostgresError, InterfaceError) as error:
             lines = str(error).splitlines() or [f"no answer within {PATIENCE:g} s"]
             reason = lines[0]
             structlog.get_logger("system").warning("system not checked", of=what, error=reason)
@@ -49,9 +54,9 @@ async def claim_places(settings: Settings, ledger: Ledger, *, take: bool = False
         if found is not None:
             raise WrongPlace(
                 f"the ledger at {ledger.where} is of the system {system}, and the {what} at "
-                f"{url} of the system {found}: set {setting} to a place of its own, or "
-                "JOBS_DATABASE_URL to that system's ledger. If that ledger is gone for good, "
-                "`jobctl system adopt` gives the place to this one"
+                f"{without_credentials(url)} of the system {found}: set {setting} to a place of "
+                "its own, or JOBS_DATABASE_URL to that system's ledger. If that ledger is gone "
+                "for good, `jobctl system adopt` gives the place to this one"
             )
 
 
@@ -67,9 +72,20 @@ def places(settings: Settings) -> dict[str, tuple[str, str]]:
     }
 
 
+async def _claimed_database(url: str, system: SystemRecord, *, take: bool) -> str | None:
+    """As `_claimed`, for an index in PostgreSQL."""
+    found = await claim_database(url, _mark(system), take=take)
+    its_id, description = _owner(found)
+    return None if its_id == system.id else description
+
+
+def _mark(system: SystemRecord) -> str:
+    return json.dumps({"id": system.id, "name": system.name})
+
+
 async def _claimed(storage: Storage, system: SystemRecord, *, take: bool) -> str | None:
     """Mark it; the other system that it is of, if it is."""
-    text = json.dumps({"id": system.id, "name": system.name}).encode()
+    text = _mark(system).encode()
     if take:
         await storage.put_async(MARKER, text)
         return None
@@ -84,7 +100,7 @@ async def _claimed(storage: Storage, system: SystemRecord, *, take: bool) -> str
     return None if (other := _owner(found))[0] == system.id else other[1]
 
 
-def _owner(text: bytes) -> tuple[str, str]:
+def _owner(text: bytes | str) -> tuple[str, str]:
     """Id and description of the system in a marker."""
     try:
         told = json.loads(text)

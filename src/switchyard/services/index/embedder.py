@@ -8,6 +8,8 @@ from typing import Protocol
 from switchyard.services.index.scale import Scale
 from switchyard.services.settings import Settings
 
+OFFLINE = ("hashed", "wordllama")
+"""Embedders that ask nobody; their names begin with these."""
 _MODEL_WEIGHT = 0.8
 """That of the offline embedder by meaning: a server's model is hardly worth less."""
 
@@ -44,21 +46,45 @@ def embedder_for(settings: Settings) -> Embedder:
 
     Raises PermanentError when that has no vectors of the length in the settings.
     """
+    dimensions = settings.embed_dimensions
     if settings.embed_base_url is None:
-        if settings.embed_offline == "hashed":
-            from switchyard.services.index.hashed import HashedEmbedder
+        return offline_embedder(settings.embed_offline, dimensions)
+    return _served(settings, settings.embed_base_url, settings.embed_model, dimensions)
 
-            return HashedEmbedder(settings.embed_dimensions)
-        from switchyard.services.index.wordllama import WordllamaEmbedder
 
-        return WordllamaEmbedder(settings.embed_dimensions)
+def offline_embedder(kind: str, dimensions: int) -> Embedder:
+    """One of those that ask nobody: `hashed` or `wordllama`. Raises PermanentError when it has no
+    vectors of that length."""
+    if kind == "hashed":
+        from switchyard.services.index.hashed import HashedEmbedder
+
+        return HashedEmbedder(dimensions)
+    from switchyard.services.index.wordllama import WordllamaEmbedder
+
+    return WordllamaEmbedder(dimensions)
+
+
+def embedder_named(settings: Settings, name: str, dimensions: int) -> Embedder | None:
+    """The embedder of that name, which these settings need not name; None where they can't make it:
+    a server's model without a server, or an older version of an offline one."""
+    for kind in OFFLINE:
+        if name.startswith(f"{kind}-"):
+            found = offline_embedder(kind, dimensions)
+            return found if found.name == name else None
+    model = name.removesuffix(f"-{dimensions}")
+    if model == name or settings.embed_base_url is None:
+        return None
+    return _served(settings, settings.embed_base_url, model, dimensions)
+
+
+def _served(settings: Settings, base_url: str, model: str, dimensions: int) -> Embedder:
     from switchyard.services.index.remote import RemoteEmbedder
 
     return RemoteEmbedder(
-        base_url=settings.embed_base_url,
-        model=settings.embed_model,
+        base_url=base_url,
+        model=model,
         api_key=settings.embed_api_key,
-        dimensions=settings.embed_dimensions,
+        dimensions=dimensions,
         timeout=settings.llm_timeout,
         scale=Scale(fits=settings.embed_fits, alike=settings.embed_alike, weight=_MODEL_WEIGHT),
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import embedder_for
 from switchyard.services.index.modes import Mode
+from switchyard.services.index.opening import OpenIndex
 from switchyard.services.index.ranking import Hit, search
 from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
+from switchyard.services.records import DocumentFilter
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +19,14 @@ class Filters:
     document_ids: Collection[str] | None = None
     source: str | None = None
     """Where the document came from, as its upload said."""
+    since: float | None = None
+    """Taken in at this time or later, in seconds since the epoch."""
+    until: float | None = None
+    """Taken in before this time."""
 
 
 async def search_documents(
-    settings: Settings,
+    index: OpenIndex,
     ledger: Ledger,
     query: str,
     limit: int,
@@ -37,12 +40,9 @@ async def search_documents(
     within = await _within(ledger, filters or Filters())
     if within is not None and not within:
         return []
-    embedder = embedder_for(settings)
-    async with ChunkIndex.open(
-        settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
-    ) as index:
+    async with index.searched() as (table, embedder):
         return await search(
-            index, embedder, query, limit, mode=mode, within=within, per_document=per_document
+            table, embedder, query, limit, mode=mode, within=within, per_document=per_document
         )
 
 
@@ -53,4 +53,8 @@ async def _within(ledger: Ledger, filters: Filters) -> set[str] | None:
         page = await ledger.list_documents(source=filters.source, limit=1)
         from_there = {document.id for document in page.items}
         within = from_there if within is None else within & from_there
+    if filters.since is not None or filters.until is not None:
+        wanted = DocumentFilter(since=filters.since, until=filters.until)
+        of_then = await ledger.document_ids(wanted)
+        within = of_then if within is None else within & of_then
     return within

@@ -31,6 +31,7 @@ BUILT_IN_MODULES = (
     "switchyard.services.workers.link",
     "switchyard.services.workers.references.jobs",
     "switchyard.services.workers.samples",
+    "switchyard.services.workers.reindex",
 )
 """Modules with the job types of the document pipeline. Importing them is cheap: heavy
 libraries are imported by the handlers when they run."""

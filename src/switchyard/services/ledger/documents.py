@@ -149,6 +149,11 @@ class Documents(LedgerBase):
             lambda connection: [_document(row) for row in connection.execute(query)]
         )
 
+    async def document_ids(self, wanted: DocumentFilter) -> set[str]:
+        """The ids of these documents."""
+        query = _filtered(select(documents.c.id), wanted)
+        return await self._database.read(lambda connection: set(connection.scalars(query)))
+
     async def count_documents(self, wanted: DocumentFilter) -> int:
         """How many there are."""
         query = _filtered(select(func.count()).select_from(documents), wanted)

@@ -7,12 +7,13 @@ from typing import Any
 
 from switchyard.services.files.storage import content_hash
 from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.embedder import Embedder
+from switchyard.services.index.opening import index_of
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.jobs.registry import job
 from switchyard.services.text.chunks import CHUNK_WORDS, OVERLAP_WORDS, split
-from switchyard.services.workers.outputs import DocumentFiles
+from switchyard.services.workers.outputs import DocumentFiles, StageOutput
 from switchyard.services.workers.stages import (
     EMBED,
     EXTRACT,
@@ -30,48 +31,57 @@ BATCH = 512
 async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """Cut the text into chunks, embed them, and make them the document's chunks in the index."""
     document_id = payload.document_id
-    files = DocumentFiles.of(ctx, document_id)
-    embedder = embedder_for(ctx.settings)
     async with at_stage(ctx, document_id, EMBED):
-        text = await files.output_of_async(EXTRACT)
-        async with ChunkIndex.open(
-            ctx.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
-        ) as index:
-
-            async def work() -> dict[str, Any]:
-                chunks = await ctx.compute(
-                    split,
-                    document_id,
-                    text.result["pages"],
-                    characters=text.result["character_count"],
-                )
-                for start in range(0, len(chunks), BATCH):
-                    batch = chunks[start : start + BATCH]
-                    vectors = await embedder.embed([chunk.text for chunk in batch])
-                    await files.require_async(text.content)
-                    await index.put(text.result["title"], batch, vectors)
-                    done = start + len(batch)
-                    ctx.progress(done / len(chunks), f"chunk {done:,} of {len(chunks):,}")
-                await files.require_async(text.content)
-                await index.drop_from(document_id, len(chunks))
-                return {
-                    "chunks": len(chunks),
-                    "embedder": embedder.name,
-                    "dimensions": embedder.dimensions,
-                }
-
-            async def is_indexed(kept: Mapping[str, Any]) -> bool:
-                return bool(await index.count(document_id) == kept["chunks"])
-
-            output = await files.reuse_or_run_async(
-                EMBED,
-                content_hash([text.output_hash, embedder.name, CHUNK_WORDS, OVERLAP_WORDS]),
-                work,
-                content=text.content,
-                force=payload.force,
-                is_whole=is_indexed,
-            )
+        output = await embed_document(payload, ctx)
     result = {"document_id": document_id, **output.result, "reused": output.reused}
     # A backfill has no link worker of its own, and must not fill the hot lane.
     lane = "hot" if ctx.lane == "hot" else "maintenance"
     return Next([Job("link_content", payload.model_dump(), lane=lane)], result)
+
+
+async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
+    """Make the document's text its chunks in the index, in every generation that is in use; what is
+    there already stays. Raises ContentReplaced."""
+    document_id = payload.document_id
+    files = DocumentFiles.of(ctx, document_id)
+    text = await files.output_of_async(EXTRACT)
+    async with index_of(ctx) as index:
+
+        async def work() -> dict[str, Any]:
+            chunks = await ctx.compute(
+                split,
+                document_id,
+                text.result["pages"],
+                characters=text.result["character_count"],
+            )
+
+            async def put(table: ChunkIndex, embedder: Embedder) -> None:
+                for start in range(0, len(chunks), BATCH):
+                    batch = chunks[start : start + BATCH]
+                    vectors = await embedder.embed([chunk.text for chunk in batch])
+                    await files.require_async(text.content)
+                    await table.put(text.result["title"], batch, vectors)
+                    done = start + len(batch)
+                    ctx.progress(done / len(chunks), f"chunk {done:,} of {len(chunks):,}")
+                await files.require_async(text.content)
+                await table.drop_from(document_id, len(chunks))
+
+            written = await index.write(put)
+            return {
+                "chunks": len(chunks),
+                "embedder": written[0].embedder,
+                "dimensions": written[0].dimensions,
+            }
+
+        async def is_indexed(kept: Mapping[str, Any]) -> bool:
+            return bool(await index.count(document_id) == kept["chunks"])
+
+        embedder = (await index.generations()).active.embedder
+        return await files.reuse_or_run_async(
+            EMBED,
+            content_hash([text.output_hash, embedder, CHUNK_WORDS, OVERLAP_WORDS]),
+            work,
+            content=text.content,
+            force=payload.force,
+            is_whole=is_indexed,
+        )

@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from switchyard.services.files.storage import content_hash
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.opening import index_of
 from switchyard.services.index.similarity import TOP_K, similar_documents
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome
@@ -48,17 +47,17 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
     """Link a document to those most like it, and write the result of the whole pipeline."""
     document_id = payload.document_id
     files = DocumentFiles.of(ctx, document_id)
-    embedder = embedder_for(ctx.settings)
-    threshold = embedder.scale.alike if payload.threshold is None else payload.threshold
-    async with at_stage(ctx, document_id, LINK):
+    async with at_stage(ctx, document_id, LINK), index_of(ctx) as index:
         embedded = await files.output_of_async(EMBED)
+        active = (await index.generations()).active
+        threshold = payload.threshold
+        if threshold is None:
+            threshold = index.embedder_of(active).scale.alike
 
         async def work() -> dict[str, Any]:
-            async with ChunkIndex.open(
-                ctx.settings.vectors_url, embedder=embedder.name, dimensions=embedder.dimensions
-            ) as index:
+            async with index.home.table(active) as table:
                 links = await similar_documents(
-                    index, document_id, top_k=payload.top_k, threshold=threshold
+                    table, document_id, top_k=payload.top_k, threshold=threshold
                 )
             return {"links": [asdict(link) for link in links]}
 

@@ -1,0 +1,47 @@
+"""Addresses of PostgreSQL databases that keep an index, and whose such a database is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg")
+TABLE = "chunk_index_system"
+
+
+def is_postgres(url: str) -> bool:
+    """Whether the address is that of a PostgreSQL database."""
+    return url.partition("://")[0] in SCHEMES and "://" in url
+
+
+def dsn(url: str) -> str:
+    """The address as asyncpg takes it: also one that was written for SQLAlchemy."""
+    return f"postgresql://{url.partition('://')[2]}"
+
+
+def without_credentials(url: str) -> str:
+    """An address as it may be shown; one that is no database's as it is."""
+    if not is_postgres(url):
+        return url
+    rest = url.partition("://")[2].partition("?")[0]
+    return f"postgresql://{rest.rpartition('@')[2]}"
+
+
+async def claim_database(url: str, told: str, *, take: bool) -> str:
+    """Put `told` into the database as the mark of its owner where there is none, or, with `take`,
+    in the place of whatever there is. Gives the mark that is there then. Raises OSError and
+    asyncpg's errors."""
+    import asyncpg
+
+    connection: Any = await asyncpg.connect(dsn(url))
+    try:
+        await connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {TABLE} (single bool PRIMARY KEY CHECK (single), "
+            "told text)"
+        )
+        conflict = "DO UPDATE SET told = excluded.told" if take else "DO NOTHING"
+        await connection.execute(
+            f"INSERT INTO {TABLE} VALUES (true, $1) ON CONFLICT (single) {conflict}", told
+        )
+        return str(await connection.fetchval(f"SELECT left(told, 1000) FROM {TABLE}"))
+    finally:
+        await connection.close(timeout=1)

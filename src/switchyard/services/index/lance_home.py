@@ -1,0 +1,166 @@
+"""Where an index in LanceDB is kept: a directory or an object store with a table for each
+generation.
+
+The catalogue is a file for each of its states, which only one process can put. So is the marker
+that guards the creation of a table: two at once would overwrite one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from switchyard.services.files.storage import NotStored, Storage
+from switchyard.services.index.chunk_index import ChunkIndex, IndexAway, IndexMismatch, way_back
+from switchyard.services.index.commits import FIRST_WAIT
+from switchyard.services.index.generations import (
+    FIRST_TABLE,
+    Generation,
+    Generations,
+    decoded,
+    encoded,
+)
+from switchyard.services.index.lance_table import LanceTable, columns_of
+from switchyard.services.index.words import add_word_index
+
+_CREATION_TIMEOUT = 30.0
+"""Seconds after which a creation's marker belongs to a process that died."""
+_EMBEDDER = b"embedder"
+_STATES = "generations"
+"""Folder of the catalogue."""
+_LARGEST = 100_000
+"""Bytes of a state."""
+
+
+class LanceHome:
+    """An index at an address of LanceDB. Holds the address alone."""
+
+    def __init__(self, url: str) -> None:
+        self.where = url
+        self._beside = Storage(as_url(url))
+
+    async def generations(self, first: Generation) -> Generations:
+        keys = [stored.key async for stored in self._beside.list_async(_STATES)]
+        states = [key for key in keys if key.endswith(".json")]
+        if states:
+            return decoded(await self._beside.get_async(max(states), max_bytes=_LARGEST))
+        async with self._connected() as connection:
+            table = await _open_table(connection, FIRST_TABLE)
+            if table is None:
+                return Generations(first)
+            embedder, dimensions = _made_by(await table.schema())
+        return Generations(Generation(FIRST_TABLE, embedder, dimensions))
+
+    async def put_state(self, state: Generations) -> bool:
+        # Of the same length, so that the last one by name is the newest.
+        return await self._beside.put_new_async(
+            f"{_STATES}/{state.number:08d}.json", encoded(state)
+        )
+
+    @asynccontextmanager
+    async def table(self, generation: Generation) -> AsyncIterator[ChunkIndex]:
+        async with self._connected() as connection:
+            table = await _open_table(connection, generation.table)
+            if table is None:
+                table = await self._create(connection, generation)
+            _check(await table.schema(), generation)
+            yield LanceTable(table, generation.dimensions)
+
+    async def drop(self, generation: Generation) -> None:
+        async with self._connected() as connection:
+            await connection.drop_table(generation.table, ignore_missing=True)
+        await self._beside.delete_async(_note_key(generation))
+
+    async def note(self, generation: Generation, text: str) -> None:
+        await self._beside.put_async(_note_key(generation), text.encode())
+
+    async def noted(self, generation: Generation) -> str | None:
+        try:
+            text = await self._beside.get_async(_note_key(generation), max_bytes=_LARGEST)
+        except NotStored:
+            return None
+        return text.decode(errors="replace")
+
+    async def close(self) -> None:
+        return
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        import lancedb
+
+        connection: Any = await lancedb.connect_async(self.where)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    async def _create(self, connection: Any, generation: Generation) -> Any:
+        """The table, made by this process or by the one that was first."""
+        marker = f"{generation.table}.creating"
+        deadline = asyncio.get_running_loop().time() + 2 * _CREATION_TIMEOUT
+        while asyncio.get_running_loop().time() < deadline:
+            if await self._beside.put_new_async(marker, b""):
+                try:
+                    table = await _open_table(connection, generation.table)
+                    if table is None:
+                        embedder = {_EMBEDDER: generation.embedder.encode()}
+                        schema = columns_of(generation.dimensions).with_metadata(embedder)
+                        table = await connection.create_table(generation.table, schema=schema)
+                        await add_word_index(table)
+                    return table
+                finally:
+                    await self._beside.delete_async(marker)
+            await asyncio.sleep(FIRST_WAIT)
+            table = await _open_table(connection, generation.table)
+            if table is not None:
+                return table
+            await self._drop_stale(marker)
+        raise IndexAway(f"the index at {self.where} is being made by another process for too long")
+
+    async def _drop_stale(self, marker: str) -> None:
+        stored = await self._beside.stat_async(marker)
+        oldest = datetime.now(UTC) - timedelta(seconds=_CREATION_TIMEOUT)
+        if stored is not None and stored.modified < oldest:
+            await self._beside.delete_async(marker)
+
+
+def as_url(address: str) -> str:
+    """The address of a directory as a URL; any other as it is."""
+    return address if "://" in address else Path(address).absolute().as_uri()
+
+
+async def _open_table(connection: Any, name: str) -> Any | None:
+    try:
+        return await connection.open_table(name)
+    except ValueError as error:
+        if "not found" not in str(error):
+            raise
+        return None
+
+
+def _made_by(schema: Any) -> tuple[str, int]:
+    embedder = (schema.metadata or {}).get(_EMBEDDER, b"unknown").decode()
+    return embedder, schema.field("vector").type.list_size
+
+
+def _check(schema: Any, generation: Generation) -> None:
+    made_by, length = _made_by(schema)
+    if (made_by, length) != (generation.embedder, generation.dimensions):
+        raise mismatch(made_by, length, generation)
+
+
+def mismatch(made_by: str, length: int, wanted: Generation) -> IndexMismatch:
+    """What is said of a table that is another embedder's."""
+    return IndexMismatch(
+        f"the index holds vectors of {made_by!r}, length {length}; this process embeds with "
+        f"{wanted.embedder!r}, length {wanted.dimensions}: {way_back(made_by, length)}, or "
+        "`jobctl index rebuild` for an index of this embedder"
+    )
+
+
+def _note_key(generation: Generation) -> str:
+    return f"{generation.table}.noted"

@@ -1,0 +1,142 @@
+"""The index at JOBS_INDEX_URL, with the embedders of its generations.
+
+An index keeps the embedder that it was made with, whatever the settings say, until it is built
+anew for another (`rebuilding`). So a search always asks with the embedder whose vectors it
+compares with, and what comes in is written to all generations that are in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from switchyard.services.identity.postgres import is_postgres
+from switchyard.services.index.chunk_index import ChunkIndex, IndexMismatch, way_back
+from switchyard.services.index.embedder import Embedder, embedder_for, embedder_named
+from switchyard.services.index.generations import FIRST_TABLE, Generation, Generations, IndexHome
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIndex:
+    """An index, for as long as its connections are open."""
+
+    settings: Settings
+    home: IndexHome
+
+    @property
+    def wanted(self) -> Generation:
+        """The generation that a new index has: that of the embedder in the settings. Raises
+        PermanentError when that embedder can't be."""
+        return generation_of(embedder_for(self.settings), FIRST_TABLE)
+
+    async def generations(self) -> Generations:
+        """How it stands. Raises IndexMismatch, IndexAway."""
+        return await self.home.generations(self.wanted)
+
+    def embedder_of(self, generation: Generation) -> Embedder:
+        """The embedder of its vectors. Raises IndexMismatch where these settings can't make it."""
+        found = embedder_named(self.settings, generation.embedder, generation.dimensions)
+        if found is None:
+            raise IndexMismatch(
+                f"the index holds vectors of {generation.embedder!r}, which this process can't "
+                f"make: {way_back(generation.embedder, generation.dimensions)}"
+            )
+        return found
+
+    @asynccontextmanager
+    async def searched(self) -> AsyncIterator[tuple[ChunkIndex, Embedder]]:
+        """The generation that is searched, and whom to ask for a query's vector. Raises
+        IndexMismatch, IndexAway."""
+        active = (await self.generations()).active
+        embedder = self.embedder_of(active)
+        async with self.home.table(active) as table:
+            yield table, embedder
+
+    async def write(
+        self, work: Callable[[ChunkIndex, Embedder], Awaitable[None]]
+    ) -> tuple[Generation, ...]:
+        """Have `work` write to every generation in use, the one that is searched first; gives
+        those it has written to.
+
+        The catalogue is read again behind it: a generation that was begun meanwhile does not know
+        of what `work` has just written, so it is written to as well.
+        """
+        done: list[Generation] = []
+        while left := [each for each in (await self.generations()).written if each not in done]:
+            for generation in left:
+                embedder = self.embedder_of(generation)
+                async with self.home.table(generation) as table:
+                    await work(table, embedder)
+                done.append(generation)
+        return tuple(done)
+
+    async def count(self, document_id: str) -> int | None:
+        """Chunks of a document in every generation in use; None where they differ."""
+        counts = set()
+        for generation in (await self.generations()).written:
+            async with self.home.table(generation) as table:
+                counts.add(await table.count(document_id))
+        return counts.pop() if len(counts) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReport:
+    """A generation, as operators see it."""
+
+    role: Literal["active", "building", "retired"]
+    generation: Generation
+    chunks: int | None
+    """None of a retired one."""
+
+
+async def report(index: OpenIndex) -> list[GenerationReport]:
+    """All generations, the one that is searched first. Raises IndexMismatch, IndexAway."""
+    state = await index.generations()
+    found = []
+    for generation in state.written:
+        async with index.home.table(generation) as table:
+            role: Literal["active", "building"] = (
+                "active" if generation == state.active else "building"
+            )
+            found.append(GenerationReport(role, generation, await table.count()))
+    return found + [GenerationReport("retired", each.generation, None) for each in state.retired]
+
+
+def generation_of(embedder: Embedder, table: str) -> Generation:
+    """A generation of that embedder's vectors in a table of that name."""
+    return Generation(table, embedder.name, embedder.dimensions)
+
+
+@asynccontextmanager
+async def open_index(settings: Settings) -> AsyncIterator[OpenIndex]:
+    """The index of these settings; its connections are made when they are needed."""
+    home = home_at(settings.vectors_url)
+    try:
+        yield OpenIndex(settings, home)
+    finally:
+        await home.close()
+
+
+@asynccontextmanager
+async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
+    """The index for a job: that of its process, where it shares one with other jobs."""
+    if ctx.shared is None:
+        async with open_index(ctx.settings) as index:
+            yield index
+    else:
+        yield await ctx.shared.get(OpenIndex, lambda: open_index(ctx.settings))
+
+
+def home_at(url: str) -> IndexHome:
+    """Where the index of that address is kept: in PostgreSQL, or in LanceDB anywhere else."""
+    if is_postgres(url):
+        from switchyard.services.index.postgres_home import PostgresHome
+
+        return PostgresHome(url)
+    from switchyard.services.index.lance_home import LanceHome
+
+    return LanceHome(url)

@@ -1,0 +1,169 @@
+"""Where an index in PostgreSQL is kept: a database with a table for each generation.
+
+The catalogue is a table with a row for each of its states, of whose numbers each can be put once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from switchyard.services.identity.postgres import dsn, without_credentials
+from switchyard.services.index.chunk_index import ChunkIndex, IndexAway, IndexMismatch
+from switchyard.services.index.generations import (
+    FIRST_TABLE,
+    Generation,
+    Generations,
+    decoded,
+    encoded,
+)
+from switchyard.services.index.lance_home import mismatch
+from switchyard.services.index.postgres_table import PostgresTable, create_table, made_by
+from switchyard.services.jobs.outcomes import PermanentError
+
+CONNECTIONS = 8
+"""That one process has at most."""
+_TIMEOUT = 60.0
+"""Seconds that a statement may take; maintenance has no limit."""
+_CATALOGUE = "chunk_index_generations"
+_NOTES = "chunk_index_notes"
+_LOCK = 0x5357_4944
+"""Of those who make tables: two at once would be in each other's way."""
+
+
+class PostgresHome:
+    """An index in a database; connects when it is first used."""
+
+    def __init__(self, url: str) -> None:
+        self.where = without_credentials(url)
+        self._dsn = dsn(url)
+        self._pool: Any = None
+        self._ready = False
+
+    async def generations(self, first: Generation) -> Generations:
+        async with self._connection() as connection:
+            text = await connection.fetchval(
+                f"SELECT state FROM {_CATALOGUE} ORDER BY number DESC LIMIT 1"
+            )
+            if text is not None:
+                return decoded(text)
+            found = await made_by(connection, FIRST_TABLE)
+        return Generations(first if found is None else Generation(FIRST_TABLE, *found))
+
+    async def put_state(self, state: Generations) -> bool:
+        async with self._connection() as connection:
+            done = await connection.fetchval(
+                f"INSERT INTO {_CATALOGUE} VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING number",
+                state.number,
+                encoded(state).decode(),
+            )
+        return done is not None
+
+    @asynccontextmanager
+    async def table(self, generation: Generation) -> AsyncIterator[ChunkIndex]:
+        async with self._connection() as connection:
+            found = await made_by(connection, generation.table)
+            if found is None:
+                async with self._alone(connection):
+                    found = await made_by(connection, generation.table)
+                    if found is None:
+                        await create_table(connection, generation)
+                        found = (generation.embedder, generation.dimensions)
+        if found != (generation.embedder, generation.dimensions):
+            raise mismatch(*found, generation)
+        yield PostgresTable(self._connection, generation)
+
+    async def drop(self, generation: Generation) -> None:
+        async with self._connection() as connection, self._alone(connection):
+            await connection.execute(f"DROP TABLE IF EXISTS {generation.table}")
+            await connection.execute(f"DELETE FROM {_NOTES} WHERE name = $1", generation.table)
+
+    async def note(self, generation: Generation, text: str) -> None:
+        async with self._connection() as connection:
+            await connection.execute(
+                f"INSERT INTO {_NOTES} VALUES ($1, $2) "
+                "ON CONFLICT (name) DO UPDATE SET noted = excluded.noted",
+                generation.table,
+                text,
+            )
+
+    async def noted(self, generation: Generation) -> str | None:
+        async with self._connection() as connection:
+            found: str | None = await connection.fetchval(
+                f"SELECT noted FROM {_NOTES} WHERE name = $1", generation.table
+            )
+        return found
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            self._pool.terminate()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        """One of the pool's. Raises IndexAway where the database is away, IndexMismatch where its
+        tables are not as they were made, PermanentError where it has no pgvector."""
+        import asyncpg
+
+        try:
+            if self._pool is None:
+                self._pool = asyncpg.create_pool(
+                    self._dsn,
+                    min_size=0,
+                    max_size=CONNECTIONS,
+                    command_timeout=_TIMEOUT,
+                    server_settings={"application_name": "switchyard", "jit": "off"},
+                )
+            pool = await self._pool
+            async with pool.acquire(timeout=_TIMEOUT) as connection:
+                if not self._ready:
+                    await self._prepare(connection)
+                    self._ready = True
+                yield connection
+        except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError) as error:
+            self._ready = False
+            raise IndexAway(f"the index at {self.where} is being changed: {error}") from error
+        except (asyncpg.DataError, asyncpg.SyntaxOrAccessError) as error:
+            raise IndexMismatch(f"the index at {self.where}: {error}") from error
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise IndexAway(f"the index at {self.where}: {reason}") from error
+
+    async def _prepare(self, connection: Any) -> None:
+        import asyncpg
+
+        has_all = await connection.fetchval(
+            "SELECT to_regtype('vector') IS NOT NULL AND to_regclass($1) IS NOT NULL "
+            "AND to_regclass($2) IS NOT NULL",
+            _CATALOGUE,
+            _NOTES,
+        )
+        if has_all:
+            return
+        async with self._alone(connection):
+            try:
+                await connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            except (asyncpg.FeatureNotSupportedError, asyncpg.UndefinedFileError) as error:
+                raise PermanentError(
+                    f"the server of {self.where} has no pgvector: install it there (on Debian, "
+                    "postgresql-NN-pgvector), or set JOBS_INDEX_URL to a directory"
+                ) from error
+            except asyncpg.InsufficientPrivilegeError as error:
+                raise PermanentError(
+                    f"the user of JOBS_INDEX_URL may not make the extension: have an administrator "
+                    f"run `CREATE EXTENSION vector` in {self.where}"
+                ) from error
+            await connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {_CATALOGUE} "
+                "(number bigint PRIMARY KEY, state text NOT NULL)"
+            )
+            await connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {_NOTES} (name text PRIMARY KEY, noted text NOT NULL)"
+            )
+
+    @asynccontextmanager
+    async def _alone(self, connection: Any) -> AsyncIterator[None]:
+        """A transaction in which nobody else makes or drops tables."""
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+            yield

@@ -1,0 +1,316 @@
+"""The index of chunks in PostgreSQL: vectors by pgvector, words by an inverted index.
+
+PostgreSQL's own full-text search knows no BM25 and no words where no spaces are written. So the
+words of a chunk are cut as those of a query are (`services.text.plain`), and kept as an array with
+a GIN index; that finds the candidates, and BM25 orders them here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from switchyard.services.index.chunk_index import (
+    APPROXIMATE_FROM,
+    IndexedText,
+    Match,
+    WordMatch,
+    best_first,
+    require_pairs,
+    unit,
+)
+from switchyard.services.index.generations import Generation
+from switchyard.services.index.words import MAX_QUERY_WORDS
+from switchyard.services.text.chunks import Chunk
+from switchyard.services.text.plain import content_words, words
+
+INLINE_DIMENSIONS = 1_900
+"""Vectors up to this length lie in the table's own pages of 8 KiB, where a scan is quickest."""
+INDEXED_DIMENSIONS = 2_000
+"""Vectors up to this length can have an index of neighbours (HNSW)."""
+LONGEST_WORD = 100
+"""Characters of a word that are kept: an inverted index takes no long ones."""
+_MAINTENANCE = 24 * 3600.0
+"""Seconds that one statement of maintenance may take."""
+_CANDIDATES = 4
+"""For each chunk that is asked for by words, so many are compared."""
+_K1, _B = 1.2, 0.75
+"""The usual parameters of BM25."""
+_CHUNK = "id, document_id, index, page, text, title"
+
+Connect = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+async def create_table(connection: Any, generation: Generation) -> None:
+    """Make the table, with its indexes; it is not there yet."""
+    name, length = generation.table, generation.dimensions
+    await connection.execute(
+        f"CREATE TABLE {name} (id text PRIMARY KEY, document_id text NOT NULL, "
+        "index integer NOT NULL, page integer NOT NULL, title text NOT NULL, text text NOT NULL, "
+        f"words text[] NOT NULL, vector vector({length}) NOT NULL) "
+        # Texts lie beside the table, so that whoever looks at the rest reads less.
+        "WITH (toast_tuple_target = 128)"
+    )
+    storage = "PLAIN" if length <= INLINE_DIMENSIONS else "EXTERNAL"
+    await connection.execute(f"ALTER TABLE {name} ALTER COLUMN vector SET STORAGE {storage}")
+    await connection.execute(f"CREATE INDEX {name}_documents ON {name} (document_id, index)")
+    await connection.execute(f"CREATE INDEX {name}_words ON {name} USING gin (words)")
+    told = json.dumps({"embedder": generation.embedder, "dimensions": length})
+    quoted = await connection.fetchval("SELECT quote_literal($1::text)", told)
+    await connection.execute(f"COMMENT ON TABLE {name} IS {quoted}")
+
+
+async def made_by(connection: Any, name: str) -> tuple[str, int] | None:
+    """Embedder and length of the vectors of a table; None where there is no such table."""
+    # Not by to_regclass: what that has once not found, it may find only in the next transaction.
+    told = await connection.fetchval(
+        "SELECT obj_description(oid, 'pg_class') FROM pg_class "
+        "WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)",
+        name,
+    )
+    if told is None:
+        return None
+    try:
+        found = json.loads(told)
+        return str(found["embedder"]), int(found["dimensions"])
+    except (ValueError, KeyError, TypeError):
+        return "unknown", 0
+
+
+class PostgresTable:
+    """A table of PostgreSQL as a ChunkIndex."""
+
+    def __init__(self, connect: Connect, generation: Generation) -> None:
+        self._connect = connect
+        self._name = generation.table
+        self.dimensions = generation.dimensions
+
+    async def put(
+        self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
+    ) -> None:
+        if chunks:
+            rows = await asyncio.to_thread(_rows, title, chunks, vectors)
+            async with self._connect() as connection:
+                await connection.executemany(
+                    f"INSERT INTO {self._name} "
+                    "(id, document_id, index, page, title, text, words, vector) "
+                    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8::real[]::vector) "
+                    "ON CONFLICT (id) DO UPDATE SET page = excluded.page, title = excluded.title, "
+                    "text = excluded.text, words = excluded.words, vector = excluded.vector",
+                    rows,
+                )
+
+    async def drop_from(self, document_id: str, number: int) -> None:
+        async with self._connect() as connection:
+            await connection.execute(
+                f"DELETE FROM {self._name} WHERE document_id = $1 AND index >= $2",
+                document_id,
+                number,
+            )
+
+    async def delete_document(self, document_id: str) -> None:
+        await self.drop_from(document_id, 0)
+
+    async def count(self, document_id: str | None = None) -> int:
+        async with self._connect() as connection:
+            return int(
+                await connection.fetchval(
+                    f"SELECT count(*) FROM {self._name} WHERE $1::text IS NULL OR document_id = $1",
+                    document_id,
+                )
+            )
+
+    async def document_ids(self) -> list[str]:
+        async with self._connect() as connection:
+            rows = await connection.fetch(f"SELECT DISTINCT document_id FROM {self._name}")
+        return sorted(row[0] for row in rows)
+
+    async def texts_of(self, document_id: str, start: int, limit: int) -> list[IndexedText]:
+        async with self._connect() as connection:
+            rows = await connection.fetch(
+                f"SELECT {_CHUNK} FROM {self._name} "
+                "WHERE document_id = $1 AND index >= $2 AND index < $3 ORDER BY index",
+                document_id,
+                start,
+                start + limit,
+            )
+        return [IndexedText(row["title"], _chunk(row)) for row in rows]
+
+    async def vectors_at(self, document_id: str, numbers: Sequence[int]) -> list[list[float]]:
+        async with self._connect() as connection:
+            rows = await connection.fetch(
+                f"SELECT vector::real[] FROM {self._name} "
+                "WHERE document_id = $1 AND index = ANY($2) ORDER BY index",
+                document_id,
+                list(numbers),
+            )
+        return [list(row[0]) for row in rows]
+
+    async def means_of(self, document_ids: Collection[str]) -> dict[str, list[float]]:
+        import numpy as np
+
+        async with self._connect() as connection:
+            rows = await connection.fetch(
+                f"SELECT document_id, avg(vector)::real[] FROM {self._name} "
+                "WHERE document_id = ANY($1) GROUP BY document_id",
+                list(document_ids),
+            )
+        return {row[0]: unit(np.array(row[1], dtype=np.float64)) for row in rows}
+
+    async def nearest(
+        self,
+        vector: Sequence[float],
+        limit: int,
+        *,
+        excluding: str | None = None,
+        within: Collection[str] | None = None,
+        of: Collection[str] | None = None,
+        exact: bool = False,
+    ) -> list[Match]:
+        if not any(vector) or (within is not None and not within) or (of is not None and not of):
+            return []
+        conditions, values = [], [list(vector), limit]
+        for condition, value in (
+            ("document_id <> ${}", excluding),
+            ("document_id = ANY(${})", None if within is None else list(within)),
+            ("id = ANY(${})", None if of is None else list(of)),
+        ):
+            if value is not None:
+                values.append(value)
+                conditions.append(condition.format(len(values)))
+        where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
+        async with self._connect() as connection, connection.transaction(readonly=True):
+            await connection.execute(
+                "SET LOCAL enable_indexscan = off"
+                if exact
+                else f"SET LOCAL hnsw.ef_search = {min(max(2 * limit, 100), 1000)}; "
+                "SET LOCAL hnsw.iterative_scan = strict_order"
+            )
+            rows = await connection.fetch(
+                f"SELECT {_CHUNK}, vector <=> $1::real[]::vector AS distance FROM {self._name} "
+                f"{where}ORDER BY distance LIMIT $2",
+                *values,
+            )
+        return best_first(
+            [
+                Match(_chunk(row), row["title"], similarity=1 - row["distance"])
+                for row in rows
+                if not math.isnan(row["distance"])
+            ]
+        )
+
+    async def with_words(
+        self, text: str, limit: int, *, within: Collection[str] | None = None
+    ) -> list[WordMatch]:
+        told = list(dict.fromkeys(content_words(text) or words(text)))[:MAX_QUERY_WORDS]
+        terms = [word[:LONGEST_WORD] for word in told]
+        if not terms or (within is not None and not within):
+            return []
+        async with self._connect() as connection:
+            rows = await connection.fetch(
+                _WORDED.format(table=self._name, chunk=_CHUNK),
+                terms,
+                None if within is None else list(within),
+                limit * _CANDIDATES,
+                self._name,
+            )
+        return (await asyncio.to_thread(_by_relevance, rows))[:limit]
+
+    async def compact(self) -> None:
+        """Have the server clear away what was replaced, look at how words and documents are
+        spread, and index the vectors where there are many."""
+        number = await self.count()
+        async with self._connect() as connection:
+            if number >= APPROXIMATE_FROM and self.dimensions <= INDEXED_DIMENSIONS:
+                await self._index_neighbours(connection)
+            await connection.execute(f"VACUUM (ANALYZE) {self._name}", timeout=_MAINTENANCE)
+
+    async def _index_neighbours(self, connection: Any) -> None:
+        index = f"{self._name}_neighbours"
+        is_valid = await connection.fetchval(
+            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass($1)", index
+        )
+        if is_valid:
+            return
+        if is_valid is False:  # whoever began to make it was killed
+            await connection.execute(f"DROP INDEX CONCURRENTLY {index}", timeout=_MAINTENANCE)
+        await connection.execute(
+            f"CREATE INDEX CONCURRENTLY {index} ON {self._name} "
+            "USING hnsw (vector vector_cosine_ops)",
+            timeout=_MAINTENANCE,
+        )
+
+
+_WORDED = """
+WITH asked AS (SELECT unnest($1::text[]) AS word),
+found AS (
+    SELECT asked.word, chunk.id, chunk.document_id
+    FROM asked CROSS JOIN LATERAL
+        (SELECT id, document_id FROM {table} WHERE words @> ARRAY[asked.word] OFFSET 0) AS chunk
+),
+total AS (
+    SELECT CASE WHEN reltuples < 10000 THEN (SELECT count(*) FROM {table}) ELSE reltuples END AS n
+    FROM pg_class WHERE oid = to_regclass($4)
+),
+known AS (
+    SELECT word, ln(1 + (greatest(max(total.n), count(*)) - count(*) + 0.5) / (count(*) + 0.5)) AS w
+    FROM found CROSS JOIN total GROUP BY word
+),
+best AS (
+    SELECT found.id, array_agg(found.word) AS has, array_agg(known.w) AS weights
+    FROM found JOIN known USING (word)
+    WHERE $2::text[] IS NULL OR found.document_id = ANY($2)
+    GROUP BY found.id ORDER BY sum(known.w) DESC, found.id LIMIT $3
+)
+SELECT {chunk}, has, weights FROM best JOIN {table} USING (id)
+"""
+
+
+def _by_relevance(rows: Sequence[Any]) -> list[WordMatch]:
+    """The candidates in the order of BM25; the usual length of a chunk is theirs."""
+    counted = [Counter(word[:LONGEST_WORD] for word in words(row["text"])) for row in rows]
+    lengths = [max(counts.total(), 1) for counts in counted]
+    usual = sum(lengths) / max(len(lengths), 1)
+    matches = []
+    for row, counts, length in zip(rows, counted, lengths, strict=True):
+        relevance = 0.0
+        for word, weight in zip(row["has"], row["weights"], strict=True):
+            number = max(counts[word], 1)
+            relevance += (
+                weight * number * (_K1 + 1) / (number + _K1 * (1 - _B + _B * length / usual))
+            )
+        matches.append(WordMatch(_chunk(row), row["title"], relevance))
+    return sorted(matches, key=lambda match: (-match.relevance, match.chunk.id))
+
+
+def _rows(
+    title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
+) -> list[tuple[Any, ...]]:
+    require_pairs(chunks, vectors)
+    return [
+        (
+            chunk.id,
+            chunk.document_id,
+            chunk.index,
+            chunk.page,
+            _storable(title),
+            _storable(chunk.text),
+            sorted({_storable(word[:LONGEST_WORD]) for word in words(chunk.text)}),
+            list(vector),
+        )
+        for chunk, vector in zip(chunks, vectors, strict=True)
+    ]
+
+
+def _storable(text: str) -> str:
+    """What PostgreSQL takes: no NUL, and no half of a surrogate pair."""
+    return text.replace("\0", " ").encode(errors="replace").decode()
+
+
+def _chunk(row: Any) -> Chunk:
+    return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])

@@ -1,0 +1,49 @@
+"""`jobctl index` shows, builds anew and compacts the index of a running system."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from switchyard.cli.jobs.index import OfflineName
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.embedder import Embedder
+from switchyard.services.index.opening import open_index
+from switchyard.services.settings import Settings
+from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.workers.reindex import RebuildIndex
+from tests.acceptance.conftest import CommandLine
+
+
+def test_the_embedders_that_can_be_named_are_those_of_the_job() -> None:
+    declared = RebuildIndex.model_fields["offline"].annotation
+    literal = next(each for each in get_args(declared) if get_args(each))
+    assert {name.value for name in OfflineName} == set(get_args(literal))
+
+
+async def _write_one() -> None:
+    async def put(table: ChunkIndex, embedder: Embedder) -> None:
+        chunk = Chunk(chunk_id("a", 0), "a", 0, 1, "The tide rises twice a day.")
+        await table.put("Tides", [chunk], await embedder.embed([chunk.text]))
+
+    async with open_index(Settings()) as index:
+        await index.write(put)
+
+
+async def test_an_index_is_shown_built_anew_and_compacted(jobctl: CommandLine) -> None:
+    await _write_one()
+    shown = jobctl.json("index", "show")
+    assert [(each["role"], each["embedder"], each["chunks"]) for each in shown["generations"]] == [
+        ("active", "wordllama-1-256", 1)
+    ]
+    assert "active: wordllama-1-256, 1 chunks (chunks)" in jobctl.ok("index", "show")
+    assert "Nothing is being built" in jobctl.run("index", "abandon").stderr
+    with jobctl.started("worker", "reindex"):
+        jobctl.ok("index", "rebuild", "--offline", "hashed", "--dimensions", "64", "--wait")
+        jobctl.ok("index", "compact", "--wait")
+    shown = jobctl.json("index", "show")
+    assert [(each["role"], each["embedder"], each["chunks"]) for each in shown["generations"]] == [
+        ("active", "hashed-1-64", 1),
+        ("retired", "wordllama-1-256", None),
+    ]
+    told = jobctl.run("index", "show").stderr
+    assert "It keeps hashed-1-64 until `jobctl index rebuild`" in told
