@@ -4,6 +4,7 @@ from switchyard import Done, JobContext, Outcome, job          # job types of yo
 from switchyard import JobPublisher, JobRequest                # publishing, with an event loop
 from switchyard import BlockingPublisher, JobMessage           # and without one
 from switchyard import LLMQueue                                # questions to language models
+from switchyard import DocumentSource, ingest_job              # sources of documents of your own
 from switchyard import AsyncClient, Client                     # the HTTP API
 
 `import switchyard` loads nothing: each name is loaded when it is first asked for, with what it
@@ -34,13 +35,19 @@ if TYPE_CHECKING:
     from switchyard.services.llm.queue import LLMQueue
     from switchyard.services.publishing.preparing import JobRequest
     from switchyard.services.publishing.publisher import JobPublisher
+    from switchyard.services.sources.asking import SourceClient
+    from switchyard.services.sources.document import DocumentSource, FoundDocument
+    from switchyard.services.sources.errors import SourceNonsense, SourceNotFound, SourceRefused
+    from switchyard.services.workers.ingest.sourced import ingest_job
 
 __all__ = [
     "AsyncClient",
     "BlockingPublisher",
     "Client",
     "Discard",
+    "DocumentSource",
     "Done",
+    "FoundDocument",
     "Job",
     "JobContext",
     "JobMessage",
@@ -54,6 +61,11 @@ __all__ = [
     "Retry",
     "RetryableError",
     "Snooze",
+    "SourceClient",
+    "SourceNonsense",
+    "SourceNotFound",
+    "SourceRefused",
+    "ingest_job",
     "job",
 ]
 
@@ -78,6 +90,10 @@ _HOMES = {
     "switchyard.services.llm.queue": ("LLMQueue",),
     "switchyard.services.publishing.preparing": ("JobRequest",),
     "switchyard.services.publishing.publisher": ("JobPublisher",),
+    "switchyard.services.sources.asking": ("SourceClient",),
+    "switchyard.services.sources.document": ("DocumentSource", "FoundDocument"),
+    "switchyard.services.sources.errors": ("SourceNonsense", "SourceNotFound", "SourceRefused"),
+    "switchyard.services.workers.ingest.sourced": ("ingest_job",),
 }
 """Where each name is at home; the same as above, for those who run and do not read."""
 

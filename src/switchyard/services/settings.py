@@ -197,6 +197,47 @@ class Settings(BrokerSettings):
         description="Least seconds between two requests to arXiv, all processes together; 3 is "
         "arXiv's own rule.",
     )
+    github_base_url: str = Field(
+        default="https://api.github.com",
+        pattern="^https?://",
+        description="Address of GitHub's REST API.",
+    )
+    github_token: SecretStr | None = Field(
+        default=None,
+        description="A token for it; without one GitHub allows 60 requests an hour.",
+    )
+    github_interval: float = Field(
+        default=1.0,
+        ge=0,
+        le=60,
+        description="Least seconds between two requests to GitHub, all processes together.",
+    )
+    hf_base_url: str = Field(
+        default="https://huggingface.co",
+        pattern="^https?://",
+        description="Address of the Hugging Face hub.",
+    )
+    hf_token: SecretStr | None = Field(
+        default=None, description="A token for the hub, for what is not for everybody."
+    )
+    hf_interval: float = Field(
+        default=1.0,
+        ge=0,
+        le=60,
+        description="Least seconds between two requests to the hub, all processes together.",
+    )
+    web_interval: float = Field(
+        default=1.0,
+        ge=0,
+        le=60,
+        description="Least seconds between two requests to one host for `ingest_url` and crawls, "
+        "all processes together; more where its robots.txt asks for it.",
+    )
+    web_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Hosts of your own network that web pages may be taken from, comma-separated: "
+        "HOST:PORT; else only the open internet.",
+    )
     worker_concurrency: int = Field(
         default=4,
         ge=1,
@@ -287,7 +328,9 @@ class Settings(BrokerSettings):
         default="info", pattern="^(debug|info|warning|error)$", description="Least level logged."
     )
 
-    @field_validator("modules", "api_trusted_proxies", "reference_engines", mode="before")
+    @field_validator(
+        "modules", "api_trusted_proxies", "reference_engines", "web_hosts", mode="before"
+    )
     @classmethod
     def _split_list(cls, value: object) -> object:
         if isinstance(value, str):
@@ -299,6 +342,8 @@ class Settings(BrokerSettings):
         "storage_url",
         "index_url",
         "contact",
+        "github_token",
+        "hf_token",
         "llm_base_url",
         "llm_api_key",
         "embed_base_url",

@@ -26,8 +26,8 @@ from switchyard.services.sources.errors import (
     SourceNotFound,
     SourceRefused,
 )
-from switchyard.services.workers.ingest.arxiv import snooze_for
 from switchyard.services.workers.ingest.arxiv_documents import Taken, takes_over
+from switchyard.services.workers.ingest.sourced import snooze_for
 from switchyard.services.workers.stages import INGEST
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, pdf

@@ -33,7 +33,9 @@ class BackfillPlan(BaseModel):
         },
     )
 
-    source: str = Field(pattern=models.NAME, description="arxiv, file, documents, or your own.")
+    source: str = Field(
+        pattern=models.NAME, description="arxiv, github, huggingface, file, documents, or your own."
+    )
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="The source's: for arxiv `query`, `from`, `to`, `full_text`; for file `key` "

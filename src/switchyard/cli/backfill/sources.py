@@ -18,8 +18,8 @@ from switchyard.cli.base.shared_options import with_options
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Start a backfill from a source: arxiv, file, documents, or one of your own. A running "
-    "`jobctl scheduler` publishes it.",
+    help="Start a backfill from a source: arxiv, github, huggingface, file, documents, or one of "
+    "your own. A running `jobctl scheduler` publishes it.",
 )
 
 
@@ -67,6 +67,51 @@ def arxiv(
         },
         common,
     )
+
+
+@source_command
+def github(
+    org: Annotated[
+        str | None, typer.Option(metavar="NAME", help="An organisation: all its repositories.")
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(help="In GitHub's language, such as `topic:ocr stars:>100`; 1,000 at most."),
+    ] = None,
+    repositories: Annotated[
+        list[str] | None,
+        typer.Option("--repository", metavar="OWNER/NAME", help="One of a list; repeatable."),
+    ] = None,
+    *,
+    common: Common,
+) -> None:
+    """Repositories of GitHub: of an organisation, a search, or a list."""
+    if sum(bool(each) for each in (org, query, repositories)) != 1:
+        raise WrongUsage("name one of --org, --query and --repository")
+    start("github", {"org": org, "query": query, "repositories": repositories}, common)
+
+
+class HubKind(StrEnum):
+    """What the hub has."""
+
+    MODEL = "model"
+    DATASET = "dataset"
+
+
+@source_command
+def huggingface(
+    search: Annotated[str | None, typer.Option(help="Words in the names.")] = None,
+    author: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A user or an organisation of the hub.")
+    ] = None,
+    kind: Annotated[HubKind, typer.Option(help="Models or data sets.")] = HubKind.MODEL,
+    *,
+    common: Common,
+) -> None:
+    """Models or data sets of the Hugging Face hub: of a search, or of an author."""
+    if not search and not author:
+        raise WrongUsage("name --search or --author: the whole hub has millions of models")
+    start("huggingface", {"search": search, "author": author, "kind": kind.value}, common)
 
 
 @source_command

@@ -10,6 +10,7 @@ import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +19,8 @@ from pydantic import BaseModel, ValidationError
 from switchyard.broker.message import describe
 from switchyard.services.errors import Failed, InvalidInput, NotNow
 from switchyard.services.jobs.local_fields import refusals
+from switchyard.services.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.sources.asking import SourceClient, SourceServer
 
 if TYPE_CHECKING:
     from switchyard.services.files.storage import Storage
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 BUILT_IN_MODULES = (
     "switchyard.services.backfill.arxiv",
     "switchyard.services.backfill.files",
+    "switchyard.services.backfill.github",
+    "switchyard.services.backfill.huggingface",
     "switchyard.services.backfill.stored",
 )
 """Modules with the sources that come along."""
@@ -129,6 +134,21 @@ class SourceContext:
     """When the backfill was started: what came later is not its."""
     patience: float = PATIENCE
     """Seconds to wait for a turn, where a source lets everybody ask in turn."""
+
+
+@asynccontextmanager
+async def asked(server: SourceServer, context: SourceContext) -> AsyncIterator[SourceClient]:
+    """A client for a server (services/sources/asking.py), whose errors become those of a source:
+    what can be asked again later, SourceAway; what can't, SourceFailed."""
+    try:
+        async with SourceClient.connect(
+            server, context.settings, context.ledger, patience=context.patience
+        ) as client:
+            yield client
+    except PermanentError as error:
+        raise SourceFailed(str(error)) from error
+    except RetryableError as error:
+        raise SourceAway(str(error)) from error
 
 
 class Sources:

@@ -41,7 +41,7 @@ class BackfillSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
-    """Name of the source: arxiv, file, documents, or one of your own."""
+    """Name of the source: arxiv, github, huggingface, file, documents, or one of your own."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The source's options."""
     job_type: str | None = None

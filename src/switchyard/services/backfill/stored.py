@@ -37,7 +37,7 @@ class DocumentOptions(BaseModel):
         return f"{value}T00:00:00Z" if is_day else value
 
 
-class DocumentSource(Source):
+class StoredDocuments(Source):
     """Documents of the ledger, oldest first: those that were there when the backfill began."""
 
     name: ClassVar[str] = "documents"

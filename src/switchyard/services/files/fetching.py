@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,9 +35,30 @@ _MOVED = frozenset({301, 302, 303, 307, 308})
 class FetchRefused(PermanentError):
     """The URL is not fetched, or what is there is not what was wanted: no use in trying again."""
 
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        self.status = status
+        """What the server answered, where it did."""
+        super().__init__(message)
+
+
+class FetchMoved(FetchRefused):
+    """It is elsewhere, and redirects are for the caller to follow: to `target`, which may be
+    anywhere."""
+
+    def __init__(self, target: str, followed: int) -> None:
+        self.target = target
+        super().__init__(f"more than {followed} redirects, the last to {target[:300]}")
+
 
 class FetchFailed(RetryableError):
     """The server can't be reached, is too slow, or says that it can't answer now."""
+
+    def __init__(
+        self, message: str, *, after: float | None = None, status: int | None = None
+    ) -> None:
+        self.status = status
+        """What the server answered, where it did."""
+        super().__init__(message, after=after)
 
 
 def is_public(address: Address) -> bool:
@@ -131,19 +152,32 @@ class Fetched:
 
     url: str
     """Where it came from in the end, redirects followed."""
-    content_type: str
-    """As the server says; what it is, its content tells."""
+    status: int
+    """Of 200 to 299; 304 where `headers` asked for what has changed."""
+    headers: Mapping[str, str]
+    """Names in lower case."""
     parts: AsyncIterator[bytes]
     """The content as it comes. Raises FetchRefused beyond the limit, FetchFailed."""
+
+    @property
+    def content_type(self) -> str:
+        """As the server says; what it is, its content tells."""
+        return self.headers.get("content-type", "")
 
 
 @asynccontextmanager
 async def fetching(
-    url: str, *, max_bytes: int, within: float, guard: Guard | None = None
+    url: str,
+    *,
+    max_bytes: int,
+    within: float,
+    guard: Guard | None = None,
+    headers: Mapping[str, str] | None = None,
+    max_redirects: int = MAX_REDIRECTS,
 ) -> AsyncIterator[Fetched]:
     """Get a URL (http or https) within so many seconds in all, at most `max_bytes` of it.
 
-    Raises FetchRefused and FetchFailed.
+    Raises FetchRefused and FetchFailed; FetchMoved behind so many redirects.
     """
     backend = _GuardedBackend(guard or Guard())
     limit = asyncio.timeout(within)
@@ -153,16 +187,16 @@ async def fetching(
             httpcore.AsyncConnectionPool(network_backend=backend) as pool,
         ):
             target = _checked(url)
-            for _ in range(MAX_REDIRECTS + 1):
-                async with _get(pool, target) as response:
+            for _ in range(max_redirects + 1):
+                async with _get(pool, target, headers or {}) as response:
                     if response.status in _MOVED:
                         target = _checked(_header(response, b"location"), target)
                         continue
-                    _check(response, max_bytes)
+                    _check(response, max_bytes, bool(headers))
                     parts = _limited(response, max_bytes)
-                    yield Fetched(str(target), _header(response, b"content-type"), parts)
+                    yield Fetched(str(target), response.status, _headers(response), parts)
                     return
-            raise FetchRefused(f"more than {MAX_REDIRECTS} redirects")
+            raise FetchMoved(str(target), max_redirects)
     except TimeoutError as error:
         if not limit.expired():
             raise  # the caller's own
@@ -171,11 +205,11 @@ async def fetching(
 
 @asynccontextmanager
 async def _get(
-    pool: httpcore.AsyncConnectionPool, target: httpx.URL
+    pool: httpcore.AsyncConnectionPool, target: httpx.URL, asked: Mapping[str, str]
 ) -> AsyncIterator[httpcore.Response]:
     limits = dict.fromkeys(("connect", "read", "write", "pool"), CONNECT_TIMEOUT)
     # A packed body could grow beyond every limit while it is unpacked.
-    headers = [("Host", target.netloc.decode()), ("Accept-Encoding", "identity")]
+    headers = [("Host", target.netloc.decode()), ("Accept-Encoding", "identity"), *asked.items()]
     try:
         async with pool.stream(
             "GET", str(target), headers=headers, extensions={"timeout": limits}
@@ -199,12 +233,18 @@ def _checked(url: str, base: httpx.URL | None = None) -> httpx.URL:
     return parsed
 
 
-def _check(response: httpcore.Response, max_bytes: int) -> None:
+def _check(response: httpcore.Response, max_bytes: int, conditional: bool) -> None:
+    if response.status == 304 and conditional:
+        return
     if response.status not in _OK:
         said = f"the server answers {response.status}"
         if response.status in (408, 425, 429) or response.status >= 500:
-            raise FetchFailed(said, after=parse_retry_after(_header(response, b"retry-after")))
-        raise FetchRefused(said)
+            raise FetchFailed(
+                said,
+                after=parse_retry_after(_header(response, b"retry-after")),
+                status=response.status,
+            )
+        raise FetchRefused(said, status=response.status)
     if _header(response, b"content-encoding") not in ("", "identity"):
         raise FetchRefused("the server packs its answer although it was asked not to")
     announced = _header(response, b"content-length")
@@ -223,6 +263,12 @@ async def _limited(response: httpcore.Response, max_bytes: int) -> AsyncIterator
 
 def _too_large(max_bytes: int) -> FetchRefused:
     return FetchRefused(f"more than the {max_bytes:,} bytes allowed")
+
+
+def _headers(response: httpcore.Response) -> dict[str, str]:
+    return {
+        key.decode("latin-1").lower(): value.decode("latin-1") for key, value in response.headers
+    }
 
 
 def _header(response: httpcore.Response, name: bytes) -> str:

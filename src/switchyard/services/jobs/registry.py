@@ -24,6 +24,9 @@ from switchyard.services.jobs.local_fields import Refusal, local_fields, refusal
 BUILT_IN_MODULES = (
     "switchyard.services.workers.ingest.documents",
     "switchyard.services.workers.ingest.arxiv",
+    "switchyard.services.workers.ingest.github",
+    "switchyard.services.workers.ingest.huggingface",
+    "switchyard.services.workers.ingest.web",
     "switchyard.services.workers.ocr",
     "switchyard.services.workers.llm",
     "switchyard.services.workers.llm_requests",

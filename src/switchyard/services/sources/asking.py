@@ -20,13 +20,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from switchyard.services.files.storage import Storage
-from switchyard.services.settings import Settings
 from switchyard.services.sources.answers import KeptAnswers, SourceAnswer, conditions
 from switchyard.services.sources.errors import (
     SourceBusy,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     import httpx
 
     from switchyard.services.ledger import Ledger
+    from switchyard.services.settings import Settings
 
 LONGEST_WAIT = 10.0
 """Seconds that a job waits for its turn, in one of the two places for that, before it snoozes."""
@@ -122,6 +122,11 @@ class SourceClient:
             timeout=server.timeout, headers={**headers, **server.headers}
         ) as http:
             yield cls(server, http, pace, kept)
+
+    def row(self, requests: int) -> AbstractAsyncContextManager[None]:
+        """`async with client.row(3):` up to three requests that belong together, with nobody's in
+        between. Raises SourceBusy."""
+        return self.pace.row(takes=requests * (self.server.timeout + self.server.interval))
 
     async def get(
         self,

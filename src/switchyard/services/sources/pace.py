@@ -54,6 +54,12 @@ class RequestPace(Protocol):
         when the wait would exceed the pace's patience."""
         ...
 
+    def row(self, *, takes: float) -> AbstractAsyncContextManager[None]:
+        """Wait for the right to several requests, one after the other, that belong together: at
+        the interval, and nobody's in between. Whoever needs three requests for one thing would
+        else begin anew each time that the third has no turn. Raises SourceBusy."""
+        ...
+
 
 class FleetPace:
     """The pace of all processes that share a ledger."""
@@ -79,18 +85,16 @@ class FleetPace:
         """Seconds that a caller is kept waiting."""
         self._waits_for_place = waits_for_place
         """Or is sent away when both places are taken."""
+        self._in_a_row = False
 
     @asynccontextmanager
     async def turn(self, *, takes: float) -> AsyncIterator[RequestTurn]:
         """As in RequestPace. Raises LedgerUnavailable too."""
         holder = str(uuid4())
-        until = time.monotonic() + self._patience
-        held = self._patience + takes + _MARGIN
-        self._refuse_long(await self._ledger.lease_remaining(self._next), until)
-        async with (
-            self._holding(self._places, holder, held, until if self._waits_for_place else 0.0),
-            self._holding((self._connection,), holder, held, until),
-        ):
+        # In a row, the interval is waited for: without it there would be no second request.
+        waits = max(self._patience, self._interval + 1) if self._in_a_row else self._patience
+        until = time.monotonic() + waits
+        async with self._connected(holder, takes, until):
             await self._wait(holder, until)
 
             async def pause(seconds: float) -> None:
@@ -98,6 +102,30 @@ class FleetPace:
                 await self._ledger.acquire_lease(self._next, holder, max(seconds, self._interval))
 
             yield RequestTurn(pause)
+
+    @asynccontextmanager
+    async def row(self, *, takes: float) -> AsyncIterator[None]:
+        """As in RequestPace. Raises LedgerUnavailable too."""
+        async with self._connected(str(uuid4()), takes, time.monotonic() + self._patience):
+            self._in_a_row = True
+            try:
+                yield
+            finally:
+                self._in_a_row = False
+
+    @asynccontextmanager
+    async def _connected(self, holder: str, takes: float, until: float) -> AsyncIterator[None]:
+        """Hold the connection, with a place while it is waited for."""
+        self._refuse_long(await self._ledger.lease_remaining(self._next), until)
+        if self._in_a_row:
+            yield
+            return
+        held = self._patience + takes + _MARGIN
+        async with (
+            self._holding(self._places, holder, held, until if self._waits_for_place else 0.0),
+            self._holding((self._connection,), holder, held, until),
+        ):
+            yield
 
     @asynccontextmanager
     async def _holding(
@@ -158,3 +186,8 @@ class LocalPace:
                 self._next = time.monotonic() + max(seconds, self._interval)
 
             yield RequestTurn(pause)
+
+    @asynccontextmanager
+    async def row(self, *, takes: float) -> AsyncIterator[None]:
+        """As in RequestPace: nobody else is here who could come in between."""
+        yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -10,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.local_fields import LocalOnly
-from switchyard.services.jobs.outcomes import Job, Next, Outcome, Snooze
+from switchyard.services.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.jobs.registry import job
 from switchyard.services.sources.arxiv.client import (
     DEEPEST,
@@ -21,11 +20,10 @@ from switchyard.services.sources.arxiv.client import (
 from switchyard.services.sources.arxiv.feed import ArxivId, Entry
 from switchyard.services.sources.errors import SourceBusy, SourceNotFound
 from switchyard.services.workers.ingest.arxiv_documents import take_in
+from switchyard.services.workers.ingest.sourced import snoozed
 
 DEFAULT_RESULTS = 100
 DEFAULT_RESULTS_SINCE = 1000
-LONGEST_SNOOZE = 80.0
-"""Seconds, unless arXiv asks for more."""
 
 
 def _normalised(text: str) -> str:
@@ -102,15 +100,7 @@ async def ingest_arxiv(payload: IngestArxiv, ctx: JobContext) -> Outcome:
         entry = payload.entry or await _ask(ArxivId.parse(payload.id or ""), ctx)
         return await take_in(entry, ctx, full_text=payload.full_text, force=payload.force)
     except SourceBusy as busy:
-        age = (datetime.now(UTC) - ctx.message.metadata.created_at).total_seconds()
-        return Snooze(snooze_for(busy.wait, age, random.random()), str(busy))
-
-
-def snooze_for(wait: float, age: float, chance: float) -> float:
-    """Seconds until a job asks for its turn again that is `age` seconds old. Jobs that came
-    together come again one by one (`chance` is 0 to 1), and the less often the longer they wait: a
-    thousand that came every few seconds would be all that the workers do."""
-    return max(wait, chance * min(age / 5, LONGEST_SNOOZE))
+        return snoozed(busy, ctx)
 
 
 async def _ask(arxiv_id: ArxivId, ctx: JobContext) -> Entry:

@@ -1,0 +1,59 @@
+"""Addresses of web pages: one form for each, so that a page is one document. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import urldefrag, urljoin, urlsplit, urlunsplit
+
+LONGEST = 2000
+"""Characters of an address."""
+_PORTS = {"http": 80, "https": 443}
+
+
+def page_address(text: str) -> str:
+    """An address as it names its document: scheme and host in lower case, without the scheme's own
+    port, a fragment, a user. Raises ValueError with what is wrong."""
+    import httpx
+
+    try:
+        url = httpx.URL(urldefrag(text.strip()).url)
+    except (httpx.InvalidURL, ValueError, UnicodeError) as error:
+        raise ValueError(f"{text[:200]!r} is no web address") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError(f"{text[:200]!r} is no web address: it begins with http:// or https://")
+    if url.userinfo:
+        raise ValueError("an address with a user or password is not taken")
+    if url.port is not None and not 0 < url.port < 65_536:
+        raise ValueError(f"there is no port {url.port}")
+    parts = urlsplit(str(url))
+    made = urlunsplit(parts if parts.path else parts._replace(path="/"))
+    if len(made) > LONGEST:
+        raise ValueError(f"the address has more than {LONGEST:,} characters")
+    return made
+
+
+def origin_of(url: str) -> str:
+    """Scheme, host and port, without a slash: what robots.txt is for."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def place_of(url: str) -> tuple[str, int]:
+    """Host and port."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
+
+
+def addresses(base: str, found: Iterable[str], *, most: int) -> list[str]:
+    """The addresses of links on a page, each once, in their order; what is none is left out."""
+    made: dict[str, None] = {}
+    for each in found:
+        if len(made) >= most:
+            break
+        if len(each) > LONGEST:
+            continue
+        try:
+            made[page_address(urljoin(base, each.strip()))] = None
+        except ValueError:
+            continue
+    return list(made)

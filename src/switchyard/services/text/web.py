@@ -1,0 +1,107 @@
+"""The readable text of a web page, by trafilatura.
+
+Pages are foreign: this runs in a process that is killed at its limits (`JobContext.in_process`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+TIMEOUT = 60.0
+MEMORY_MB = 1536
+"""Address space for reading one page."""
+MOST_LINKS = 1000
+"""Links of one page that are looked at."""
+LONGEST_TEXT = 2 * 1024 * 1024
+"""Characters of a page's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebText:
+    """What a page says."""
+
+    title: str
+    text: str
+    """Markdown; empty where nothing is readable."""
+    author: str | None = None
+    date: str | None = None
+    language: str | None = None
+    links: tuple[str, ...] = field(default=())
+    """As they stand in the page, relative ones too; none where the page says `nofollow`."""
+    indexed: bool = True
+    """False where the page says `noindex`."""
+
+
+def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
+    """What a page says; never raises for what it says."""
+    from lxml import etree
+    from lxml import html as lxml_html
+    from trafilatura import extract, extract_metadata
+    from trafilatura.settings import use_config
+
+    config = use_config()
+    config.set("DEFAULT", "EXTRACTION_TIMEOUT", "0")  # no signals: the process has its limit
+    text = _decoded(html, charset)
+    try:
+        parser = lxml_html.HTMLParser(huge_tree=False, recover=True, encoding="utf-8")
+        tree = lxml_html.document_fromstring(text.encode("utf-8", "replace"), parser=parser)
+    except (etree.ParserError, etree.XMLSyntaxError, ValueError):
+        return WebText("", "")
+    robots = _directives(tree)
+    links = () if "nofollow" in robots else tuple(_links(tree))
+    heading = _first(tree.xpath("//title//text()")) or _first(tree.xpath("//h1//text()"))
+    about = extract_metadata(text, default_url=url)
+    found = extract(
+        text,
+        url=url,
+        output_format="markdown",
+        include_comments=False,
+        include_tables=True,
+        config=config,
+    )
+    return WebText(
+        title=_said(about.title) or heading,
+        text=(found or "")[:LONGEST_TEXT],
+        author=_said(about.author),
+        date=_said(about.date),
+        language=_said(about.language) or _said(tree.get("lang")),
+        links=links,
+        indexed="noindex" not in robots,
+    )
+
+
+def _decoded(html: bytes, charset: str | None) -> str:
+    """By the charset that the server names, else as trafilatura finds out."""
+    from trafilatura.utils import decode_file
+
+    if charset:
+        try:
+            return html.decode(charset, "replace")
+        except LookupError:
+            pass
+    return decode_file(html)
+
+
+def _directives(tree: object) -> set[str]:
+    """Of `<meta name="robots">` and the one for us."""
+    found: set[str] = set()
+    for each in tree.xpath("//meta[@name and @content]")[:200]:  # type: ignore[attr-defined]
+        if each.get("name", "").strip().lower() in ("robots", "switchyard"):
+            words = each.get("content", "").lower().replace(",", " ").split()
+            found |= {"noindex", "nofollow"} if "none" in words else set(words)
+    return found
+
+
+def _links(tree: object) -> Iterator[str]:
+    for each in tree.xpath("//a[@href]")[:MOST_LINKS]:  # type: ignore[attr-defined]
+        if "nofollow" not in (each.get("rel") or "").lower().split():
+            yield str(each.get("href"))[:4000]
+
+
+def _first(found: list[object]) -> str:
+    return " ".join("".join(map(str, found[:20])).split())[:1000]
+
+
+def _said(value: object) -> str | None:
+    return value.strip() or None if isinstance(value, str) else None

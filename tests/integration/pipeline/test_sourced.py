@@ -1,0 +1,339 @@
+"""Repositories, models and data sets: into the pipeline, once, and again when they are new."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from switchyard.services.files.storage import result_key
+from switchyard.services.jobs.outcomes import Done, Next, Snooze
+from switchyard.services.jobs.registry import InvalidPayload, Registry
+from switchyard.services.records import Document
+from switchyard.services.settings import Settings
+from switchyard.services.sources.errors import (
+    SourceNonsense,
+    SourceNotFound,
+    SourceRefused,
+    SourceUnavailable,
+)
+from tests.integration.pipeline.conftest import Pipeline
+from tests.support import site as server
+from tests.support.hosts import CARD, README, GithubSite, HubSite, model, release
+
+STAGES = ["extract_text", "summarize_content", "embed_content", "link_content"]
+REPOSITORY = {"repository": "psf/requests"}
+MODEL = {"id": "google-bert/bert-base-uncased"}
+
+
+@pytest.fixture
+def hub() -> Iterator[HubSite]:
+    with HubSite() as opened:
+        opened.put(model(), CARD)
+        yield opened
+
+
+@pytest.fixture
+def site() -> Iterator[GithubSite]:
+    with GithubSite() as opened:
+        opened.put()
+        yield opened
+
+
+@pytest.fixture
+def sourced(pipeline: Pipeline, site: GithubSite, hub: HubSite) -> Pipeline:
+    update = {
+        "github_base_url": site.origin,
+        "github_interval": 0.0,
+        "hf_base_url": hub.origin,
+        "hf_interval": 0.0,
+    }
+    return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
+
+
+async def the_document(pipeline: Pipeline) -> Document:
+    assert pipeline.ledger is not None
+    [document] = (await pipeline.ledger.list_documents()).items
+    return document
+
+
+async def whole_result(pipeline: Pipeline) -> dict[str, Any]:
+    key = result_key((await the_document(pipeline)).id)
+    return dict(json.loads(pipeline.storage.get(key)))
+
+
+# --- GitHub -------------------------------------------------------------------------------------
+
+
+async def test_a_repository_becomes_a_document(sourced: Pipeline, site: GithubSite) -> None:
+    assert await sourced.run("ingest_github", REPOSITORY) == ["ingest_github", *STAGES]
+    document = await the_document(sourced)
+    assert (document.source, document.title) == ("github:psf/requests", "psf/requests")
+    assert document.state == "completed"
+    result = await whole_result(sourced)
+    entry = result["entry"]
+    assert entry["topics"] == ["http", "python"]
+    assert (entry["license"], entry["language"]) == ("Apache-2.0", "Python")
+    assert [each["tag_name"] for each in entry["releases"]] == ["v2.32.0"]
+    text = (sourced.settings.data_dir / "files/uploads" / document.id / "input.md").read_text()
+    for part in ("simple, yet elegant", "Topics: http, python", README, "sessions survive"):
+        assert part in text
+    assert [request.headers["accept"] for request in site.requests] == [
+        "application/vnd.github+json",
+        "application/vnd.github.raw+json",
+        "application/vnd.github+json",
+    ]
+
+
+async def test_nothing_runs_for_a_repository_that_is_as_it_was(
+    sourced: Pipeline, site: GithubSite
+) -> None:
+    await sourced.run("ingest_github", REPOSITORY)
+    for named in ("psf/requests", "PSF/Requests", "https://github.com/psf/requests.git"):
+        site.pages["/repos/PSF/Requests"] = server.moved("/repos/psf/requests")
+        site.pages["/repos/PSF/Requests/readme"] = server.moved("/repos/psf/requests/readme")
+        site.pages["/repos/PSF/Requests/releases"] = server.moved("/repos/psf/requests/releases")
+        before = len(site.requests)
+        assert await sourced.run("ingest_github", {"repository": named}) == ["ingest_github"]
+        assert sourced.result("ingest_github")["duplicate"] is True
+        if named != "PSF/Requests":
+            assert all("if-none-match" in each.headers for each in site.requests[before:])
+    assert await sourced.run("ingest_github", {**REPOSITORY, "force": True}) != ["ingest_github"]
+
+
+async def test_a_new_release_renews_the_document(sourced: Pipeline, site: GithubSite) -> None:
+    await sourced.run("ingest_github", REPOSITORY)
+    first = await the_document(sourced)
+    site.put(releases=[release("v3.0.0"), release("v2.32.0"), release("v4", draft=True)])
+    assert await sourced.run("ingest_github", REPOSITORY) == ["ingest_github", *STAGES]
+    assert sourced.result("ingest_github")["updated"] is True
+    document = await the_document(sourced)
+    assert document.id == first.id
+    tags = [each["tag_name"] for each in (await whole_result(sourced))["entry"]["releases"]]
+    assert tags == ["v3.0.0", "v2.32.0"]
+
+
+async def test_a_repository_may_have_next_to_nothing(sourced: Pipeline, site: GithubSite) -> None:
+    nothing = dict.fromkeys(("description", "homepage", "language", "license", "topics"))
+    site.put("a/b", readme=None, releases=[], **nothing)
+    assert await sourced.run("ingest_github", {"repository": "a/b"}) == ["ingest_github", *STAGES]
+    entry = (await whole_result(sourced))["entry"]
+    assert (entry["topics"], entry["releases"]) == ([], [])
+
+
+async def test_what_was_fetched_before_somebody_elses_does_not_replace_it(
+    sourced: Pipeline, site: GithubSite
+) -> None:
+    """Both find the repository new; the one that asked first is slow to come back."""
+    await sourced.run("ingest_github", REPOSITORY)
+    again = replace(sourced)
+    site.put(description="The old words.")
+    outcome: Any = None
+
+    def behave(exchange: server.Exchange, request: server.Request) -> None:
+        server.says([release("v2.32.0")])(exchange, request)
+        site.put(description="The new words.")
+
+    site.pages["/repos/psf/requests/releases"] = behave
+    slow = asyncio.create_task(sourced.one("ingest_github", REPOSITORY, run_id="slow"))
+    outcome = await slow
+    assert isinstance(outcome, Next)  # nobody else was there
+    site.put(description="The newest words.")
+    assert isinstance(await again.one("ingest_github", REPOSITORY, run_id="next"), Next)
+
+
+async def test_a_run_that_asked_before_another_took_it_in_looks_again(
+    sourced: Pipeline, site: GithubSite
+) -> None:
+    await sourced.run("ingest_github", REPOSITORY)
+    assert sourced.ledger is not None
+    asking, taken = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    good = site.pages["/repos/psf/requests/releases"]
+
+    def held(exchange: server.Exchange, request: server.Request) -> None:
+        loop.call_soon_threadsafe(asking.set)
+        asyncio.run_coroutine_threadsafe(taken.wait(), loop).result(20)
+        good(exchange, request)
+
+    site.put(description="The old words.")
+    good = site.pages["/repos/psf/requests/releases"]
+    site.pages["/repos/psf/requests/releases"] = held
+    old = asyncio.create_task(sourced.one("ingest_github", REPOSITORY, run_id="old"))
+    await asking.wait()
+    assert sourced.ledger is not None
+    document = await the_document(sourced)
+    await sourced.ledger.renew_document(
+        document,
+        "f" * 64,
+        filename="psf.requests@0123456789ab.md",
+        title="psf/requests",
+        media_type="text/markdown",
+        size_bytes=1,
+        pipeline="new",
+    )
+    taken.set()
+    assert isinstance(await old, Snooze)
+    assert (await the_document(sourced)).filename == "psf.requests@0123456789ab.md"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error"),
+    [
+        (server.says({"message": "Not Found"}, status=404), SourceNotFound),
+        (server.says({"message": "Bad credentials"}, status=401), SourceRefused),
+        (server.says({"message": "Repository access blocked"}, status=451), SourceRefused),
+        (server.says([1]), SourceNonsense),
+        (server.says({"full_name": "../../etc"}), SourceNonsense),
+        (server.says(b"\x00\xff"), SourceNonsense),
+        (server.fails(502), SourceUnavailable),
+        (server.cut_in_the_middle(), SourceUnavailable),
+        (server.endless(), SourceNonsense),
+    ],
+)
+async def test_what_goes_wrong_with_github_has_its_error(
+    sourced: Pipeline, site: GithubSite, behaviour: server.Behaviour, error: type[Exception]
+) -> None:
+    site.next(behaviour)
+    with pytest.raises(error):
+        await sourced.one("ingest_github", REPOSITORY)
+
+
+async def test_nonsense_in_the_fields_is_left_out(sourced: Pipeline, site: GithubSite) -> None:
+    site.put(
+        description=["x"], topics="x", license=7, stargazers_count="many", html_url={"a": 1}, fork=3
+    )
+    site.pages["/repos/psf/requests/releases"] = server.says([7, {}, {"name": 3, "body": []}])
+    await sourced.run("ingest_github", REPOSITORY)
+    entry = (await whole_result(sourced))["entry"]
+    assert not {"description", "license", "stars", "html_url"} & set(entry)
+    assert (entry["fork"], entry["topics"]) == (False, [])
+
+
+@pytest.mark.parametrize("requests", [0, 1, 2])
+@pytest.mark.parametrize(
+    "limited",
+    [
+        server.throttled(90, status=403),
+        server.throttled(90),
+        server.says(
+            {"message": "API rate limit exceeded for user"},
+            status=403,
+            headers={"x-ratelimit-remaining": "0", "x-ratelimit-reset": "89"},
+        ),
+    ],
+)
+async def test_a_limit_of_githubs_uses_up_no_attempt(
+    sourced: Pipeline, site: GithubSite, limited: server.Behaviour, requests: int
+) -> None:
+    site.next(*([server.answer_well] * requests), limited)
+    outcome = await sourced.one("ingest_github", REPOSITORY)
+    assert isinstance(outcome, Snooze)
+    assert 85 < outcome.after <= 90
+    asked = len(site.requests)
+    assert isinstance(await sourced.one("ingest_github", REPOSITORY), Snooze)
+    assert len(site.requests) == asked == requests + 1
+
+
+async def test_the_requests_of_one_repository_come_in_a_row(
+    sourced: Pipeline, site: GithubSite
+) -> None:
+    """Or those who need three turns would hardly ever get the third."""
+    careful = sourced.settings.model_copy(update={"github_interval": 0.05})
+    sourced = replace(sourced, settings=careful)
+    site.put("a/b")
+    site.put("c/d")
+    outcomes = await asyncio.gather(
+        *(
+            replace(sourced).one(
+                "ingest_github", {"repository": name}, run_id=name.replace("/", ".")
+            )
+            for name in ("psf/requests", "a/b", "c/d")
+        )
+    )
+    kinds = [type(each) for each in outcomes]
+    assert kinds.count(Next) == 2
+    assert kinds.count(Snooze) == 1
+    names = [path.split("/")[2] for path in site.paths]
+    assert names in ([*[a] * 3, *[b] * 3] for a in names for b in names)
+    assert site.most_at_once == 1
+
+
+async def test_the_token_is_sent_and_shown_nowhere(
+    monkeypatch: pytest.MonkeyPatch, sourced: Pipeline, site: GithubSite
+) -> None:
+    monkeypatch.setenv("JOBS_GITHUB_TOKEN", "ghp_s3cret")
+    settings = Settings(
+        data_dir=sourced.settings.data_dir, github_base_url=site.origin, github_interval=0.0
+    )
+    site.next(server.says({"message": "Bad credentials"}, status=401))
+    with pytest.raises(SourceRefused) as refused:
+        await replace(sourced, settings=settings).one("ingest_github", REPOSITORY)
+    assert site.requests[0].headers["authorization"] == "Bearer ghp_s3cret"
+    assert "ghp_s3cret" not in f"{refused.value}{settings!r}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "psf", "a/b/c", "../x", "a/..", "-a/b", "a b/c", "https://gitlab.com/a/b", "a/" * 200],
+)
+def test_what_is_no_repository_is_refused_when_it_is_published(name: str) -> None:
+    with pytest.raises(InvalidPayload):
+        Registry.load().get("ingest_github").validate({"repository": name})
+
+
+# --- Hugging Face -------------------------------------------------------------------------------
+
+
+async def test_a_models_card_becomes_a_document(sourced: Pipeline) -> None:
+    assert await sourced.run("ingest_huggingface", MODEL) == ["ingest_huggingface", *STAGES]
+    document = await the_document(sourced)
+    assert document.source == "huggingface:model/google-bert/bert-base-uncased"
+    entry = (await whole_result(sourced))["entry"]
+    assert (entry["license"], entry["pipeline_tag"]) == ("apache-2.0", "fill-mask")
+    assert entry["datasets"] == ["bookcorpus"]
+    text = (sourced.settings.data_dir / "files/uploads" / document.id / "input.md").read_text()
+    assert "masked language modelling" in text
+    assert "license: apache-2.0" not in text  # the card's own head is for machines
+    assert "Tags: transformers, bert, fill-mask, en\n" in text
+
+
+async def test_a_data_set_is_another_thing_than_a_model_of_its_name(
+    sourced: Pipeline, hub: HubSite
+) -> None:
+    hub.put(model("a/b"), CARD)
+    hub.put({"id": "a/b", "description": "Words of harbours.", "tags": []}, None, "dataset")
+    await sourced.run("ingest_huggingface", {"id": "a/b"})
+    await sourced.run("ingest_huggingface", {"id": "a/b", "kind": "dataset"})
+    assert sourced.ledger is not None
+    listed = (await sourced.ledger.list_documents()).items
+    assert {each.source for each in listed} == {
+        "huggingface:model/a/b",
+        "huggingface:dataset/a/b",
+    }
+
+
+async def test_likes_and_downloads_make_no_new_document(sourced: Pipeline, hub: HubSite) -> None:
+    await sourced.run("ingest_huggingface", MODEL)
+    hub.put(model(downloads=1, likes=7), CARD)
+    assert await sourced.run("ingest_huggingface", MODEL) == ["ingest_huggingface"]
+    assert isinstance(sourced.ran[0][1], Done)
+    hub.put(model(sha="0" * 40), CARD + "\nNew words.")
+    assert await sourced.run("ingest_huggingface", MODEL) == ["ingest_huggingface", *STAGES]
+
+
+async def test_the_hubs_own_limit_pauses_it(sourced: Pipeline, hub: HubSite) -> None:
+    hub.next(server.says(b"", status=429, headers={"RateLimit": '"api";r=0;t=120'}))
+    outcome = await sourced.one("ingest_huggingface", MODEL)
+    assert isinstance(outcome, Snooze)
+    assert outcome.after == 121
+
+
+@pytest.mark.parametrize("name", ["", "a/b/c", "../x", "a..b/c", "https://example.org/a/b"])
+def test_what_is_no_name_of_the_hub_is_refused(name: str) -> None:
+    with pytest.raises(InvalidPayload):
+        Registry.load().get("ingest_huggingface").validate({"id": name})

@@ -1,0 +1,290 @@
+"""Web pages and files behind addresses: what is taken in, and what is not asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from switchyard.services.files.errors import UnsupportedDocument
+from switchyard.services.files.storage import result_key
+from switchyard.services.jobs.outcomes import Done, Next, Snooze
+from switchyard.services.jobs.registry import InvalidPayload, Registry
+from switchyard.services.records import Document
+from switchyard.services.sources.errors import (
+    SourceNonsense,
+    SourceNotFound,
+    SourceRefused,
+    SourceUnavailable,
+)
+from switchyard.services.sources.web import visiting
+from switchyard.services.sources.web.addresses import addresses, page_address
+from switchyard.services.sources.web.robots import judge
+from switchyard.services.text.web import read_page
+from switchyard.services.workers.ingest.web import UnreadablePage
+from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.pdfs import pdf
+from tests.support import site as server
+from tests.support.hosts import PAGE
+from tests.support.site import Site
+
+STAGES = ["extract_text", "summarize_content", "embed_content", "link_content"]
+JOB = "ingest_url"
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with Site() as opened:
+        opened.pages["/tides"] = server.with_etag(PAGE, '"1"', content_type="text/html")
+        yield opened
+
+
+@pytest.fixture
+def web(pipeline: Pipeline, site: Site) -> Pipeline:
+    hosts = (site.origin.removeprefix("http://"),)
+    update = {"web_hosts": hosts, "web_interval": 0.0}
+    return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
+
+
+async def the_document(pipeline: Pipeline) -> Document:
+    assert pipeline.ledger is not None
+    [document] = (await pipeline.ledger.list_documents()).items
+    return document
+
+
+def at(site: Site, path: str = "/tides") -> dict[str, Any]:
+    return {"url": f"{site.origin}{path}"}
+
+
+async def test_a_page_becomes_a_document_of_its_readable_text(web: Pipeline, site: Site) -> None:
+    assert await web.run(JOB, at(site)) == [JOB, *STAGES]
+    document = await the_document(web)
+    assert document.source == f"url:{site.origin}/tides"
+    assert (document.title, document.media_type) == ("Tides of Oldport", "text/markdown")
+    text = web.storage.get(f"uploads/{document.id}/input.md").decode()
+    assert "follows the moon" in text
+    assert "Imprint" not in text
+    entry = json.loads(web.storage.get(result_key(document.id)))["entry"]
+    assert entry == {"url": f"{site.origin}/tides", "author": "Ada Tide", "language": "en"}
+    assert site.paths == ["/robots.txt", "/tides"]
+    assert site.requests[1].headers["user-agent"].startswith("switchyard")
+
+
+async def test_a_pdf_and_a_text_are_taken_in_as_they_are(web: Pipeline, site: Site) -> None:
+    site.pages["/paper"] = server.says(pdf(), "application/octet-stream")
+    site.pages["/notes.txt"] = server.says("Low water is at six. High water is at noon.")
+    assert await web.run(JOB, at(site, "/paper")) == [JOB, *STAGES]
+    assert (await the_document(web)).media_type == "application/pdf"
+    assert await web.run(JOB, at(site, "/notes.txt")) == [JOB, *STAGES]
+
+
+async def test_a_page_that_is_as_it_was_is_not_sent_again(web: Pipeline, site: Site) -> None:
+    await web.run(JOB, at(site))
+    assert await web.run(JOB, at(site, "/tides#spring")) == [JOB]
+    assert isinstance(web.ran[0][1], Done)
+    assert site.requests[-1].headers["if-none-match"] == '"1"'
+    assert site.paths == ["/robots.txt", "/tides", "/tides"]  # its rules are known for an hour
+    site.pages["/tides"] = server.says(PAGE.replace("four metres", "five metres"), "text/html")
+    assert await web.run(JOB, at(site)) == [JOB, *STAGES]
+    assert web.result(JOB)["updated"] is True
+
+
+async def test_robots_txt_is_kept(web: Pipeline, site: Site) -> None:
+    rules = "User-agent: *\nDisallow: /\n\nUser-agent: Switchyard\nDisallow: /private/*.html$\n"
+    site.pages["/robots.txt"] = server.says(rules)
+    with pytest.raises(SourceRefused, match=r"robots\.txt"):
+        await web.one(JOB, at(site, "/private/tides.html"))
+    site.pages["/to"] = server.moved("/private/tides.html")
+    with pytest.raises(SourceRefused, match=r"robots\.txt"):
+        await web.one(JOB, at(site, "/to"))
+    assert "/private/tides.html" not in site.paths
+    assert isinstance(await web.one(JOB, at(site)), Next)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [server.fails(404), server.fails(403), server.says(b"\xff\x00 <html>"), server.says("")],
+)
+async def test_a_site_without_rules_allows_everything(
+    web: Pipeline, site: Site, rules: server.Behaviour
+) -> None:
+    site.pages["/robots.txt"] = rules
+    assert isinstance(await web.one(JOB, at(site)), Next)
+
+
+async def test_a_site_whose_rules_nobody_knows_is_left_alone(web: Pipeline, site: Site) -> None:
+    site.pages["/robots.txt"] = server.fails(500)
+    with pytest.raises(SourceUnavailable):
+        await web.one(JOB, at(site))
+    site.pages["/robots.txt"] = server.throttled(40, status=503)
+    outcome = await web.one(JOB, at(site))
+    assert isinstance(outcome, Snooze)
+    assert outcome.after == 40
+    assert "/tides" not in site.paths
+
+
+async def test_rules_without_an_end_are_read_as_far_as_the_rfc_says(
+    web: Pipeline, site: Site
+) -> None:
+    site.pages["/robots.txt"] = server.endless()
+    assert isinstance(await web.one(JOB, at(site)), Next)
+
+
+async def test_rules_that_take_too_long_to_read_forbid(
+    web: Pipeline, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.pages["/robots.txt"] = server.says("User-agent: *\nDisallow: /*a*a*a*a*a*a*a*a*a*b\n")
+    monkeypatch.setattr("tests.integration.pipeline.conftest.JobContext", _Hurried)
+    with pytest.raises(SourceRefused, match="can't be read"):
+        await web.one(JOB, at(site))
+
+
+class _Hurried:
+    """A context whose processes have no time."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        from switchyard.services.jobs.context import JobContext
+
+        async def late(*_: Any, **__: Any) -> Any:
+            raise TimeoutError
+
+        return JobContext(*args, **{**kwargs, "in_process": late})
+
+
+async def test_our_own_network_is_not_fetched_from_whoever_leads_there(
+    web: Pipeline, site: Site
+) -> None:
+    with Site() as inside:
+        inside.pages["/secret"] = server.says(PAGE, "text/html")
+        with pytest.raises(SourceRefused, match="open internet"):
+            await web.one(JOB, at(inside, "/secret"))
+        for path, target in (("/a", f"{inside.origin}/secret"), ("/b", "file:///etc/passwd")):
+            site.pages[path] = server.moved(target)
+            with pytest.raises(SourceRefused):
+                await web.one(JOB, at(site, path))
+        site.pages["/robots.txt"] = server.moved(f"{inside.origin}/secret")
+        for kept in (web.settings.data_dir / "files/sources/robots").iterdir():
+            kept.unlink()
+        with pytest.raises(SourceRefused):
+            await web.one(JOB, at(site))
+        assert inside.requests == []
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error"),
+    [
+        (server.fails(404), SourceNotFound),
+        (server.fails(403), SourceRefused),
+        (server.fails(500), SourceUnavailable),
+        (server.cut(), SourceUnavailable),
+        (server.cut_in_the_middle(), SourceUnavailable),
+        (server.endless(), SourceNonsense),
+        (server.says(b"\x00\x01\x02" * 100), UnsupportedDocument),
+        (server.says(b"PK\x03\x04" * 100, "text/html"), UnreadablePage),
+        (server.says(b"", "text/html"), UnreadablePage),
+        (server.says("<html><body></body></html>", "text/html"), UnreadablePage),
+        (server.moved("/tides/2"), SourceNotFound),
+    ],
+)
+async def test_what_is_no_page_has_its_error(
+    web: Pipeline,
+    site: Site,
+    behaviour: server.Behaviour,
+    error: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(visiting, "MAX_PAGE_BYTES", 300_000)
+    site.pages["/tides"] = behaviour
+    with pytest.raises(error):
+        await web.one(JOB, at(site))
+
+
+@pytest.mark.parametrize("limited", [server.throttled(40), server.throttled(40, status=503)])
+async def test_a_site_that_says_later_is_asked_later(
+    web: Pipeline, site: Site, limited: server.Behaviour
+) -> None:
+    site.pages["/tides"] = limited
+    outcome = await web.one(JOB, at(site))
+    assert isinstance(outcome, Snooze)
+    assert outcome.after == 40
+    asked = len(site.requests)
+    assert isinstance(await web.one(JOB, at(site, "/other")), Snooze)
+    assert len(site.requests) == asked
+
+
+async def test_one_host_is_asked_as_slowly_as_its_robots_txt_says(
+    web: Pipeline, site: Site
+) -> None:
+    with Site() as other:
+        other.pages["/tides"] = site.pages["/tides"]
+        hosts = tuple(each.origin.removeprefix("http://") for each in (site, other))
+        patient = web.settings.model_copy(update={"web_hosts": hosts, "web_interval": 0.4})
+        web = replace(web, settings=patient)
+        site.pages["/robots.txt"] = server.says("User-agent: *\nCrawl-delay: 0.6\n")
+        await web.one(JOB, at(site))
+        site.pages["/more"] = server.says(PAGE, "text/html")
+        await web.one(JOB, at(site, "/more"))
+        times = [each.at for each in site.requests if each.path != "/robots.txt"]
+        assert times[1] - times[0] > 0.58
+        assert not isinstance(await web.one(JOB, at(other)), Snooze)
+
+
+async def test_a_page_of_nonsense_does_no_harm() -> None:
+    for html in (
+        b"<div>" * 200_000,
+        b"<" * 200_000,
+        b"\xff\xfe\x00<\x00p",
+        b"<html lang='\x00'><title>\xff</title><meta name=robots content='none'><p>" + b"a " * 9999,
+        b"<!DOCTYPE html [<!ENTITY a 'b'>]><html><body>&a;<a href='http://[::1'>x</a></html>",
+    ):
+        said = read_page(html, "http://example.org/", "no-such-charset")
+        assert isinstance(said.text, str)
+
+
+def test_the_links_and_wishes_of_a_page_are_read() -> None:
+    said = read_page(PAGE.encode(), "http://example.org/tides/")
+    base = "http://example.org/tides/x"
+    assert addresses(base, said.links, most=10) == [
+        "http://example.org/",
+        "http://example.org/imprint",
+        "http://example.org/tides/moon.html",
+        "http://example.org/tides/list.pdf",
+    ]
+    hidden = PAGE.replace("<head>", '<head><meta name="robots" content="noindex, nofollow">')
+    said = read_page(hidden.encode(), "http://example.org/")
+    assert (said.links, said.indexed) == ((), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("HTTP://Example.ORG:80/a?b#c", "http://example.org/a?b"),
+        ("https://example.org", "https://example.org/"),
+        ("https://example.org:8443/x", "https://example.org:8443/x"),
+        ("https://münchen.example/ä", "https://xn--mnchen-3ya.example/%C3%A4"),
+        ("ftp://example.org/", None),
+        ("javascript:alert(1)", None),
+        ("http://user:pass@example.org/", None),
+        ("http://example.org:99999/", None),
+        ("http://" + "a" * 3000, None),
+        ("example.org", None),
+        ("", None),
+    ],
+)
+def test_an_address_has_one_form(text: str, made: str | None) -> None:
+    if made is not None:
+        assert page_address(text) == made
+        assert Registry.load().get(JOB).validate({"url": text}).model_dump()["url"] == made
+        return
+    with pytest.raises(InvalidPayload):
+        Registry.load().get(JOB).validate({"url": text})
+
+
+def test_the_longest_rule_decides() -> None:
+    rules = "User-agent: *\nAllow: /a/b\nDisallow: /a\nCrawl-delay: 1000\n"
+    assert judge(rules, "http://x.org/a/b/c").allowed
+    assert not judge(rules, "http://x.org/a/c").allowed
+    assert judge(rules, "http://x.org/").delay == 60

@@ -1,0 +1,181 @@
+"""Backfills of repositories and models: what is gone through, and from where it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchyard.services.backfill import github, huggingface
+from switchyard.services.backfill.sources import (
+    InvalidBackfill,
+    Item,
+    Source,
+    SourceAway,
+    SourceContext,
+    SourceFailed,
+    Sources,
+    Unusable,
+)
+from switchyard.services.files.storage import Storage
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.settings import Settings
+from tests.support import site as server
+from tests.support.hosts import model, repository
+from tests.support.site import Exchange, Request, Site
+
+
+class Pages(Site):
+    """Lists in pages, as GitHub and the hub give them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = [f"psf/repository-{number}" for number in range(7)]
+
+    def answer(self, exchange: Exchange, request: Request) -> None:
+        given = request.parameters
+        if request.path == "/orgs/psf":
+            return server.says({"public_repos": len(self.names)})(exchange, request)
+        if request.path in ("/orgs/psf/repos", "/search/repositories"):
+            size, page = int(given["per_page"]), int(given["page"])
+            listed = [repository(each) for each in self.names[(page - 1) * size : page * size]]
+            found: Any = listed
+            if "q" in given:
+                found = {"total_count": len(self.names), "items": listed}
+            return server.says(found)(exchange, request)
+        if request.path in ("/api/models", "/api/datasets"):
+            size, at = int(given["limit"]), int(given.get("cursor", 0))
+            more = at + size < len(self.names)
+            query = f"limit={size}&cursor={at + size}"
+            link = {"Link": f'<{self.origin}{request.path}?{query}>; rel="next"'} if more else {}
+            listed = [model(each) for each in self.names[at : at + size]]
+            return server.says(listed, headers=link)(exchange, request)
+        return super().answer(exchange, request)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pages]:
+    monkeypatch.setattr(github, "PAGE_SIZE", 3)
+    monkeypatch.setattr(huggingface, "PAGE_SIZE", 3)
+    with Pages() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def context(tmp_path: Path, site: Pages) -> Any:
+    settings = Settings(
+        data_dir=tmp_path,
+        github_base_url=site.origin,
+        github_interval=0.0,
+        hf_base_url=site.origin,
+        hf_interval=0.0,
+    )
+    await upgrade(settings.ledger_url)
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        yield SourceContext(settings, ledger, Storage(settings.files_url), 0.0, patience=5)
+
+
+def opened(context: SourceContext, name: str, **options: Any) -> Source:
+    return Sources.load().open(name, options, context)
+
+
+async def read(source: Source, cursor: Any = None) -> list[Item | Unusable]:
+    return [each async for each in source.items(cursor)]
+
+
+SEARCHES = [
+    ("github", {"org": "psf"}),
+    ("github", {"query": "tides"}),
+    ("github", {"repositories": [f"psf/repository-{number}" for number in range(7)]}),
+    ("huggingface", {"author": "psf"}),
+    ("huggingface", {"search": "tides", "kind": "dataset"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), SEARCHES)
+async def test_every_item_is_read_once_and_each_place_is_one_to_go_on_from(
+    context: SourceContext, site: Pages, name: str, options: dict[str, Any]
+) -> None:
+    source = opened(context, name, **options)
+    items = await read(source)
+    assert len({each.key for each in items if isinstance(each, Item)}) == len(items) == 7
+    for number, item in enumerate(items, start=1):
+        rest = await read(opened(context, name, **options), item.cursor)
+        assert [getattr(each, "key", None) for each in rest] == [
+            getattr(each, "key", None) for each in items[number:]
+        ]
+    declared = Registry.load().get(str(source.job_type))
+    for item in items:
+        assert isinstance(item, Item)
+        declared.validate_remote(item.values)
+    assert await source.total() in (7, None)
+
+
+async def test_what_githubs_search_does_not_give_is_told(
+    context: SourceContext, site: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(github, "DEEPEST", 6)
+    source = opened(context, "github", query="tides")
+    items = await read(source)
+    assert [type(each) for each in items] == [*[Item] * 6, Unusable]
+    assert await source.total() == 6
+
+
+@pytest.mark.parametrize("name", ["github", "huggingface"])
+async def test_a_source_that_is_away_is_asked_again_and_one_that_refuses_is_not(
+    context: SourceContext, site: Pages, name: str
+) -> None:
+    options = {"org": "psf"} if name == "github" else {"author": "psf"}
+    for behaviour, error in (
+        (server.fails(500), SourceAway),
+        (server.cut(), SourceAway),
+        (server.says({"items": 7}), SourceAway),
+        (server.says("<html>"), SourceAway),
+        (server.fails(404), SourceFailed),
+        (server.fails(422), SourceFailed),
+        (server.throttled(100), SourceAway),
+    ):
+        site.next(behaviour)
+        with pytest.raises(error):
+            await read(opened(context, name, **options))
+
+
+async def test_items_without_a_name_are_left_out(context: SourceContext, site: Pages) -> None:
+    nonsense = [{"full_name": 7}, 3, {}, repository("a/b")]
+    site.next(server.says(nonsense))
+    items = await read(opened(context, "github", org="psf"), {"page": 1, "done": 0})
+    assert [type(each) for each in items][:4] == [Unusable, Unusable, Unusable, Item]
+    site.next(server.says([{"id": 7}, 3, model("a/b")]))
+    items = await read(opened(context, "huggingface", author="a"))
+    assert [type(each) for each in items] == [Unusable, Unusable, Item]
+
+
+async def test_a_next_page_elsewhere_is_not_followed(context: SourceContext, site: Pages) -> None:
+    with Site() as elsewhere:
+        link = {"Link": f'<{elsewhere.origin}/api/models>; rel="next"'}
+        site.next(server.says([model("a/b")], headers=link))
+        with pytest.raises(SourceAway, match="elsewhere"):
+            await read(opened(context, "huggingface", author="a"))
+        assert elsewhere.requests == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("github", {}),
+        ("github", {"org": "psf", "query": "x"}),
+        ("github", {"org": "../psf"}),
+        ("github", {"repositories": ["x"]}),
+        ("huggingface", {}),
+        ("huggingface", {"author": "a/b"}),
+        ("huggingface", {"search": "x", "kind": "space"}),
+    ],
+)
+async def test_what_is_no_search_is_refused(
+    context: SourceContext, name: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidBackfill):
+        opened(context, name, **options)
