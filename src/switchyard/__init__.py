@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from switchyard.services.llm.queue import LLMQueue
     from switchyard.services.publishing.preparing import JobRequest
     from switchyard.services.publishing.publisher import JobPublisher
+    from switchyard.services.records import JoinedJob
     from switchyard.services.sources.asking import SourceClient
     from switchyard.services.sources.document import DocumentSource, FoundDocument
     from switchyard.services.sources.errors import SourceNonsense, SourceNotFound, SourceRefused
@@ -53,6 +54,7 @@ __all__ = [
     "JobMessage",
     "JobPublisher",
     "JobRequest",
+    "JoinedJob",
     "LLMQueue",
     "LocalOnly",
     "Next",
@@ -90,6 +92,7 @@ _HOMES = {
     "switchyard.services.llm.queue": ("LLMQueue",),
     "switchyard.services.publishing.preparing": ("JobRequest",),
     "switchyard.services.publishing.publisher": ("JobPublisher",),
+    "switchyard.services.records": ("JoinedJob",),
     "switchyard.services.sources.asking": ("SourceClient",),
     "switchyard.services.sources.document": ("DocumentSource", "FoundDocument"),
     "switchyard.services.sources.errors": ("SourceNonsense", "SourceNotFound", "SourceRefused"),

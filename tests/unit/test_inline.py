@@ -23,7 +23,13 @@ from switchyard.services.jobs.outcomes import (
 from switchyard.services.jobs.registry import InvalidPayload, Registry, job
 from switchyard.services.jobs.retry import MAX_DEATHS
 from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.publishing.preparing import InvalidJob, JobRequest, job_id_of, prepare
+from switchyard.services.publishing.preparing import (
+    THEN,
+    InvalidJob,
+    JobRequest,
+    job_id_of,
+    prepare,
+)
 from switchyard.services.records import ClaimRequest, State
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
@@ -45,6 +51,17 @@ async def second(payload: Payload, ctx: JobContext) -> Outcome:
     if ctx.attempt <= payload.fail:
         return Retry("not yet")
     return Done({"attempt": ctx.attempt})
+
+
+@job("fanning", worker="llm", lanes=("hot",), timeout=20)
+async def fanning(payload: Payload, ctx: JobContext) -> Outcome:
+    return Next([Job("first", {}), Job("second", {"fail": 1})], then=Job("gathering", {}))
+
+
+@job("gathering", worker="llm", lanes=("hot",), timeout=20)
+async def gathering(payload: Payload, ctx: JobContext) -> Outcome:
+    note(ctx)
+    return Done({"found": [each.state async for each in ctx.joined()]})
 
 
 @job("broken", worker="llm", lanes=("hot",), timeout=20)
@@ -108,6 +125,17 @@ async def finished(runner: InlineRunner, job_type: str, payload: dict | None = N
     published = await runner.publish(JobRequest(f"hot.{job_type}", payload or {}))
     await asyncio.wait_for(runner.finish(published.job_id), 20)
     return published.job_id
+
+
+async def test_a_job_that_waits_for_others_runs_last_and_once(
+    runner: InlineRunner, ledger: Ledger, settings: Settings
+) -> None:
+    job_id = await finished(runner, "fanning")
+    then = await ledger.get(job_id_of(job_id, "gathering", THEN))
+    assert then is not None
+    # Those two, and the two that followed from the first of them.
+    assert then.result == {"found": ["succeeded"] * 4}
+    assert (settings.data_dir / "runs").read_text().split() == [then.id]
 
 
 async def test_a_job_and_all_that_follow_run_and_are_recorded(runner: InlineRunner, ledger: Ledger):

@@ -23,6 +23,7 @@ from switchyard.services.records import (
     Finished,
     HeldBy,
     State,
+    StillJoining,
     Superseded,
 )
 
@@ -66,6 +67,8 @@ def request(
         (row(State.DEAD, 0, 3), request(0, 9), Finished(State.DEAD)),
         (row(State.DEAD, 1, 0), request(0, 9), Finished(State.DEAD)),
         (row(State.DEAD, 0, 3, 2), request(1, 0), Claimed(0)),
+        (row(State.JOINING), request(), StillJoining()),
+        (row(State.JOINING), request(5, 5), StillJoining()),
         (row(State.RUNNING), request(), HELD),
         (row(State.RUNNING), request(0, 1), HELD),
         (row(State.RUNNING, 0, 1), request(0, 0), Superseded(0, 1)),

@@ -6,13 +6,17 @@ def test_every_state_says_what_may_follow() -> None:
 
 
 def test_every_state_waits_runs_or_has_finished() -> None:
-    assert WAITING | FINISHED | {State.RUNNING} == set(State)
+    assert WAITING | FINISHED | {State.RUNNING, State.JOINING} == set(State)
     assert not WAITING & FINISHED
 
 
 def test_nothing_follows_success_or_cancellation() -> None:
     assert not TRANSITIONS[State.SUCCEEDED]
     assert not TRANSITIONS[State.CANCELLED]
+
+
+def test_a_job_that_joins_others_is_let_go_or_called_off() -> None:
+    assert TRANSITIONS[State.JOINING] == {State.PENDING, State.CANCELLED}
 
 
 def test_every_waiting_state_may_be_run_cancelled_and_given_up() -> None:

@@ -27,7 +27,7 @@ from switchyard.services.jobs.registry import InvalidPayload, RegistryError, job
 from switchyard.services.jobs.retry import Delayed
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.publishing.preparing import InvalidJob, job_id_of
-from switchyard.services.records import State
+from switchyard.services.records import JoinedJob, State
 from switchyard.testing import run_job, run_job_sync
 
 
@@ -243,3 +243,37 @@ async def test_a_handler_declared_in_the_test_itself_runs() -> None:
     assert [each.message.job_type for each in run.published] == ["inner", "summarize_content"], (
         run.failure
     )
+
+
+class Pages(BaseModel):
+    pages: int
+
+
+@job("split", worker="llm", lanes=("hot",), timeout=5)
+async def split(payload: Pages, ctx: JobContext) -> Outcome:
+    jobs = [Job("shout", {"text": str(page)}) for page in range(payload.pages)]
+    return Next(jobs, then=Job("merge", {"pages": payload.pages}), when_dead="go_on")
+
+
+@job("merge", worker="llm", lanes=("hot",), timeout=5)
+async def merge(payload: Pages, ctx: JobContext) -> Outcome:
+    texts = [(each.result or {})["text"] async for each in ctx.joined(state=State.SUCCEEDED)]
+    failed = [each.job_id async for each in ctx.joined(state=State.DEAD)]
+    return Done({"text": " ".join(texts), "failed": failed})
+
+
+async def test_a_join_is_among_what_was_published_and_says_which_job_waits() -> None:
+    run = await run_job(split, {"pages": 2})
+    assert run.then is not None
+    assert run.then.message.payload == {"pages": 2}
+    assert run.then.joins is not None
+    assert run.then.joins.when_dead == "go_on"
+    assert [each.join_id for each in run.published] == [run.then.message.job_id] * 2 + [None]
+    assert (await run_job(shout, {"text": "a"})).then is None
+
+
+async def test_a_test_says_what_a_job_has_waited_for() -> None:
+    dead = JoinedJob("d", "shout", State.DEAD, None, {"text": "c"}, None, "Broken", "no page")
+    run = await run_job(merge, {"pages": 3}, joined=[{"text": "A"}, {"text": "B"}, dead])
+    assert run.result == {"text": "A B", "failed": ["d"]}
+    assert (await run_job(merge, {"pages": 0})).result == {"text": "", "failed": []}

@@ -41,6 +41,7 @@ STATE_STYLES = {
     "failed": "red",
     "retrying": "yellow",
     "scheduled": "dim",
+    "joining": "dim",
     "warning": "yellow",
     "dead": "red",
     "silent": "red",

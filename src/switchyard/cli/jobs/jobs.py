@@ -45,6 +45,7 @@ class StateName(StrEnum):
     """The states, for the command line; held against `services.records.State` by a test."""
 
     SCHEDULED = "scheduled"
+    JOINING = "joining"
     PENDING = "pending"
     QUEUED = "queued"
     RUNNING = "running"

@@ -37,7 +37,16 @@ if TYPE_CHECKING:
     from switchyard.services.settings import Settings
 
 WATCH_SECONDS = 1.0
-SHOWN_STATES = ("scheduled", "pending", "queued", "running", "retrying", "succeeded", "dead")
+SHOWN_STATES = (
+    "scheduled",
+    "joining",
+    "pending",
+    "queued",
+    "running",
+    "retrying",
+    "succeeded",
+    "dead",
+)
 FULL, FILLING = 90.0, 50.0
 """Per cent of a queue's limit from which it is shown in red, and in yellow."""
 

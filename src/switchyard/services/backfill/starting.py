@@ -39,7 +39,14 @@ from switchyard.services.jobs.registry import (
     Registry,
 )
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import WAITING, BulkOperation, Cancelled, LedgerError, NewJob
+from switchyard.services.records import (
+    WAITING,
+    BulkOperation,
+    Cancelled,
+    LedgerError,
+    NewJob,
+    State,
+)
 from switchyard.services.settings import Settings
 
 PEEK = 20
@@ -160,7 +167,8 @@ class Backfills:
         while await self._is_held(operation_id):  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(LISTEN)
         cancelled = 0
-        while ids := await self.ledger.bulk_jobs(operation_id, WAITING, limit=CANCELLED_AT_ONCE):
+        waiting = WAITING | {State.JOINING}
+        while ids := await self.ledger.bulk_jobs(operation_id, waiting, limit=CANCELLED_AT_ONCE):
             now = self.ledger.clock.time()
             answers = await asyncio.gather(*(self.ledger.cancel(each, now) for each in ids))
             cancelled += sum(isinstance(answer, Cancelled) for answer in answers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.notebook import Notebook
 from switchyard.services.jobs.outcomes import RetryableError
+from switchyard.services.records import JoinedJob, State
 
 if TYPE_CHECKING:  # whoever only declares a handler needs neither
     from switchyard.services.ledger import Ledger
@@ -18,6 +19,9 @@ if TYPE_CHECKING:  # whoever only declares a handler needs neither
 
 
 T = TypeVar("T")
+
+JOINED_PAGE = 20
+"""Joined jobs that are read at once: each may have a megabyte of payload."""
 
 
 def _never() -> bool:
@@ -125,6 +129,36 @@ class JobContext:
         Raises InvalidCheckpoint for what is no JSON, or too large.
         """
         self.notebook.keep(data)
+
+    joined_jobs: Sequence[JoinedJob] | None = field(default=None, compare=False)
+    """What `joined` gives, where a test says so."""
+
+    async def joined(self, *, state: State | None = None) -> AsyncIterator[JoinedJob]:
+        """The jobs that this one has waited for, as `Next.then`: those of `Next.jobs` in their
+        order, then those that followed from them; only those in a state where one is named. Read
+        in pages, so that there may be any number.
+
+        Raises LedgerUnavailable, and RuntimeError in a process of its own, which has no ledger.
+        """
+        if self.joined_jobs is not None:
+            for job in self.joined_jobs:
+                if state in (None, job.state):
+                    yield job
+            return
+        if self.ledger is None:
+            raise RuntimeError(
+                'a handler with isolation="process" can\'t ask for joined jobs: without it, give '
+                "the work to `ctx.compute` or `ctx.in_process`"
+            )
+        after: tuple[float, str] | None = None
+        while True:
+            page, after = await self.ledger.joined_jobs(
+                self.job_id, after=after, state=state, limit=JOINED_PAGE
+            )
+            for job in page:
+                yield job
+            if after is None:
+                return
 
     @property
     def job_id(self) -> str:

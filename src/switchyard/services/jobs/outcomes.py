@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from switchyard.services.errors import Failed, NotNow
+
+if TYPE_CHECKING:
+    from switchyard.services.records import WhenDead
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,12 @@ class Next:
 
     jobs: Sequence[Job]
     result: Mapping[str, Any] = field(default_factory=dict)
+    then: Job | None = None
+    """Published once, when all of `jobs` and all that followed from them have ended; its handler
+    asks `ctx.joined()` what they came to."""
+    when_dead: WhenDead = "wait"
+    """What becomes of `then` when some are dead: `wait` until they were redriven and have
+    succeeded, `go_on` without them, or `fail`: be dead, too."""
 
 
 @dataclass(frozen=True, slots=True)

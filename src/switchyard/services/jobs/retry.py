@@ -27,6 +27,7 @@ from switchyard.services.jobs.outcomes import (
     RetryableError,
     Snooze,
 )
+from switchyard.services.records import WHEN_DEAD, WhenDead
 
 MAX_CRASHES = 2
 """A job that killed its process this often is dead. The death of a worker in which it ran beside
@@ -105,6 +106,9 @@ class RetryPolicy:
 class Succeeded:
     result: Mapping[str, Any]
     jobs: Sequence[Job] = ()
+    then: Job | None = None
+    """Follows when all that follows from `jobs` has ended."""
+    when_dead: WhenDead = "wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +158,10 @@ def decide(
     match ended:
         case Done(Mapping() as result):
             return Succeeded(result)
-        case Next(Sequence() as jobs, Mapping() as result) if _are_jobs(jobs):
-            return Succeeded(result, tuple(jobs))
+        case Next(Sequence() as jobs, Mapping() as result, Job() | None as then, when_dead) if (
+            _are_jobs(jobs) and when_dead in WHEN_DEAD
+        ):
+            return Succeeded(result, tuple(jobs), then, when_dead)
         case Snooze(after, reason):
             snoozed = Failure("Snooze", str(reason))
             return _delayed(_seconds(after), attempts, snoozed, policy, now, counts=False)
@@ -166,7 +172,8 @@ def decide(
         case Failure():
             failure = ended
         case Done() | Next():
-            failure = _invalid(f"a {type(ended).__name__} that does not hold jobs or a mapping")
+            wanted = "jobs, a mapping, and as when_dead one of " + ", ".join(WHEN_DEAD)
+            failure = _invalid(f"a {type(ended).__name__} that does not hold {wanted}")
         case _:
             kinds = "Done, Next, Retry, Snooze, Discard"
             failure = _invalid(f"{type(ended).__name__}, not one of {kinds}")

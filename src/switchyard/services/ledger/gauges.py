@@ -8,9 +8,9 @@ from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.tables import bulk_operations, dead_letters, jobs
 from switchyard.services.records.bulk import ENDED, BulkState
 from switchyard.services.records.results import Gauges
-from switchyard.services.records.states import DeadLetterState, State
+from switchyard.services.records.states import FINISHED, DeadLetterState, State
 
-OPEN = (State.SCHEDULED, State.PENDING, State.QUEUED, State.RUNNING, State.RETRYING)
+OPEN = tuple(state for state in State if state not in FINISHED)
 """Jobs that have not ended: few, and the index finds them among the many that have."""
 
 

@@ -19,6 +19,7 @@ from switchyard.services.records.results import (
     CancelResult,
     ClaimResult,
     Created,
+    EndNoted,
     Recorded,
 )
 from switchyard.services.records.states import UNCONFIRMED, AttemptOutcome, State
@@ -103,8 +104,8 @@ class JobWrites(LedgerBase):
         """
         return await self._committer.submit(ops.Claim(request, Work.of(request.message)))
 
-    async def finish(self, request: FinishRequest) -> bool:
-        """End an attempt. False when somebody has taken the job over: nothing is changed then.
+    async def finish(self, request: FinishRequest) -> EndNoted | None:
+        """End an attempt. None when somebody has taken the job over: nothing is changed then.
 
         Raises RowRejected for a result that is not JSON.
         """

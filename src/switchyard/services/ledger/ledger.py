@@ -13,6 +13,7 @@ from switchyard.services.ledger.dead_groups import DeadGroups
 from switchyard.services.ledger.documents import Documents
 from switchyard.services.ledger.gauges import GaugeReads
 from switchyard.services.ledger.jobs import JobWrites
+from switchyard.services.ledger.joins import Joins
 from switchyard.services.ledger.leases import Leases
 from switchyard.services.ledger.llm_answers import LlmAnswers
 from switchyard.services.ledger.llm_slots import LlmSlots
@@ -31,6 +32,7 @@ class Ledger(
     JobWrites,
     JobReads,
     JobNotes,
+    Joins,
     DeadGroups,
     Redrives,
     Workers,
@@ -46,9 +48,9 @@ class Ledger(
 ):
     """One database, used by one event loop.
 
-    `jobs` changes jobs, `reads` reads them, `notes` has what they say of themselves; workers,
-    leases, dead letters, redrives, documents, bulk operations, their jobs, gauges, calls to
-    language models and their answers, and keys of the API have a module each. Errors are those
+    `jobs` changes jobs, `reads` reads them, `notes` has what they say of themselves; joins,
+    workers, leases, dead letters, redrives, documents, bulk operations, their jobs, gauges, calls
+    to language models and their answers, and keys of the API have a module each. Errors are those
     of `errors`.
     """
 

@@ -256,7 +256,7 @@ def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:
 
 def _fields(row: RowMapping) -> dict[str, Any]:
     fields = {column.name: row[column.name] for column in _SUMMARY}
-    fields["state"] = State(fields["state"])
+    fields["state"], fields["joins"] = State(fields["state"]), bool(fields["joins"])
     if row.get("reported_at") is not None:
         fields["progress"] = ProgressRecord(row["fraction"], row["note"], row["reported_at"])
     return fields

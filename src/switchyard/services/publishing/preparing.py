@@ -5,7 +5,7 @@ type, in a form that every worker can read. Nothing is recorded or sent here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import NAMESPACE_URL, uuid4, uuid5
@@ -24,7 +24,7 @@ from switchyard.broker.message import (
 from switchyard.services.errors import InvalidInput
 from switchyard.services.jobs.outcomes import Job
 from switchyard.services.jobs.registry import InvalidPayload, JobType, Registry
-from switchyard.services.records import NewJob
+from switchyard.services.records import Joining, NewJob, WhenDead
 from switchyard.services.records.requests import MAX_DELAY
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
@@ -64,7 +64,11 @@ class JobRequest:
     pass where the rest of the payload comes from outside."""
 
 
-def job_id_of(parent_id: str, job_type: str, index: int) -> str:
+THEN = "then"
+"""The place of the job that follows when all others have ended."""
+
+
+def job_id_of(parent_id: str, job_type: str, index: int | str) -> str:
     """The id of a job that follows from another: the same each time, so that a repeat of the
     parent publishes the same jobs."""
     return str(uuid5(_NAMESPACE, f"{parent_id}/{job_type}/{index}"))
@@ -137,19 +141,33 @@ def _require_lane(job_type: JobType, lane: str) -> None:
 
 
 def children_of(
-    registry: Registry, parent: JobMessage, parent_lane: str, jobs: Sequence[Job]
+    registry: Registry,
+    parent: JobMessage,
+    parent_lane: str,
+    jobs: Sequence[Job],
+    then: Job | None = None,
+    when_dead: WhenDead = "wait",
 ) -> list[NewJob]:
-    """The jobs that a handler wants done next.
+    """The jobs that a handler wants done next, and last the one that is to wait for them.
 
     Raises InvalidJob, UnknownJobType or InvalidPayload.
     """
-    return [
+    children = [
         _child(registry.get(job.job_type), parent, parent_lane, job, index)
         for index, job in enumerate(jobs)
     ]
+    if then is None:
+        return children
+    last = _child(registry.get(then.job_type), parent, parent_lane, then, THEN)
+    if not children:
+        return [last]  # there is nothing to wait for
+    joined = [replace(each, join_id=last.message.job_id) for each in children]
+    return [*joined, replace(last, joins=Joining(when_dead))]
 
 
-def _child(job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, index: int) -> NewJob:
+def _child(
+    job_type: JobType, parent: JobMessage, parent_lane: str, job: Job, index: int | str
+) -> NewJob:
     lane = job.lane or (parent_lane if parent_lane in job_type.lanes else job_type.lanes[0])
     _require_lane(job_type, lane)
     job_type.validate(job.payload)

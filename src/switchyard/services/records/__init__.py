@@ -19,6 +19,13 @@ from switchyard.services.records.errors import (
     RowRejected,
     SchemaOutdated,
 )
+from switchyard.services.records.joins import (
+    WHEN_DEAD,
+    JoinedJob,
+    Joining,
+    JoinRecord,
+    WhenDead,
+)
 from switchyard.services.records.keys import ApiKeyRecord
 from switchyard.services.records.requests import (
     ClaimRequest,
@@ -46,6 +53,7 @@ from switchyard.services.records.results import (
     DeadLetter,
     Document,
     EdgeRecord,
+    EndNoted,
     Existing,
     Finished,
     Foreign,
@@ -58,6 +66,7 @@ from switchyard.services.records.results import (
     Page,
     Recorded,
     Running,
+    StillJoining,
     Superseded,
     WorkerRecord,
 )
@@ -84,6 +93,7 @@ __all__ = [
     "UNCONFIRMED",
     "UNKNOWN_TYPE",
     "WAITING",
+    "WHEN_DEAD",
     "AlreadyFinished",
     "ApiKeyRecord",
     "AttemptOutcome",
@@ -105,6 +115,7 @@ __all__ = [
     "Document",
     "DocumentFilter",
     "EdgeRecord",
+    "EndNoted",
     "Existing",
     "FinishRequest",
     "Finished",
@@ -116,6 +127,9 @@ __all__ = [
     "JobFilter",
     "JobRecord",
     "JobSummary",
+    "JoinRecord",
+    "JoinedJob",
+    "Joining",
     "Lacking",
     "LedgerClosed",
     "LedgerError",
@@ -134,6 +148,8 @@ __all__ = [
     "Running",
     "SchemaOutdated",
     "State",
+    "StillJoining",
     "Superseded",
+    "WhenDead",
     "WorkerRecord",
 ]

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from switchyard.broker.message import JobMessage
+from switchyard.services.records.joins import Joining
 from switchyard.services.records.states import ENDINGS, AttemptOutcome, State
 
 MAX_DELAY = 366 * 24 * 3600
@@ -28,6 +29,10 @@ class NewJob:
     """Not before this time: the job is `scheduled` and not `pending`."""
     idempotency_key: str | None = None
     """Two jobs of one key are one job; see `IdempotencyConflict`."""
+    join_id: str | None = None
+    """The job that waits for this one."""
+    joins: Joining | None = None
+    """It waits for others itself, those whose `join_id` is its id: nobody publishes it before."""
     now: float = field(default_factory=time.time)
 
     def shifted(self, seconds: float) -> NewJob:

@@ -41,6 +41,10 @@ class Claimed:
     """Claims of this generation that ended with the worker's death; 0 after a redrive."""
     has_checkpoint: bool = False
     """An earlier attempt has kept where it was."""
+    join_id: str | None = None
+    """The job that waits for this one, and for what follows from it."""
+    joins: bool = False
+    """It has waited for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,12 @@ class Finished:
     """It has ended before: acknowledge the delivery and skip it."""
 
     state: State
+
+
+@dataclass(frozen=True, slots=True)
+class StillJoining:
+    """It waits for other jobs, and is published when those have ended: acknowledge and skip what
+    has come before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,15 @@ class Foreign:
     as it is."""
 
 
-ClaimResult = Claimed | Finished | Superseded | HeldBy | Foreign
+ClaimResult = Claimed | Finished | StillJoining | Superseded | HeldBy | Foreign
+
+
+@dataclass(frozen=True, slots=True)
+class EndNoted:
+    """The end of an attempt was recorded."""
+
+    due: list[str] = field(default_factory=list)
+    """Jobs that had waited for this one, and may be published now: they are `pending`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +168,10 @@ class JobSummary:
     error_type: str | None
     error_message: str | None
     idempotency_key: str | None
+    join_id: str | None
+    """The job that waits for this one, and for what follows from it."""
+    joins: bool
+    """It waits for others, or has."""
     operation_id: str | None
     """The backfill that it belongs to."""
     progress: ProgressRecord | None = field(default=None, kw_only=True)

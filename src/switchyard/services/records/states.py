@@ -12,6 +12,8 @@ class State(StrEnum):
 
     SCHEDULED = "scheduled"
     """Waits for its `run_at`; the scheduler publishes it then."""
+    JOINING = "joining"
+    """Waits for the jobs that it joins; the end of the last of them makes it `pending`."""
     PENDING = "pending"
     """Recorded; the broker has not confirmed it yet. The scheduler publishes what stays so."""
     QUEUED = "queued"
@@ -57,6 +59,7 @@ ENDINGS = frozenset({State.SUCCEEDED, State.RETRYING, State.QUEUED, State.DEAD, 
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     {
         State.SCHEDULED: frozenset({State.QUEUED, State.RUNNING, State.DEAD, State.CANCELLED}),
+        State.JOINING: frozenset({State.PENDING, State.CANCELLED}),
         State.PENDING: frozenset({State.QUEUED, State.RUNNING, State.DEAD, State.CANCELLED}),
         State.QUEUED: frozenset({State.RUNNING, State.DEAD, State.CANCELLED}),
         # running → running is a takeover from a worker that died.

@@ -28,7 +28,7 @@ from switchyard.services.records import (
     HeldBy,
     RowRejected,
 )
-from switchyard.services.runtime.endings import crashed_too_often
+from switchyard.services.runtime.endings import crashed_too_often, joined_died
 from switchyard.services.runtime.following import FollowUp
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.reporting import Counters
@@ -78,6 +78,7 @@ class Claims:
         try:
             claim = await self._take(delivery, request)
             if claim is not None:
+                join = await self.ledger.join(message.job_id) if claim.joins else None
                 job = RunningJob(
                     delivery,
                     message,
@@ -85,8 +86,10 @@ class Claims:
                     request.now,
                     claim.crashes,
                     claim.has_checkpoint,
+                    claim.join_id,
                 )
                 job.verdict = crashed_too_often(message, claim.crashes)
+                job.verdict = job.verdict or joined_died(message, join)
                 if job.verdict is None:
                     self._judge(job, moment, is_known=is_known)
                 self.running[message.job_id] = job

@@ -3,7 +3,8 @@ told of it. The same for workers, for the inline runner, and for the replay of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +26,7 @@ from switchyard.services.publishing.preparing import InvalidJob, children_of
 from switchyard.services.records import (
     AttemptOutcome,
     FinishRequest,
+    JoinRecord,
     NewJob,
     RowRejected,
     State,
@@ -72,7 +74,10 @@ def classify(
         return decision, []
     try:
         to_json(decision.result)
-        return decision, children_of(registry, message, lane, decision.jobs)
+        following = children_of(
+            registry, message, lane, decision.jobs, decision.then, decision.when_dead
+        )
+        return decision, following
     except (RowRejected, InvalidJob, InvalidPayload, UnknownJobType) as error:
         return invalid_outcome(message, error), []
 
@@ -91,6 +96,28 @@ def crashed_too_often(message: JobMessage, crashes: int) -> Died | None:
         return None
     killer = Failure("WorkerCrashed", f"its worker died {crashes} times")
     return Died(Reason.CRASHED, message.metadata.attempts, killer)
+
+
+def within(join_id: str | None, following: Sequence[NewJob]) -> list[NewJob]:
+    """What follows from a job that another waits for: that one waits for these as well, but for
+    those that wait for each other."""
+    if join_id is None:
+        return list(following)
+    return [each if each.join_id else replace(each, join_id=join_id) for each in following]
+
+
+def joined_died(message: JobMessage, join: JoinRecord | None) -> Died | None:
+    """What becomes of a job that was not to run without all those that it has waited for; None: it
+    may run."""
+    if join is None or join.when_dead != "fail" or not join.dead + join.cancelled:
+        return None
+    failure = Failure(
+        "JoinedJobsFailed",
+        f"of {join.total:,} jobs that it waited for, {join.dead:,} are dead and {join.cancelled:,} "
+        "cancelled: redrive those first, then this job",
+        permanent=True,
+    )
+    return Died(Reason.PERMANENT, message.metadata.attempts + 1, failure)
 
 
 def finish_request(

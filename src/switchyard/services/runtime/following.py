@@ -26,8 +26,9 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.jobs.retry import Delayed, Died, Failure, RetryPolicy, Succeeded
+from switchyard.services.publishing.recorded import publish_recorded, record_following
 from switchyard.services.publishing.routing import Routed, publish_routed
-from switchyard.services.records import Existing, NewJob, RowRejected
+from switchyard.services.records import Existing, LedgerError, NewJob, RowRejected
 from switchyard.services.runtime.endings import Ending, invalid_outcome
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.running import RunningJob
@@ -118,7 +119,11 @@ class FollowUp:
             messages = await self._record(jobs)
         except RowRejected as error:
             return await self.publish(job, invalid_outcome(job.message, error), ())
-        left = [Routed.of(each, message) for message, each in zip(messages, jobs, strict=True)]
+        left = [
+            Routed.of(each, message)
+            for message, each in zip(messages, jobs, strict=True)
+            if each.joins is None  # which is due when the others have ended
+        ]
         backoff = FIRST_BACKOFF
         while left:
             results = await publish_routed(self.publisher, left)
@@ -143,7 +148,7 @@ class FollowUp:
         id is no copy of that job."""
         recorder, ledger = self.recorder, self.recorder.ledger
         made = [each.shifted(ledger.clock.offset) for each in jobs]
-        answers = await recorder.until_reached(lambda: ledger.record_many(made))
+        answers = await recorder.until_reached(lambda: record_following(ledger, made))
         messages = [each.message for each in made]
         for place, answer in enumerate(answers):
             if isinstance(answer, Existing):
@@ -152,6 +157,18 @@ class FollowUp:
                     same = {"payload": known.payload}
                     messages[place] = messages[place].model_copy(update=same)
         return messages
+
+    async def publish_due(self, job_ids: Sequence[str]) -> None:
+        """Publish jobs whose waiting for others has ended. They are recorded as `pending`: what
+        fails here, the scheduler makes good."""
+        if not job_ids:
+            return
+        ledger = self.recorder.ledger
+        try:
+            found = [await ledger.get(each) for each in job_ids]
+            await publish_recorded(self.publisher, ledger, [each for each in found if each])
+        except LedgerError as error:
+            self._log.warning("left to the scheduler", jobs=len(job_ids), error=str(error))
 
     async def _note_published(
         self, sent: Sequence[Routed], results: Sequence[Result]

@@ -26,6 +26,7 @@ from switchyard.services.jobs.retry import Decision, Delayed, Died
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.publishing.publisher import Published
+from switchyard.services.publishing.recorded import record_following
 from switchyard.services.records import (
     FINISHED,
     Claimed,
@@ -38,7 +39,12 @@ from switchyard.services.records import (
     State,
 )
 from switchyard.services.runtime.attempt import Attempt, attempt
-from switchyard.services.runtime.endings import finish_request, invalid_outcome
+from switchyard.services.runtime.endings import (
+    finish_request,
+    invalid_outcome,
+    joined_died,
+    within,
+)
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.noting import NoteTaker
 from switchyard.services.settings import Settings
@@ -143,8 +149,7 @@ class InlineRunner:
             claim_id, claim = await self._claim(job)
             if claim is None:
                 return []
-            ended = await self._attempt(job, claim_id, claim)
-            decision, following = ended.decision, ended.following
+            decision, following = await self._decide(job, claim_id, claim)
             if isinstance(decision, Delayed):
                 pause = _pause(decision, self._ledger.clock.now())
                 waited += pause
@@ -154,12 +159,12 @@ class InlineRunner:
                 if following:
                     offset = self._ledger.clock.offset
                     following = [each.shifted(offset) for each in following]
-                    await self._ledger.record_many(following)
+                    await record_following(self._ledger, following)
             except RowRejected as error:
                 decision, following = invalid_outcome(job.message, error), []
-            await self._record_end(job, claim_id, decision)
+            due = await self._record_end(job, claim_id, decision)
             if not isinstance(decision, Delayed):
-                return following
+                return [*(each for each in following if each.joins is None), *due]
             await asyncio.sleep(pause)
             job = replace(job, message=job.message.with_metadata(attempts=decision.attempts))
 
@@ -181,6 +186,16 @@ class InlineRunner:
             claim = await self._ledger.claim(request)
         return request.claim_id, claim if isinstance(claim, Claimed) else None
 
+    async def _decide(
+        self, job: NewJob, claim_id: str, claim: Claimed
+    ) -> tuple[Decision, list[NewJob]]:
+        """How the attempt ends, and what follows."""
+        join = await self._ledger.join(job.message.job_id) if claim.joins else None
+        if (died := joined_died(job.message, join)) is not None:
+            return died, []
+        ended = await self._attempt(job, claim_id, claim)
+        return ended.decision, within(claim.join_id, ended.following)
+
     async def _attempt(self, job: NewJob, claim_id: str, claim: Claimed) -> Attempt:
         kept = await self._notes.last_checkpoint(job.message) if claim.has_checkpoint else None
         async with self._notes.notebook_of(job.message, claim_id) as notebook:
@@ -196,7 +211,8 @@ class InlineRunner:
             )
             return await attempt(self._registry, ctx, self._executor, crashes=claim.crashes)
 
-    async def _record_end(self, job: NewJob, claim_id: str, decision: Decision) -> None:
+    async def _record_end(self, job: NewJob, claim_id: str, decision: Decision) -> list[NewJob]:
+        """Gives the jobs that had waited for this one, and may run now."""
         request = finish_request(job.message, claim_id, decision, now=self._ledger.clock.time())
         if isinstance(decision, Delayed | Died):
             self._log.warning(
@@ -206,7 +222,9 @@ class InlineRunner:
                 error_type=request.error_type,
                 error=request.error_message,
             )
-        await self._ledger.finish(request)
+        noted = await self._ledger.finish(request)
+        due = [await self._ledger.get(each) for each in noted.due] if noted else []
+        return [_job_of(record) for record in due if record is not None]
 
 
 def _pause(delayed: Delayed, now: datetime) -> float:
@@ -217,7 +235,8 @@ def _pause(delayed: Delayed, now: datetime) -> float:
 
 
 def _is_open(state: State) -> bool:
-    return state not in FINISHED
+    # One that waits for others comes when those have ended.
+    return state not in FINISHED and state is not State.JOINING
 
 
 def _job_of(record: JobRecord) -> NewJob:

@@ -30,12 +30,15 @@ class Recorder:
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
 
-    async def record(self, job: RunningJob, ending: Ending) -> None:
-        """Record how the attempt has ended. Raises TakenOver."""
+    async def record(self, job: RunningJob, ending: Ending) -> list[str]:
+        """Record how the attempt has ended; the jobs that had waited for it and are due now.
+        Raises TakenOver."""
         now = self.ledger.clock.time()
         request = finish_request(job.message, job.claim_id, ending, now=now)
-        if not await self.until_reached(lambda: self.ledger.finish(request)):
+        noted = await self.until_reached(lambda: self.ledger.finish(request))
+        if noted is None:
             raise TakenOver(f"its end as {request.state} does not count")
+        return noted.due
 
     async def require_ours(self, job: RunningJob) -> None:
         """Raises TakenOver when the claim does not hold any more. Asked before a retry or a dead

@@ -33,7 +33,7 @@ from switchyard.services.jobs.registry import (
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import LedgerError, NewJob
 from switchyard.services.runtime.claiming import Claims
-from switchyard.services.runtime.endings import CalledOff, Ending, classify
+from switchyard.services.runtime.endings import CalledOff, Ending, classify, within
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.following import FollowUp
 from switchyard.services.runtime.noting import NoteTaker
@@ -96,8 +96,8 @@ class Runner:
         try:
             ended = await self._run(job, *task) if task and not job.verdict else None
             ending, jobs = self._classify(job, ended)
-            ending = await self.follow_up.publish(job, ending, jobs)
-            await self.recorder.record(job, ending)
+            ending = await self.follow_up.publish(job, ending, within(job.join_id, jobs))
+            due = await self.recorder.record(job, ending)
         except TakenOver as error:
             self._log.warning("another worker had taken over", why=str(error))
             job.delivery.ack()
@@ -109,6 +109,7 @@ class Runner:
         else:
             job.delivery.ack()
             self.reporter.ended(job, ending)
+            await self.follow_up.publish_due(due)
         finally:
             self.claims.close(job)
 

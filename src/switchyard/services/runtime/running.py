@@ -29,6 +29,8 @@ class RunningJob:
     """Workers that have died with the job in them."""
     has_checkpoint: bool = False
     """An earlier attempt has kept where it was."""
+    join_id: str | None = None
+    """The job that waits for this one."""
     verdict: Delayed | Died | CalledOff | None = None
     """How it ends, where that is not for the handler to say."""
     handler: asyncio.Task[None] | None = None

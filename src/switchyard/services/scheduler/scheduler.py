@@ -13,21 +13,20 @@ from functools import partial
 import structlog
 
 from switchyard.broker.background import Background
-from switchyard.broker.errors import BrokerAway, LaneFull, WrongSystem
+from switchyard.broker.errors import BrokerAway, WrongSystem
 from switchyard.broker.lanes import LANES, Lane
-from switchyard.broker.publish.outcome import Accepted
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.indexing import DeadLetterIndexer
 from switchyard.services.files.storage import StorageError
 from switchyard.services.identity.broker import advance_broker
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger, to_message
+from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import SCHEDULER
 from switchyard.services.llm.answers import drop_old_answers
 from switchyard.services.monitoring import metrics as names
 from switchyard.services.monitoring.metrics import Metric, Metrics, Samples, show_publishes
-from switchyard.services.publishing.routing import Routed, publish_routed
+from switchyard.services.publishing.recorded import publish_recorded
 from switchyard.services.records import JobRecord, LedgerError, State
 from switchyard.services.redrive.returning import LOOK, Returner
 from switchyard.services.settings import Settings
@@ -229,25 +228,8 @@ class Scheduler:
         state and come again."""
         if not records:
             return []
-        entered = self._ledger.clock.now()
-        results = await publish_routed(
-            self._publisher,
-            [
-                Routed.of(record, to_message(record).with_metadata(queued_at=entered))
-                for record in records
-            ],
-        )
-        accepted: list[str] = []
-        for record, result in zip(records, results, strict=True):
-            if isinstance(result, Accepted):
-                accepted.append(record.id)
-                continue
-            turn.refused += 1
-            self._log.warning("not published", job_id=record.id, error=str(result))
-            if isinstance(result, LaneFull) and result.dead_lettered:
-                await self._ledger.mark_overflowed(record.id, self._ledger.clock.time())
-        if accepted:
-            await self._ledger.mark_queued(accepted, self._ledger.clock.time())
+        accepted, refused = await publish_recorded(self._publisher, self._ledger, records)
+        turn.refused += refused
         return accepted
 
     async def _drop_answers(self) -> None:

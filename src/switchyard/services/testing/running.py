@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -19,7 +19,7 @@ from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry, job_ty
 from switchyard.services.jobs.retry import Decision, Delayed, Died, Failure, Succeeded
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
-from switchyard.services.records import NewJob, State
+from switchyard.services.records import JoinedJob, NewJob, State
 from switchyard.services.records.progress import Reported
 from switchyard.services.runtime.attempt import attempt_alone
 from switchyard.services.settings import Settings
@@ -43,6 +43,11 @@ class JobRun:
     """The last that it said of its progress: `fraction` and `note`."""
     checkpoint: Any = None
     """What it gave to `ctx.checkpoint` last: hand it to the next run as `last_checkpoint`."""
+
+    @property
+    def then(self) -> NewJob | None:
+        """The job that waits for all others of `published`; None where the handler named none."""
+        return next((job for job in self.published if job.joins is not None), None)
 
     @property
     def state(self) -> State:
@@ -89,6 +94,7 @@ async def run_job(
     modules: Iterable[str] = (),
     settings: Mapping[str, Any] | None = None,
     ledger: Ledger | None = None,
+    joined: Sequence[JoinedJob | Mapping[str, Any]] | None = None,
 ) -> JobRun:
     """Run a handler that `@job` has marked, once, the way a worker does.
 
@@ -100,7 +106,8 @@ async def run_job(
     `last_checkpoint` is what an earlier attempt has kept.
     `settings` (`{"llm_base_url": …}`) come before JOBS_… variables; broker, ledger, storage and
     index are in a directory that goes with the run, unless they are named here. `ledger` is one of
-    yours, for a test that looks into it afterwards.
+    yours, for a test that looks into it afterwards. `joined` is what `ctx.joined()` gives: a
+    mapping is the result of a job that has succeeded.
 
     Raises RegistryError when the function is not marked, InvalidPayload when the payload does not
     fit its model, InvalidJob when lane or attempt do not fit the type, and ValidationError for a
@@ -123,11 +130,12 @@ async def run_job(
             job_id=job_id,
         )
         message = _received(prepare(registry, request).message, attempt)
+        waited = None if joined is None else [_joined(each, n) for n, each in enumerate(joined)]
         if ledger is not None:
-            return await _run(registry, own, ledger, message, chosen, last_checkpoint)
+            return await _run(registry, own, ledger, message, chosen, last_checkpoint, waited)
         await upgrade(own.ledger_url)
         async with await Ledger.open(own.ledger_url) as opened:
-            return await _run(registry, own, opened, message, chosen, last_checkpoint)
+            return await _run(registry, own, opened, message, chosen, last_checkpoint, waited)
 
 
 def _in_a_loop_of_its_own(call: Callable[P, Coroutine[Any, Any, JobRun]]) -> Callable[P, JobRun]:
@@ -173,6 +181,21 @@ def _received(message: JobMessage, attempt: int) -> JobMessage:
     return JobMessage.decode(message.with_metadata(attempts=attempt - 1).encode())
 
 
+def _joined(given: JoinedJob | Mapping[str, Any], number: int) -> JoinedJob:
+    if isinstance(given, JoinedJob):
+        return given
+    return JoinedJob(
+        job_id=f"joined-{number}",
+        job_type="joined",
+        state=State.SUCCEEDED,
+        parent_id=None,
+        payload={},
+        result=given,
+        error_type=None,
+        error_message=None,
+    )
+
+
 async def _run(
     registry: Registry,
     settings: Settings,
@@ -180,6 +203,7 @@ async def _run(
     message: JobMessage,
     lane: str,
     last_checkpoint: Any,
+    joined: Sequence[JoinedJob] | None,
 ) -> JobRun:
     ctx = JobContext(
         message=message,
@@ -188,6 +212,7 @@ async def _run(
         settings=settings,
         ledger=ledger,
         last_checkpoint=last_checkpoint,
+        joined_jobs=joined,
     )
     ended = await attempt_alone(registry, ctx)
     notes = ctx.notebook.take()

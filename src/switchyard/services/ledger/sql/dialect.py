@@ -73,16 +73,18 @@ def keys_parameter(dialect: str, keys: Sequence[str]) -> dict[str, Any]:
     return {"keys": json.dumps(keys) if dialect == "sqlite" else list(keys)}
 
 
-def select_locked(dialect: str, columns: str, key: str) -> TextClause:
-    """Select `columns` of the jobs whose `key` is asked for, and keep others from changing them.
+def select_locked(dialect: str, columns: str, key: str, *, table: str = "jobs") -> TextClause:
+    """Select `columns` of the rows whose `key` is asked for, and keep others from changing them.
 
     PostgreSQL locks the rows, in one order in all processes; in SQLite the transaction alone
     may write.
     """
     condition = keys_condition(dialect, key)
     if dialect == "sqlite":
-        return text(f"SELECT json_group_array(json_array({columns})) FROM jobs WHERE {condition}")
-    return text(f"SELECT {columns} FROM jobs WHERE {condition} ORDER BY id FOR UPDATE")
+        return text(
+            f"SELECT json_group_array(json_array({columns})) FROM {table} WHERE {condition}"
+        )
+    return text(f"SELECT {columns} FROM {table} WHERE {condition} ORDER BY id FOR UPDATE")
 
 
 def fetch_locked(

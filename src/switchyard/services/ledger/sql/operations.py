@@ -28,6 +28,7 @@ from switchyard.services.records.results import (
     Claimed,
     ClaimResult,
     Created,
+    EndNoted,
     Existing,
     Foreign,
     NoSuchJob,
@@ -56,15 +57,19 @@ class JobChange(Protocol[Answer_co]):
 class Record:
     """Make a job's row. Encodes the message at once, so its caller gets what is wrong with it."""
 
-    __slots__ = ("_columns", "_receipt")
+    __slots__ = ("_columns", "_joins", "_receipt")
     order: ClassVar[int] = 1
 
     def __init__(self, job: NewJob) -> None:
         columns = _new_columns(job)
         columns["state"] = State.PENDING if job.run_at is None else State.SCHEDULED
         columns["run_at"] = job.run_at
+        columns["join_id"] = job.join_id
         # Of this operation and no other: applied again, it knows the row that it has made.
         self._receipt = columns["claim_id"] = uuid4().hex
+        self._joins = job.joins
+        if job.joins is not None:
+            columns |= {"state": State.JOINING, "joins": 1, "claim_id": None}
         key = clean(job.idempotency_key)
         if key is not None:
             columns["idempotency_key"] = key
@@ -94,6 +99,8 @@ class Record:
         if key is not None:
             rows.keys[key] = KeyHolder(self.job_id, self._columns["fingerprint"])
         rows.jobs[self.job_id] = new_row(self._columns)
+        if self._joins is not None:
+            rows.opened[self.job_id] = self._joins
         return Created(self.job_id, self._receipt)
 
     def _known(self, row: JobRow) -> Recorded:
@@ -198,6 +205,8 @@ class Claim:
         answer = rules.decide_claim(row, request)
         if not isinstance(answer, Claimed):
             return answer
+        if row is not None and (row.join_id is not None or row.joins):
+            answer = Claimed(answer.crashes, row.join_id, row.joins)
         if row is None:
             row = rows.jobs[self.job_id] = new_row(_new_columns(request))
         elif row.state is State.RUNNING:
@@ -228,13 +237,14 @@ class Finish:
     def job_id(self) -> str:
         return self.request.job_id
 
-    def apply(self, rows: Rows) -> bool:
+    def apply(self, rows: Rows) -> EndNoted | None:
         request = self.request
         row = rows.jobs.get(request.job_id)
         if row is None or not rules.owns(row, request):
-            return False
+            return None
+        noted = EndNoted()
         if row.state is not State.RUNNING:
-            return True
+            return noted
         error_type, error_message = clean(request.error_type), clean(request.error_message)
         if request.outcome is not None:
             rows.end_attempt(row, request.outcome, request.now, error_type, error_message)
@@ -243,7 +253,9 @@ class Finish:
         row.result = self.result
         if request.state in (State.SUCCEEDED, State.CANCELLED):
             rows.forget_checkpoint(row)
-        return True
+        if row.join_id is not None:
+            rows.noted[row.join_id] = noted
+        return noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +300,7 @@ class TakeBack:
             return row.state
         del rows.jobs[self.job_id]
         if row.new is None:
-            rows.deleted.append(self.job_id)
+            rows.deleted.append(row)
         return None
 
 

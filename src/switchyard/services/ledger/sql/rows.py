@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from switchyard.services.ledger.sql.works import EditedWork, KnownWorks, Work
+from switchyard.services.records.joins import Joining
+from switchyard.services.records.results import EndNoted
 from switchyard.services.records.states import FINISHED, AttemptOutcome, State
 
 
@@ -35,6 +37,12 @@ class JobRow:
     result: str | None = None
     has_checkpoint: bool = False
     """An earlier attempt, or this one, has kept where it was."""
+    join_id: str | None = None
+    """The job that waits for this one."""
+    joins: bool = False
+    """It waits for others, or has."""
+    before: State | None = None
+    """What it was when it was loaded; None when it was not there."""
     new: Mapping[str, Any] | None = None
     """The other columns, when the row does not exist yet."""
     changed: bool = False
@@ -68,6 +76,8 @@ def new_row(columns: Mapping[str, Any]) -> JobRow:
         attempts=columns["attempts"],
         crashes=0,
         claim_id=columns.get("claim_id"),
+        join_id=columns.get("join_id"),
+        joins=bool(columns.get("joins")),
         queued_at=columns["queued_at"],
         updated_at=columns["updated_at"],
         new=columns,
@@ -89,7 +99,7 @@ class Rows:
     jobs: dict[str, JobRow] = field(default_factory=dict)
     keys: dict[str, KeyHolder] = field(default_factory=dict)
     attempts: list[list[Any]] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)
+    deleted: list[JobRow] = field(default_factory=list)
     rewritten: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """What jobs are now, by id, where a redrive has changed that: all columns of a new row."""
 
@@ -98,6 +108,12 @@ class Rows:
     checkpoints: dict[str, list[Any]] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
     """Jobs whose check-points nobody will need."""
+
+    opened: dict[str, Joining] = field(default_factory=dict)
+    """What is new among the joins, by the id of the job that waits."""
+
+    noted: dict[str, EndNoted] = field(default_factory=dict)
+    """Of each join, who is told when this transaction fulfils it: see `joins.JoinWriter`."""
 
     works: dict[str, KnownWorks] = field(default_factory=dict)
     """Of jobs that are claimed, by id."""

@@ -19,6 +19,7 @@ from switchyard.services.records.results import (
     ClaimResult,
     Finished,
     HeldBy,
+    StillJoining,
     Superseded,
 )
 from switchyard.services.records.states import (
@@ -40,6 +41,8 @@ def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
         return Claimed(crashes=0)
     if row.state in (State.SUCCEEDED, State.CANCELLED):
         return Finished(row.state)
+    if row.state is State.JOINING:
+        return StillJoining()
     redriven = request.message.metadata.redrives > row.redrives
     if row.state is State.DEAD and not redriven:
         return Finished(row.state)
@@ -107,6 +110,8 @@ def buries(row: JobRow | None, letter: DeadLetterRecord) -> bool:
     """Whether a dead letter is the end of the job, or of an old or stray copy only."""
     if row is None or row.state in FINISHED or letter.reason == GOES_BACK:
         return False
+    if row.state is State.JOINING:
+        return False  # nobody has sent it yet: the letter is a stray
     if row.state is State.RUNNING:
         return letter.reason not in NEVER_STARTED and letter.redrives >= row.redrives
     return (letter.redrives, letter.attempts) >= row.generation

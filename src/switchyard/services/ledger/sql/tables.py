@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0009"
+SCHEMA_REVISION = "0010"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -60,6 +60,9 @@ jobs = Table(
     Column("metadata", Text, nullable=False),
     Column("payload", Text, nullable=False),
     Column("result", Text),
+    # Of few jobs: where they are not set, they cost nothing behind the long ones either.
+    Column("join_id", Text),
+    Column("joins", Integer),
 )
 
 
@@ -81,6 +84,13 @@ _partial(
 _partial("ix_jobs_run_at", jobs.c.run_at, where="state = 'scheduled'")
 _partial("ix_jobs_pipeline", jobs.c.pipeline, where="pipeline IS NOT NULL")
 _partial("ix_jobs_parent", jobs.c.parent_id, where="parent_id IS NOT NULL")
+_partial(
+    "ix_jobs_join",
+    jobs.c.join_id,
+    jobs.c.created_at,
+    jobs.c.id,
+    where="join_id IS NOT NULL",
+)
 _partial("ix_jobs_operation", jobs.c.operation_id, jobs.c.state, where="operation_id IS NOT NULL")
 
 attempts = Table(

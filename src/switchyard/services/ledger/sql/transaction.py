@@ -1,7 +1,8 @@
 """Many operations in one transaction: load their rows, apply them in memory, write the rest.
 
 Whatever the operations are, the database sees at most one SELECT, one UPDATE, one INSERT of
-jobs and one of attempts, each for the whole batch.
+jobs and one of attempts, each for the whole batch; and where jobs have begun or ended that others
+wait for, those of `services.ledger.sql.joins`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from sqlalchemy import Connection, text
 
 from switchyard.services.ledger.sql import dialect as sql
 from switchyard.services.ledger.sql.errors import TransactionRaced
+from switchyard.services.ledger.sql.joins import JoinWriter
 from switchyard.services.ledger.sql.noting import HAS_CHECKPOINT, NoteStatements
 from switchyard.services.ledger.sql.operations import Claim, JobChange, Record
 from switchyard.services.ledger.sql.rows import JobRow, KeyHolder, Rows
@@ -25,7 +27,7 @@ INSERT_CHARACTERS: Final = 8_000_000
 
 _LOADED: Final = (
     "id, state, redrives, attempts, crashes, worker_id, claim_id, started_at, "
-    f"idempotency_key, fingerprint, {HAS_CHECKPOINT}"
+    f"idempotency_key, fingerprint, join_id, joins, {HAS_CHECKPOINT}"
 )
 
 _UPDATED: Final[sql.Columns] = {
@@ -65,6 +67,8 @@ _NEW: Final[sql.Columns] = {
     "operation_id": "text",
     "metadata": "text",
     "payload": "text",
+    "join_id": "text",
+    "joins": "integer",
 }
 
 _INSERTED: Final[sql.Columns] = {
@@ -133,6 +137,7 @@ class JobWriter:
             f"INSERT INTO jobs ({names}) SELECT {names} "
             f"FROM {sql.rows_source(dialect, _INSERTED)} WHERE true ON CONFLICT DO NOTHING"
         ).execution_options(preserve_rowcount=True)
+        self.joins = JoinWriter(dialect)
         names = ", ".join(_ATTEMPT)
         self._insert_attempts = text(
             f"INSERT INTO attempts ({names}) "
@@ -167,12 +172,13 @@ class JobWriter:
         if keys:
             found += sql.fetch_locked(connection, self._select_keys, keys)
         for job_id, state, redrives, attempts, crashes, worker_id, claim_id, *rest in found:
-            started_at, key, fingerprint, has_checkpoint, *work = rest
-            rows.jobs[job_id] = JobRow(
-                job_id, State(state), redrives, attempts, crashes, worker_id, claim_id
+            started_at, key, fingerprint, join_id, joins, has_checkpoint, *work = rest
+            before = State(state)
+            rows.jobs[job_id] = row = JobRow(
+                job_id, before, redrives, attempts, crashes, worker_id, claim_id, before=before
             )
-            rows.jobs[job_id].started_at = started_at
-            rows.jobs[job_id].has_checkpoint = bool(has_checkpoint)
+            row.started_at, row.has_checkpoint = started_at, bool(has_checkpoint)
+            row.join_id, row.joins = join_id, bool(joins)
             if key is not None:
                 rows.keys[key] = KeyHolder(job_id, fingerprint)
             if work:
@@ -183,7 +189,8 @@ class JobWriter:
 
     def _write(self, connection: Connection, rows: Rows) -> None:
         if rows.deleted:
-            connection.execute(self._delete, sql.keys_parameter(self._dialect, rows.deleted))
+            gone = [row.id for row in rows.deleted]
+            connection.execute(self._delete, sql.keys_parameter(self._dialect, gone))
         new = [row for row in rows.jobs.values() if row.new is not None]
         for part in _parts(new):
             parameters = self._parameters(_INSERTED, [_inserted(row) for row in part])
@@ -199,6 +206,7 @@ class JobWriter:
         if rows.attempts:
             connection.execute(self._insert_attempts, self._parameters(_ATTEMPT, rows.attempts))
         self._notes.write(connection, rows)
+        self.joins.write(connection, rows)
 
     def _parameters(self, columns: sql.Columns, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         return sql.rows_parameters(self._dialect, columns, rows)

@@ -1,0 +1,187 @@
+"""Joins: jobs that another one waits for, counted in the transaction in which they begin and end.
+
+Every change of a job's state goes through `JobWriter`, so this is the one place where a join is
+counted: by what a row was and what it has become, however it came to that. The job that waits is a
+row from the start, `joining`; the transaction in which the last of the others ends makes it
+`pending`. From there on it is a job that was recorded and not yet published, as any other.
+
+A transaction takes the rows of joins after all others, in one order. So nobody who holds a join
+waits for anything but the row of the job that waits, which only calling it off holds beside a join.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+from switchyard.services.ledger.sql import dialect as sql
+from switchyard.services.ledger.sql.rows import JobRow, Rows
+from switchyard.services.records.joins import WhenDead
+from switchyard.services.records.states import FINISHED, State
+
+_LOADED: Final = "id, when_dead, held, total, open_jobs, dead, cancelled, fulfilled_at"
+
+_CHANGED: Final[sql.Columns] = {
+    "id": "text",
+    "when_dead": "text",
+    "held": "integer",
+    "total": "integer",
+    "open_jobs": "integer",
+    "dead": "integer",
+    "cancelled": "integer",
+    "fulfilled_at": "double precision",
+}
+
+
+@dataclass(slots=True)
+class Counted:
+    """Jobs of a join by where they stand; also how many more there are of each."""
+
+    total: int = 0
+    open: int = 0
+    dead: int = 0
+    cancelled: int = 0
+
+    def add(self, state: State | None, number: int) -> None:
+        """So many more in that state; None is no state at all."""
+        if state is None:
+            return
+        self.total += number
+        self.open += number * (state not in FINISHED)
+        self.dead += number * (state is State.DEAD)
+        self.cancelled += number * (state is State.CANCELLED)
+
+    def plus(self, other: Counted) -> Counted:
+        return Counted(
+            self.total + other.total,
+            self.open + other.open,
+            self.dead + other.dead,
+            self.cancelled + other.cancelled,
+        )
+
+
+@dataclass(slots=True)
+class JoinRow:
+    """A join, as a transaction works on it."""
+
+    id: str
+    when_dead: WhenDead
+    held: bool
+    counted: Counted
+    fulfilled_at: float | None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the job that waits is to be published now."""
+        if self.fulfilled_at is not None or self.held or self.counted.open:
+            return False
+        return self.when_dead != "wait" or not self.counted.dead
+
+
+class JoinWriter:
+    """Counts in a transaction. Holds only statements."""
+
+    def __init__(self, dialect: str) -> None:
+        self._dialect = dialect
+        self._select = sql.select_locked(dialect, _LOADED, "id", table="joins")
+        source = sql.rows_source(dialect, _CHANGED)
+        names = ", ".join(_CHANGED)
+        self._insert = text(
+            f"INSERT INTO joins ({names}, made_at) SELECT {names}, :at FROM {source} WHERE true"
+        )
+        changes = ", ".join(f"{name} = r.{name}" for name in _CHANGED if name != "id")
+        self._update = text(f"UPDATE joins SET {changes} FROM {source} WHERE joins.id = r.id")
+        self._publish = text(
+            "UPDATE jobs SET state = 'pending', updated_at = :at "
+            f"WHERE {sql.keys_condition(dialect, 'id')} AND state = 'joining' RETURNING id"
+        )
+
+    def write(self, connection: Connection, rows: Rows) -> None:
+        """Count what has changed among these rows; nothing is asked where none is joined. Whoever
+        ended the last job of a join is told in `rows.noted`."""
+        changes = _changes(rows)
+        if not changes and not rows.opened:
+            return
+        at = max((row.updated_at or 0 for row in rows.jobs.values()), default=0)
+        new = [
+            JoinRow(join_id, join.when_dead, join.held, changes.pop(join_id, Counted()), None)
+            for join_id, join in rows.opened.items()
+            if join_id in rows.jobs
+        ]
+        known = self._load(connection, list(changes)) if changes else []
+        for join in known:
+            join.counted = join.counted.plus(changes[join.id])
+        for join_id in self._store(connection, at, new=new, known=known):
+            if (noted := rows.noted.get(join_id)) is not None:
+                noted.due.append(join_id)
+
+    def settle(
+        self, connection: Connection, join_id: str, at: float, *, when_dead: WhenDead | None
+    ) -> bool | None:
+        """End what holds a join, and change what becomes of it when some are dead. Whether the job
+        that waits is to be published now; None where no such join waits."""
+        known = [join for join in self._load(connection, [join_id]) if join.fulfilled_at is None]
+        for join in known:
+            join.held = False
+            join.when_dead = when_dead or join.when_dead
+        if not known:
+            return None
+        return bool(self._store(connection, at, new=[], known=known))
+
+    def _load(self, connection: Connection, ids: list[str]) -> list[JoinRow]:
+        found = sql.fetch_locked(connection, self._select, ids)
+        return [
+            JoinRow(join_id, when_dead, bool(held), Counted(*numbers), fulfilled_at)
+            for join_id, when_dead, held, *numbers, fulfilled_at in found
+        ]
+
+    def _store(
+        self, connection: Connection, at: float, *, new: list[JoinRow], known: list[JoinRow]
+    ) -> list[str]:
+        """Write the joins, and let go the jobs whose time has come: their ids."""
+        due = [join for join in (*new, *known) if join.is_due]
+        for join in due:
+            join.fulfilled_at = at
+        if new:
+            connection.execute(self._insert, {**self._parameters(new), "at": at})
+        if known:
+            connection.execute(self._update, self._parameters(known))
+        if not due:
+            return []
+        keys = sql.keys_parameter(self._dialect, sorted(join.id for join in due))
+        return [row.id for row in connection.execute(self._publish, {**keys, "at": at})]
+
+    def _parameters(self, joins: list[JoinRow]) -> dict[str, object]:
+        lines = [
+            [
+                join.id,
+                join.when_dead,
+                int(join.held),
+                join.counted.total,
+                join.counted.open,
+                join.counted.dead,
+                join.counted.cancelled,
+                join.fulfilled_at,
+            ]
+            for join in joins
+        ]
+        return sql.rows_parameters(self._dialect, _CHANGED, lines)
+
+
+def _changes(rows: Rows) -> dict[str, Counted]:
+    """By join, what has changed among its jobs."""
+    changes: dict[str, Counted] = {}
+
+    def count(row: JobRow, now: State | None) -> None:
+        if row.join_id is not None and now is not row.before:
+            counted = changes.setdefault(row.join_id, Counted())
+            counted.add(row.before, -1)
+            counted.add(now, 1)
+
+    for row in rows.jobs.values():
+        count(row, row.state)
+    for row in rows.deleted:
+        count(row, None)
+    return {join_id: each for join_id, each in changes.items() if each != Counted()}
