@@ -94,7 +94,7 @@ PANELS = {
             "cli.look.search:search",
             "Search the documents that have been indexed, best places first.",
         ),
-        "jobs": ("cli.jobs.app:app", "Jobs: list, show, watch, cancel."),
+        "jobs": ("cli.jobs.app:app", "Jobs: list, show, watch, cancel, release."),
     },
     "Repair": {
         "dead": ("cli.dead.app:app", "Dead letters: what died, why, and back again."),

@@ -19,7 +19,15 @@ from pydantic import (
 
 from switchyard.broker import message, moments
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.records import AttemptRecord, JobRecord, JobSummary, Page, State
+from switchyard.services.records import (
+    AttemptRecord,
+    JobRecord,
+    JobSummary,
+    JoinRecord,
+    Page,
+    State,
+    WhenDead,
+)
 from switchyard.services.records.progress import ProgressRecord
 from switchyard.services.records.requests import MAX_DELAY
 
@@ -175,11 +183,24 @@ class JobView(JobStatus):
     priority: int
     source: str
     parent_id: str | None
+    join_id: str | None = Field(description="The job that waits for this one.")
     pipeline: str | None
     redrives: int
     crashes: int
     worker_id: str | None = Field(description="Who runs it, or ran it last.")
     updated_at: datetime
+
+
+class JoinView(BaseModel):
+    """How far the waiting for other jobs is."""
+
+    when_dead: WhenDead = Field(description="What becomes of the job when some are dead.")
+    total: int
+    open: int = Field(description="Those that have not ended.")
+    dead: int
+    cancelled: int
+    held: bool = Field(description="More may come, as from a backfill.")
+    fulfilled_at: datetime | None = Field(description="When the waiting was over.")
 
 
 class JobDetails(JobView, JobProgress):
@@ -189,6 +210,7 @@ class JobDetails(JobView, JobProgress):
     result: dict[str, Any] | None = Field(
         description="Also what lies in storage under the job's id, up to 8 MiB."
     )
+    join: JoinView | None = Field(description="Of a job that waits for others, or has.")
     timeline: list[AttemptView] = Field(description="Oldest first.")
     checkpoint_at: datetime | None = Field(
         description="When an attempt has kept where it was, for the next one."
@@ -239,7 +261,10 @@ def page_view(page: Page[JobSummary]) -> JobPage:
 
 
 def details_view(
-    record: JobRecord, stages: Mapping[str, Any], output: Mapping[str, Any] | None
+    record: JobRecord,
+    stages: Mapping[str, Any],
+    output: Mapping[str, Any] | None,
+    join: JoinRecord | None,
 ) -> JobDetails:
     """`stages` as in `progress_view`; `output` is what the job keeps in storage."""
     return JobDetails(
@@ -247,6 +272,7 @@ def details_view(
         **stages,
         payload=record.payload,
         result=record.result if output is None else {**(record.result or {}), **output},
+        join=None if join is None else _join(join),
         timeline=[_attempt(each) for each in record.timeline],
         checkpoint_at=moment(record.checkpoint_at),
     )
@@ -257,6 +283,18 @@ def _progress(said: ProgressRecord | None) -> ProgressView | None:
         return None
     return ProgressView(
         fraction=said.fraction, note=said.note, reported_at=moments.shown(said.reported_at)
+    )
+
+
+def _join(record: JoinRecord) -> JoinView:
+    return JoinView(
+        when_dead=record.when_dead,
+        total=record.total,
+        open=record.open,
+        dead=record.dead,
+        cancelled=record.cancelled,
+        held=record.held,
+        fulfilled_at=moment(record.fulfilled_at),
     )
 
 

@@ -145,7 +145,8 @@ async def list_jobs(
 async def show(job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf) -> models.JobDetails:
     """Show a job with its payload, its result and the attempts that did not simply succeed."""
     record = await known_job(state, job_id)
-    return models.details_view(record, await _stages(record, desk), await desk.output(record))
+    join = await state.ledger.join(job_id) if record.joins else None
+    return models.details_view(record, await _stages(record, desk), await desk.output(record), join)
 
 
 @router.get("/{job_id}/status", dependencies=[needs(Scope.READ)], responses=responses("not-found"))

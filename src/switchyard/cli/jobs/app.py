@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from switchyard.cli.jobs import cancel, jobs
+from switchyard.cli.jobs import cancel, jobs, joins
 
-app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel.")
+app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, release.")
 app.command(name="list")(jobs.list_jobs)
 app.command()(jobs.show)
 app.command()(jobs.watch)
 app.command()(cancel.cancel)
+app.command()(joins.release)

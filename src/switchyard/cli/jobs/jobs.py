@@ -31,9 +31,10 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
+from switchyard.cli.jobs import join_view
 
 if TYPE_CHECKING:
-    from switchyard.services.records import JobRecord, JobSummary
+    from switchyard.services.records import JobRecord, JobSummary, JoinRecord
     from switchyard.services.records.progress import ProgressRecord
     from switchyard.services.settings import Settings
 
@@ -112,27 +113,23 @@ def list_jobs(
 
 def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     """Show all that is known of a job, and of the jobs that followed from it."""
-
-    async def read(settings: Settings) -> tuple[JobRecord | None, list[JobSummary]]:
-        async with open_ledger(settings) as ledger:
-            job = await ledger.get(job_id)
-            if job is None:
-                return None, []
-            return job, await ledger.pipeline(job.pipeline or job.id)
-
-    job, pipeline = run(read(load_settings()))
-    if job is None:
+    known = run(_look_up(load_settings(), job_id))
+    if known is None:
         raise unknown_job(job_id)
+    job, pipeline, join, dead = known
     followers = [each for each in pipeline if each.id != job.id]
     if as_json:
         others = [
             {"id": each.id, "job_type": each.job_type, "state": each.state} for each in followers
         ]
-        print_json(_public(job) | {"pipeline_jobs": others})
+        waits = None if join is None else join_view.public(join)
+        print_json(_public(job) | {"join": waits, "pipeline_jobs": others})
         return
-    _print_job(job)
+    _print_job(job, join)
     for hint in hints(job):
         say(hint)
+    if join is not None and join.is_stuck and dead:
+        say(join_view.hint(join, dead))
     if followers:
         echo()
         rows = table("PIPELINE", "JOB", "STATE", "AGE", flexible=("JOB",))
@@ -186,6 +183,23 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
         raise CommandFailed(f"job {job_id} is {ends[job_id]}{why}")
 
 
+async def _look_up(
+    settings: Settings, job_id: str
+) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str]] | None:
+    """The job, its pipeline, how far its join is, and some dead jobs that it waits for."""
+    from switchyard.services.records import State
+
+    async with open_ledger(settings) as ledger:
+        job = await ledger.get(job_id)
+        if job is None:
+            return None
+        pipeline = await ledger.pipeline(job.pipeline or job.id)
+        if not job.joins:
+            return job, pipeline, None, []
+        dead, _ = await ledger.joined_jobs(job_id, state=State.DEAD, limit=3)
+        return job, pipeline, await ledger.join(job_id), [each.job_id for each in dead]
+
+
 def unknown_job(job_id: str) -> CommandFailed:
     return CommandFailed(f"the ledger has no job {job_id!r}: `jobctl jobs list` shows those it has")
 
@@ -222,7 +236,7 @@ def _public(job: JobSummary) -> dict[str, Any]:
     return shown
 
 
-def _print_job(job: JobRecord) -> None:
+def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
     def text(value: object) -> str:
         return "" if value is None else inline_json(value)
 
@@ -240,6 +254,8 @@ def _print_job(job: JobRecord) -> None:
             ("priority", str(job.priority)),
             ("source", job.source),
             ("parent", job.parent_id or ""),
+            ("waits for", join_view.told(join) if join and job.state == "joining" else ""),
+            ("joined by", job.join_id or ""),
             ("made", _when(job.created_at)),
             ("runs at", _when(job.run_at)),
             ("expires", _when(job.expires_at)),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.notebook import Notebook
 from switchyard.services.jobs.outcomes import RetryableError
-from switchyard.services.records import JoinedJob, State
+from switchyard.services.records import JoinedJob
 
 if TYPE_CHECKING:  # whoever only declares a handler needs neither
     from switchyard.services.ledger import Ledger
@@ -133,7 +133,7 @@ class JobContext:
     joined_jobs: Sequence[JoinedJob] | None = field(default=None, compare=False)
     """What `joined` gives, where a test says so."""
 
-    async def joined(self, *, state: State | None = None) -> AsyncIterator[JoinedJob]:
+    async def joined(self, *, state: str | None = None) -> AsyncIterator[JoinedJob]:
         """The jobs that this one has waited for, as `Next.then`: those of `Next.jobs` in their
         order, then those that followed from them; only those in a state where one is named. Read
         in pages, so that there may be any number.

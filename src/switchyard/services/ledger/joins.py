@@ -92,7 +92,7 @@ class Joins(LedgerBase):
         join_id: str,
         *,
         after: tuple[float, str] | None = None,
-        state: State | None = None,
+        state: str | None = None,
         limit: int,
     ) -> tuple[list[JoinedJob], tuple[float, str] | None]:
         """Jobs of a join in the order in which they were made, those after a place; and the place

@@ -55,6 +55,7 @@ class Finding(StrEnum):
     TYPES_LACKING = "types-lacking"
     TYPE_TIMES_OUT = "type-times-out"
     JOB_OVERDUE = "job-overdue"
+    JOIN_STUCK = "join-stuck"
     DISPLACED = "displaced"
     DEAD_GROWING = "dead-growing"
     DEAD_WAITING = "dead-waiting"

@@ -69,6 +69,7 @@ STEPS = (
     _Step(workers.lacking, ledger=True),
     _Step(jobs.timeouts, ledger=True),
     _Step(jobs.overdue, ledger=True),
+    _Step(jobs.joins, ledger=True),
     _Step(jobs.dead, ledger=True),
 )
 """In the order in which one thing builds on another."""

@@ -73,6 +73,19 @@ def _is_late(system: Examined, job: JobSummary, now: float) -> bool:
     return job.started_at is not None and now - job.started_at > limit + OVER
 
 
+async def joins(system: Examined) -> list[Check]:
+    """Jobs that wait for dead ones alone."""
+    stuck = await system.need_ledger().stuck_joins(LOOKED_AT)
+    if not stuck:
+        return [well("joins", "no job waits for dead ones alone")]
+    told = some([f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck])
+    remedy = (
+        f"look: `jobctl jobs show {stuck[0].id}`; redrive the dead, or without them: "
+        f"`jobctl jobs release {stuck[0].id}`"
+    )
+    return [warning("joins", Finding.JOIN_STUCK, told, remedy)]
+
+
 async def dead(system: Examined) -> list[Check]:
     """Letters that wait for somebody, and those that go back by themselves."""
     ledger = system.need_ledger()
