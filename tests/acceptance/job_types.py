@@ -47,3 +47,10 @@ async def unlucky(payload: Staged, ctx: JobContext) -> Outcome:
     if ctx.attempt == 1:
         raise RuntimeError("\x1b[2Jout of luck" + "!" * 20_000)
     return Done({})
+
+
+@job("halves", worker="tester", lanes=("hot",), timeout=60)
+async def halves(payload: Staged, ctx: JobContext) -> Outcome:
+    """Is followed by two of `work`, one of which may fail, and by a third that waits for these."""
+    two = [Job("work", {"n": 1}), Job("work", {"n": 2, "fail": payload.fail})]
+    return Next(two, then=Job("work", {"n": 3}))

@@ -6,7 +6,7 @@ writes what has changed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
@@ -206,7 +206,7 @@ class Claim:
         if not isinstance(answer, Claimed):
             return answer
         if row is not None and (row.join_id is not None or row.joins):
-            answer = Claimed(answer.crashes, row.join_id, row.joins)
+            answer = replace(answer, join_id=row.join_id, joins=row.joins)
         if row is None:
             row = rows.jobs[self.job_id] = new_row(_new_columns(request))
         elif row.state is State.RUNNING:
