@@ -152,6 +152,11 @@ class Settings(BrokerSettings):
     )
     embed_model: str = Field(default="default", description="Model asked for at that server.")
     embed_api_key: SecretStr | None = Field(default=None, description="Its API key.")
+    classes: Path | None = Field(
+        default=None,
+        description="A TOML file that says how documents are classified; the package's own where "
+        "unset (docs/classes.md).",
+    )
     pdf_extractor: Literal["pymupdf", "pypdfium2"] = Field(
         default="pymupdf",
         description="What reads PDFs: `pymupdf` (AGPL), which mends more of what is damaged, or "
@@ -341,6 +346,7 @@ class Settings(BrokerSettings):
         "database_url",
         "storage_url",
         "index_url",
+        "classes",
         "contact",
         "github_token",
         "hf_token",

@@ -30,6 +30,7 @@ STAGES = [
     "extract_text",
     "summarize_content",
     "embed_content",
+    "classify_document",
     "link_content",
 ]
 
@@ -578,3 +579,35 @@ async def test_samples_of_an_unknown_kind_are_refused(client: httpx.AsyncClient)
         "use en, de"
         in (await client.post("/documents/generate", json={"languages": ["xx"]})).json()["detail"]
     )
+
+
+async def test_documents_are_listed_and_searched_by_class(client: httpx.AsyncClient):
+    secret = (await send(client, pdf(["Strictly confidential: the tide table."]))).json()
+    public = (await send(client, pdf(["The tide table of the harbour."]))).json()
+    privacy = [each for each in secret["classes"] if each["kind"] == "privacy"]
+    assert [(each["label"], each["why"]["keywords"]) for each in privacy] == [
+        ("restricted", {"strictly confidential": 1})
+    ]
+
+    async def listed(*classes: str) -> set[str]:
+        answer = await client.get("/documents", params={"class": classes})
+        assert answer.status_code == 200, answer.text
+        return {each["document_id"] for each in answer.json()["documents"]}
+
+    async def found(*classes: str) -> set[str]:
+        body = {"query": "tide table", "filters": {"classes": classes}}
+        answer = await client.post("/search", json=body)
+        assert answer.status_code == 200, answer.text
+        return {each["document_id"] for each in answer.json()["hits"]}
+
+    both = {secret["document_id"], public["document_id"]}
+    for names, wanted in (
+        (["privacy:restricted"], {secret["document_id"]}),
+        (["privacy:restricted", "privacy:public"], both),
+        (["privacy:internal"], set()),
+    ):
+        assert await listed(*names) == wanted
+        assert await found(*names) == wanted
+    assert (await client.get("/documents", params={"class": "privacy"})).status_code == 422
+    summary = (await client.get("/documents")).json()["documents"][0]
+    assert "privacy:public" in summary["classes"]

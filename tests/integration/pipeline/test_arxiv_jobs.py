@@ -37,7 +37,14 @@ from tests.support.eventually import eventually
 from tests.support.llm_server import DIMENSIONS, LlmServer, answers, embeds, fails, held
 
 JOB = "ingest_arxiv"
-STAGES = [JOB, "extract_text", "summarize_content", "embed_content", "link_content"]
+STAGES = [
+    JOB,
+    "extract_text",
+    "summarize_content",
+    "embed_content",
+    "classify_document",
+    "link_content",
+]
 ID = "1605.08386"
 MARCH = datetime(2024, 3, 1, 12, tzinfo=UTC)
 

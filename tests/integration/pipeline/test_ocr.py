@@ -69,6 +69,7 @@ async def test_a_scan_is_read_and_found_by_its_words(pipeline: Pipeline, tmp_pat
         "ocr_pdf",
         "summarize_content",
         "embed_content",
+        "classify_document",
         "link_content",
     ]
     assert text_of(pipeline, document_id) == list(SLIPS)

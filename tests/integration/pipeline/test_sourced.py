@@ -25,7 +25,7 @@ from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
 from tests.support.hosts import CARD, README, GithubSite, HubSite, model, release
 
-STAGES = ["extract_text", "summarize_content", "embed_content", "link_content"]
+STAGES = ["extract_text", "summarize_content", "embed_content", "classify_document", "link_content"]
 REPOSITORY = {"repository": "psf/requests"}
 MODEL = {"id": "google-bert/bert-base-uncased"}
 

@@ -31,7 +31,7 @@ from tests.support import site as server
 from tests.support.hosts import PAGE
 from tests.support.site import Site
 
-STAGES = ["extract_text", "summarize_content", "embed_content", "link_content"]
+STAGES = ["extract_text", "summarize_content", "embed_content", "classify_document", "link_content"]
 JOB = "ingest_url"
 
 

@@ -28,6 +28,7 @@ def test_stages_run_on_the_workers_and_in_the_lanes_of_the_specification():
         "ocr_pdf": ("ocr", ("vlm_ocr",), "task"),
         "summarize_content": ("llm", ("hot", "backfill"), "task"),
         "embed_content": ("embed", ("hot", "backfill"), "task"),
+        "classify_document": ("embed", ("hot", "backfill"), "task"),
         "link_content": ("link", ("hot", "maintenance"), "task"),
         "parse_references": ("link", ("hot", "maintenance"), "task"),
         "process_references": ("link", ("hot", "maintenance"), "task"),

@@ -44,10 +44,12 @@ def documents_page(
     *,
     state: str | None = None,
     source: str | None = None,
+    classes: Sequence[str] | None = None,
     limit: int | None = None,
     cursor: str | None = None,
 ) -> Call[document_models.DocumentList]:
-    """A page of the documents, newest first."""
+    """A page of the documents, newest first. `classes` are written `privacy:public`; of several
+    labels of one kind any."""
     return get(
         "/documents",
         document_models.DocumentList,
@@ -55,6 +57,7 @@ def documents_page(
         source=source,
         limit=limit,
         cursor=cursor,
+        **({"class": list(classes)} if classes else {}),
     )
 
 
@@ -139,6 +142,7 @@ def search(
     per_document: int | None = None,
     document_ids: Sequence[str] | None = None,
     source: str | None = None,
+    classes: Sequence[str] | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Call[document_models.SearchAnswer]:
@@ -149,6 +153,7 @@ def search(
             "source": source,
             "since": since and since.isoformat(),
             "until": until and until.isoformat(),
+            "classes": classes and list(classes),
         }
     )
     body = {

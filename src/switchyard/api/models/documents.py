@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.api.models.jobs import Moment
 from switchyard.services.index.modes import MAX_LIMIT, Mode
+from switchyard.services.records.classes import CLASS_PATTERN
 
 SampleName = Annotated[str, Field(pattern="^[a-z]{2,20}$")]
 
@@ -32,6 +33,21 @@ class PageView(BaseModel):
     text: str = Field(description="Markdown; empty for a page without text.")
 
 
+class ClassView(BaseModel):
+    """What a document is classified as, and why."""
+
+    kind: str = Field(examples=["privacy"])
+    label: str = Field(examples=["confidential"])
+    score: float = Field(
+        description="By rules the points of its keywords, by meaning the similarity."
+    )
+    why: dict[str, Any] = Field(
+        description="`by` (`rules` or `meaning`); `keywords` with how often each is there, and the "
+        "`points` of each label; or the `similarities` of the most similar labels.",
+        examples=[{"by": "rules", "keywords": {"iban": 2}, "points": {"confidential": 6.0}}],
+    )
+
+
 class DocumentView(BaseModel):
     """How far a document is."""
 
@@ -39,8 +55,8 @@ class DocumentView(BaseModel):
     state: str = Field(
         examples=["summarizing"],
         description="queued, storing, extracting, needs_ocr (waits for OCR), recognizing, "
-        "summarizing, embedding, linking, completed or failed; further stages bring states of "
-        "their own.",
+        "summarizing, embedding, classifying, linking, completed or failed; further stages bring "
+        "states of their own.",
     )
     current_stage: str | None = Field(examples=["summarize_content"])
     completed_stages: list[str] = Field(examples=[["ingest_document", "extract_text"]])
@@ -53,6 +69,9 @@ class DocumentView(BaseModel):
     size: int | None = Field(description="Bytes.")
     created_at: datetime | None
     updated_at: datetime | None
+    classes: list[ClassView] = Field(
+        default=[], description="Empty until it was classified; by kind, the highest score first."
+    )
     duplicate: bool = Field(
         default=False, description="In the answer to an upload: it was known, nothing was started."
     )
@@ -74,6 +93,7 @@ class DocumentSummary(BaseModel):
     size: int | None
     created_at: datetime
     updated_at: datetime
+    classes: list[str] = Field(default=[], examples=[["industry:energy", "privacy:public"]])
 
 
 class DocumentList(BaseModel):
@@ -128,6 +148,7 @@ class ExtractionView(BaseModel):
 
 
 DocumentIdField = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+ClassField = Annotated[str, Field(pattern=CLASS_PATTERN)]
 SourceField = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]+$")]
 
 
@@ -137,6 +158,12 @@ class FiltersBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     document_ids: list[DocumentIdField] | None = Field(default=None, max_length=1000)
+    classes: list[ClassField] | None = Field(
+        default=None,
+        max_length=50,
+        examples=[["privacy:public", "privacy:internal"]],
+        description="Of several labels of one kind any, of several kinds one of each.",
+    )
     source: SourceField | None = Field(default=None, examples=["https://example.org/paper"])
     since: Moment | None = Field(default=None, description="Taken in then or later.")
     until: Moment | None = Field(default=None, description="Taken in before then.")

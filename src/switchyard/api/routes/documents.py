@@ -20,6 +20,8 @@ from switchyard.api.http.problems import responses
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.models import jobs as models
 from switchyard.api.models.documents import (
+    ClassField,
+    ClassView,
     DocumentList,
     DocumentSummary,
     DocumentView,
@@ -121,12 +123,22 @@ async def list_documents(
     documents: DocumentsOf,
     state: Annotated[str | None, Query(max_length=40, pattern=r"^[a-z_]+$")] = None,
     source: Annotated[str | None, Query(max_length=2000, pattern=r"^[^\x00]+$")] = None,
+    classes: Annotated[
+        list[ClassField] | None,
+        Query(
+            alias="class",
+            max_length=50,
+            description="`kind:label`, repeatable: of several labels of one kind any.",
+        ),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
 ) -> DocumentList:
     """Documents that were taken in, newest first. With `state`, a page may have fewer than `limit`
     although others follow."""
-    page = await documents.documents(state=state, source=source, limit=limit, cursor=cursor)
+    page = await documents.documents(
+        state=state, source=source, classes=classes or (), limit=limit, cursor=cursor
+    )
     items = [
         DocumentSummary(
             document_id=status.document_id,
@@ -139,6 +151,7 @@ async def list_documents(
             size=status.size,
             created_at=models.moment(status.created_at),
             updated_at=models.moment(status.updated_at),
+            classes=[each.name for each in status.classes],
         )
         for status in page.items
     ]
@@ -235,5 +248,9 @@ def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:
         size=status.size,
         created_at=models.moment(status.created_at),
         updated_at=models.moment(status.updated_at),
+        classes=[
+            ClassView(kind=each.kind, label=each.label, score=each.score, why=dict(each.why))
+            for each in status.classes
+        ],
         duplicate=duplicate,
     )

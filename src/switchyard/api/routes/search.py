@@ -28,6 +28,7 @@ async def search(body: SearchBody, request: Request, state: Shared) -> SearchAns
     filters = Filters(
         document_ids=body.filters.document_ids,
         source=body.filters.source,
+        classes=body.filters.classes or (),
         since=None if body.filters.since is None else body.filters.since.timestamp(),
         until=None if body.filters.until is None else body.filters.until.timestamp(),
     )

@@ -143,7 +143,7 @@ def documents(
         typer.Option(
             "--filter",
             metavar="NAME=VALUE",
-            help="state, source (its beginning), media_type, since or until; repeatable.",
+            help="state, source (its beginning), class, media_type, since, until; repeatable.",
         ),
     ] = None,
     *,

@@ -24,6 +24,7 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
+from switchyard.cli.look.classes import ClassOption, classify, shown
 from switchyard.cli.look.samples import generate_documents
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ app = typer.Typer(
 
 
 app.command(name="generate")(generate_documents)
+app.command()(classify)
 
 
 class UploadLane(StrEnum):
@@ -114,6 +116,7 @@ def list_documents(
         str | None, typer.Option(help="Only those in this state, such as completed or failed.")
     ] = None,
     source: Annotated[str | None, typer.Option(help="Only those from this source.")] = None,
+    classes: ClassOption = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     as_json: JsonOption = False,
 ) -> None:
@@ -121,7 +124,9 @@ def list_documents(
     from itertools import islice
 
     with calling() as client:
-        found = list(islice(client.documents(state=state, source=source), limit + 1))
+        found = list(
+            islice(client.documents(state=state, source=source, classes=classes), limit + 1)
+        )
     more, found = len(found) > limit, found[:limit]
     if as_json:
         print_json([document.model_dump(mode="json") for document in found])
@@ -338,6 +343,7 @@ def _print_status(document: DocumentView, as_json: bool) -> None:
             ("Title", document.title or ""),
             ("File", document.filename or ""),
             ("Source", document.source or ""),
+            *(("Class", shown(each)) for each in document.classes),
             ("Job", document.job_id or ""),
             ("Since", age(document.created_at.timestamp()) if document.created_at else ""),
         )

@@ -16,6 +16,7 @@ from switchyard.cli.base.output import (
     print_json,
     say,
 )
+from switchyard.cli.look.classes import ClassOption
 
 FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 """Of times, which are in UTC."""
@@ -42,6 +43,7 @@ def search(
         list[str] | None, typer.Option(metavar="ID", help="Only in this document; repeatable.")
     ] = None,
     source: Annotated[str | None, typer.Option(help="Only in what is from this source.")] = None,
+    classes: ClassOption = None,
     since: Annotated[
         datetime | None,
         typer.Option(formats=FORMATS, help="Only what was taken in then or later."),
@@ -61,6 +63,7 @@ def search(
             per_document=per_document,
             document_ids=document or None,
             source=source,
+            classes=classes,
             since=since and since.replace(tzinfo=UTC),
             until=until and until.replace(tzinfo=UTC),
         )

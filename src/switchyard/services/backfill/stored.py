@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from switchyard.broker.message import Moment
 from switchyard.services.backfill.sources import Cursor, Item, Source, Unusable
 from switchyard.services.records import DocumentFilter
+from switchyard.services.records.classes import CLASS_PATTERN
 
 PAGE = 500
 
@@ -18,12 +19,14 @@ PAGE = 500
 class DocumentOptions(BaseModel):
     """Options of the source `documents`: those that fit every option that is set."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     state: str | None = Field(default=None, pattern=r"^[a-z_]{1,40}$")
     """queued, extracting, …, completed or failed."""
     source: str | None = Field(default=None, max_length=2000, pattern=r"^[^\x00]*$")
     """What their source begins with: `arxiv:`."""
+    label: str | None = Field(default=None, alias="class", pattern=CLASS_PATTERN)
+    """What they are classified as: `privacy:public`."""
     media_type: str | None = Field(default=None, max_length=200, pattern=r"^[^\x00]*$")
     since: Moment | None = None
     """Taken in at this time or later."""
@@ -51,6 +54,7 @@ class StoredDocuments(Source):
         return DocumentFilter(
             state=self.options.state,
             source_prefix=self.options.source,
+            classes=(self.options.label,) if self.options.label else (),
             media_type=self.options.media_type,
             since=since.timestamp() if since else None,
             until=min(until.timestamp(), began) if until else began,

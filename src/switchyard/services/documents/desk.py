@@ -7,9 +7,9 @@ one the pipeline runs here, and whoever sends a document waits for it.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -168,7 +168,7 @@ class DocumentDesk:
             runs = await self._kept_runs_of(known.id, known)
             status = status_of(known.id, known, runs.latest)
             if status.is_finished or (runs.is_open and status.state != FAILED):
-                return Submitted(status, duplicate=True)
+                return Submitted(await self._classed(status), duplicate=True)
         if known is None or known.id != document_id:
             runs = await self._kept_runs_of(document_id, None)
             if runs.is_open:
@@ -200,7 +200,11 @@ class DocumentDesk:
             found = await self._ledger.get_document(other) if other else None
             if found is not None:
                 return await self._status(found.id, found)
-        return status_of(document_id, document, jobs)
+        return await self._classed(status_of(document_id, document, jobs))
+
+    async def _classed(self, status: DocumentStatus) -> DocumentStatus:
+        classes = await self._ledger.classes_of([status.document_id])
+        return replace(status, classes=classes.get(status.document_id, ()))
 
     async def _runs_of(self, document_id: str, document: Document | None) -> _Runs:
         first = _run_of(document) if document else run_id(document_id)
@@ -277,7 +281,13 @@ class DocumentDesk:
         return DocumentPage(document_id, number, len(pages), pages[number - 1]["text"])
 
     async def documents(
-        self, *, state: str | None = None, source: str | None = None, limit: int, cursor: str | None
+        self,
+        *,
+        state: str | None = None,
+        source: str | None = None,
+        classes: Collection[str] = (),
+        limit: int,
+        cursor: str | None,
     ) -> Page[DocumentStatus]:
         """Documents that were taken in, newest first, each as `status` tells it.
 
@@ -293,12 +303,18 @@ class DocumentDesk:
                 state=recorded,
                 not_states=not_states,
                 source=source,
+                classes=classes,
                 limit=limit - len(found),
                 cursor=cursor,
             )
             runs = await self._runs({each.id: _run_of(each) for each in page.items})
             statuses = [status_of(each.id, each, runs[each.id].latest) for each in page.items]
-            found += [each for each in statuses if state in (None, each.state)]
+            classes = await self._ledger.classes_of([each.id for each in page.items])
+            found += [
+                replace(each, classes=classes.get(each.document_id, ()))
+                for each in statuses
+                if state in (None, each.state)
+            ]
             cursor = page.next_cursor
             if cursor is None or len(found) == limit:
                 break

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from switchyard.services.records import FINISHED, Document, JobSummary, State
+from switchyard.services.records.classes import DocumentClass
 from switchyard.services.records.document_states import COMPLETED, FAILED, FINISHED_STATES
 from switchyard.services.workers.stages import INGEST, PIPELINE, Stage
 
@@ -56,6 +57,7 @@ class DocumentStatus:
     """Bytes."""
     created_at: float | None = None
     updated_at: float | None = None
+    classes: tuple[DocumentClass, ...] = ()
 
     @property
     def is_finished(self) -> bool:

@@ -19,6 +19,8 @@ class Filters:
     document_ids: Collection[str] | None = None
     source: str | None = None
     """Where the document came from, as its upload said."""
+    classes: Collection[str] = ()
+    """What it is classified as, each `kind:label`: of several labels of one kind any."""
     since: float | None = None
     """Taken in at this time or later, in seconds since the epoch."""
     until: float | None = None
@@ -53,8 +55,10 @@ async def _within(ledger: Ledger, filters: Filters) -> set[str] | None:
         page = await ledger.list_documents(source=filters.source, limit=1)
         from_there = {document.id for document in page.items}
         within = from_there if within is None else within & from_there
-    if filters.since is not None or filters.until is not None:
-        wanted = DocumentFilter(since=filters.since, until=filters.until)
-        of_then = await ledger.document_ids(wanted)
-        within = of_then if within is None else within & of_then
+    if filters.classes or filters.since is not None or filters.until is not None:
+        wanted = DocumentFilter(
+            classes=tuple(filters.classes), since=filters.since, until=filters.until
+        )
+        found = await ledger.document_ids(wanted)
+        within = found if within is None else within & found
     return within

@@ -31,6 +31,7 @@ BUILT_IN_MODULES = (
     "switchyard.services.workers.llm",
     "switchyard.services.workers.llm_requests",
     "switchyard.services.workers.embed",
+    "switchyard.services.workers.classify",
     "switchyard.services.workers.link",
     "switchyard.services.workers.references.jobs",
     "switchyard.services.workers.samples",

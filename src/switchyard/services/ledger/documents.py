@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 
 from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.class_tables import document_classes, in_classes
 from switchyard.services.ledger.sql.dialect import insert_into
 from switchyard.services.ledger.sql.paging import fetch_page
 from switchyard.services.ledger.sql.tables import documents, edges
@@ -111,12 +112,13 @@ class Documents(LedgerBase):
         state: str | None = None,
         not_states: Collection[str] = (),
         source: str | None = None,
+        classes: Collection[str] = (),
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Document]:
         """Documents, newest first; those in that state and in none of the others, from that
-        source. Raises ValueError for a limit outside 1 to 1,000 or a cursor that is not from a
-        page before."""
+        source, with those classes (as in DocumentFilter). Raises ValueError for a limit
+        outside 1 to 1,000 or a cursor that is not from a page before."""
         query = select(documents)
         if not_states:
             query = query.where(documents.c.state.not_in(sorted(not_states)))
@@ -124,6 +126,8 @@ class Documents(LedgerBase):
             query = query.where(documents.c.state == state)
         if source is not None:
             query = query.where(documents.c.source == source)
+        if classes:
+            query = query.where(in_classes(documents.c.id, classes))
         return await self._database.read(
             lambda connection: fetch_page(
                 connection,
@@ -229,7 +233,8 @@ class Documents(LedgerBase):
         it is gone, or another run has it since it was read: of any number of callers at the same
         time exactly one renews it.
 
-        A document elsewhere with the very same content keeps that hash for itself.
+        A document elsewhere with the very same content keeps that hash for itself. What the old
+        content was classified as is forgotten.
         """
 
         def work(connection: Connection) -> Document | None:
@@ -256,7 +261,13 @@ class Documents(LedgerBase):
             renewed = connection.execute(
                 update(documents).where(_unchanged(document)).values(values).returning(documents)
             ).one_or_none()
-            return None if renewed is None else _document(renewed)
+            if renewed is None:
+                return None
+            if document.content_hash != content_hash:
+                connection.execute(
+                    delete(document_classes).where(document_classes.c.document_id == document.id)
+                )
+            return _document(renewed)
 
         return await self._database.write(work)
 
@@ -330,6 +341,8 @@ def _filtered(query: Select[Any], wanted: DocumentFilter) -> Select[Any]:
         query = query.where(columns.state == wanted.state)
     if wanted.source_prefix is not None:
         query = query.where(columns.source.startswith(wanted.source_prefix, autoescape=True))
+    if wanted.classes:
+        query = query.where(in_classes(columns.id, wanted.classes))
     if wanted.media_type is not None:
         query = query.where(columns.media_type == wanted.media_type)
     if wanted.since is not None:

@@ -10,6 +10,7 @@ from switchyard.services.ledger.api_keys import ApiKeys
 from switchyard.services.ledger.bulk_jobs import BulkJobs
 from switchyard.services.ledger.bulk_operations import BulkOperations
 from switchyard.services.ledger.dead_groups import DeadGroups
+from switchyard.services.ledger.document_classes import DocumentClasses
 from switchyard.services.ledger.documents import Documents
 from switchyard.services.ledger.gauges import GaugeReads
 from switchyard.services.ledger.jobs import JobWrites
@@ -39,6 +40,7 @@ class Ledger(
     Systems,
     Leases,
     Documents,
+    DocumentClasses,
     ApiKeys,
     BulkOperations,
     BulkJobs,
@@ -49,9 +51,9 @@ class Ledger(
     """One database, used by one event loop.
 
     `jobs` changes jobs, `reads` reads them, `notes` has what they say of themselves; joins,
-    workers, leases, dead letters, redrives, documents, bulk operations, their jobs, gauges, calls
-    to language models and their answers, and keys of the API have a module each. Errors are those
-    of `errors`.
+    workers, leases, dead letters, redrives, documents and their classes, bulk operations, their
+    jobs, gauges, calls to language models and their answers, and keys of the API have a module
+    each. Errors are those of `errors`.
     """
 
     @classmethod

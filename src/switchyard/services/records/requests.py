@@ -204,6 +204,9 @@ class DocumentFilter:
 
     state: str | None = None
     source_prefix: str | None = None
+    classes: tuple[str, ...] = ()
+    """What they are classified as, each `kind:label`: of several labels of one kind any, of several
+    kinds one of each."""
     media_type: str | None = None
     since: float | None = None
     """Made at this time or later, in seconds since the epoch."""

@@ -34,9 +34,7 @@ async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
     async with at_stage(ctx, document_id, EMBED):
         output = await embed_document(payload, ctx)
     result = {"document_id": document_id, **output.result, "reused": output.reused}
-    # A backfill has no link worker of its own, and must not fill the hot lane.
-    lane = "hot" if ctx.lane == "hot" else "maintenance"
-    return Next([Job("link_content", payload.model_dump(), lane=lane)], result)
+    return Next([Job("classify_document", payload.model_dump())], result)
 
 
 async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:

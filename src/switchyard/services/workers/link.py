@@ -15,8 +15,9 @@ from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.jobs.registry import job
 from switchyard.services.records.document_states import COMPLETED
-from switchyard.services.workers.outputs import DocumentFiles, damage_of, entry_of
+from switchyard.services.workers.outputs import DocumentFiles, MissingOutput, damage_of, entry_of
 from switchyard.services.workers.stages import (
+    CLASSIFY,
     EMBED,
     EXTRACT,
     INGEST,
@@ -91,6 +92,15 @@ async def _put_edges(ctx: JobContext, document_id: str, links: Sequence[dict[str
     await ctx.ledger.put_edges(document_id, SIMILAR, edges)
 
 
+async def _classes(files: DocumentFiles) -> list[dict[str, Any]]:
+    """What the document is classified as; nothing where it came before there were classes."""
+    try:
+        classes: list[dict[str, Any]] = (await files.output_of_async(CLASSIFY)).result["classes"]
+    except MissingOutput:
+        return []
+    return classes
+
+
 async def _whole(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The document's `result.json`."""
     about = (await files.output_of_async(INGEST)).result
@@ -113,6 +123,7 @@ async def _whole(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[
         "summary": summary,
         "chunks": embedded["chunks"],
         "embedder": embedded["embedder"],
+        "classes": await _classes(files),
         "links": list(links),
         **entry_of(about),
     }

@@ -1,6 +1,7 @@
 """The stages of the document pipeline: their names, and what the ledger is told of them.
 
-ingest_document → extract_text (→ ocr_pdf) → summarize_content → embed_content → link_content
+ingest_document → extract_text (→ ocr_pdf) → summarize_content → embed_content →
+classify_document → link_content
 
 What each of them keeps, and when that is used again, is in `outputs`.
 """
@@ -62,6 +63,7 @@ EXTRACT = Stage("extract_text", "extracting", version=3)
 OCR = Stage("ocr_pdf", "recognizing", waiting=NEEDS_OCR)
 SUMMARIZE = Stage("summarize_content", "summarizing")
 EMBED = Stage("embed_content", "embedding")
+CLASSIFY = Stage("classify_document", "classifying")
 LINK = Stage("link_content", "linking")
 EXTRACT_REFERENCES = Stage("extract_references", "extracting references")
 PARSE_REFERENCES = Stage("parse_references", "parsing references")
@@ -75,7 +77,7 @@ REFERENCE_STAGES = {
 }
 """The stages within one job, by its type, each with an output of its own."""
 
-PIPELINE = (INGEST, EXTRACT, OCR, SUMMARIZE, EMBED, LINK)
+PIPELINE = (INGEST, EXTRACT, OCR, SUMMARIZE, EMBED, CLASSIFY, LINK)
 """All stages in their order; most documents need no OCR."""
 
 

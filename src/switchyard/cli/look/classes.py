@@ -1,0 +1,68 @@
+"""Classes of documents on the command line: the filter, how one is shown, and classifying anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from switchyard.cli.base.calling import calling
+from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.base.output import JsonOption, echo, print_json_line, say
+
+if TYPE_CHECKING:
+    from switchyard.api.models.documents import ClassView
+
+ClassOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--class",
+        metavar="KIND:LABEL",
+        help="Only those of this class, such as privacy:public; repeatable.",
+    ),
+]
+
+
+def classify(
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]…", help="Documents' ids.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All finished documents, by a backfill.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Classify documents anew, after JOBS_CLASSES or the embedder has changed.
+
+    Prints the ids of the jobs, or with --all that of the backfill. What has not changed is not
+    worked again.
+    """
+    if every == bool(documents):
+        raise WrongUsage("give the ids of documents, or --all")
+    with calling() as client:
+        if every:
+            backfill = client.start_backfill(
+                "documents",
+                {"state": "completed"},
+                job_type="classify_document",
+                payload={"document_id": "{document_id}"},
+            )
+            if as_json:
+                print_json_line(backfill.model_dump(mode="json"))
+            else:
+                echo(backfill.id)
+                say(f"`jobctl backfill watch {backfill.id}` shows how far it is")
+            return
+        for document_id in documents or ():
+            job = client.publish("hot.classify_document", {"document_id": document_id})
+            if as_json:
+                print_json_line(job.model_dump(mode="json"))
+            else:
+                echo(job.job_id)
+
+
+def shown(found: ClassView) -> str:
+    """A class in a line, with what speaks for it."""
+    words = found.why.get("keywords") or {}
+    said = ", ".join(f"{word} ×{count}" for word, count in words.items())
+    return f"{found.kind}:{found.label}  {found.score:g}" + (f"  {said}" if said else "")

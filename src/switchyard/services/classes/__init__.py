@@ -1,0 +1,1 @@
+"""What a document is classified as: by keywords, and by meaning."""

@@ -1,0 +1,28 @@
+"""What a document is classified as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CLASS_PATTERN = "^[a-z][a-z0-9_]{0,39}:[a-z][a-z0-9_]{0,39}$"
+"""How a class is written in a filter: `privacy:restricted`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentClass:
+    """One class of one document."""
+
+    kind: str
+    label: str
+    score: float
+    """By rules the points of its keywords, by meaning the similarity."""
+    why: Mapping[str, Any] = field(default_factory=dict)
+    """`by`, and by rules `keywords` with how often each was found and the `points` of all labels,
+    by meaning the `similarities` of the most similar ones."""
+
+    @property
+    def name(self) -> str:
+        """As a filter has it: `privacy:restricted`."""
+        return f"{self.kind}:{self.label}"

@@ -1,0 +1,146 @@
+"""Documents are classified in the pipeline, listed and searched by class, and classified anew."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from switchyard.services.classes.definitions import BadClasses
+from switchyard.services.files.storage import result_key
+from switchyard.services.jobs.outcomes import Next
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import DocumentFilter
+from switchyard.services.records.classes import DocumentClass
+from tests.integration.pipeline.conftest import Pipeline
+
+SECRET = (
+    "Strictly confidential. This letter names the patient's date of birth and IBAN. Electricity "
+    "from the wind farm reached the grid, and the power plant sold its energy."
+)
+MINE = """
+[kinds.mood]
+by = "rules"
+otherwise = "calm"
+[kinds.mood.labels.stormy]
+at_least = 1
+keywords = { "wind*" = 1 }
+"""
+
+
+async def taken_in(pipeline: Pipeline, tmp_path: Path, text: str, name: str = "a.txt") -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    await pipeline.run("ingest_document", {"path": str(path)})
+    return str(pipeline.result("ingest_document")["document_id"])
+
+
+def names(classes: tuple[DocumentClass, ...]) -> list[str]:
+    return [each.name for each in classes]
+
+
+async def test_a_document_is_classified_by_its_words_and_by_meaning(
+    pipeline: Pipeline, ledger: Ledger, tmp_path: Path
+):
+    document_id = await taken_in(pipeline, tmp_path, SECRET)
+    classes = (await ledger.classes_of([document_id]))[document_id]
+    assert "privacy:restricted" in names(classes)
+    assert "industry:energy" in names(classes)
+    privacy = next(each for each in classes if each.kind == "privacy")
+    assert privacy.why["keywords"] == {"strictly confidential": 1}
+    assert privacy.score == 6
+    result = json.loads(pipeline.storage.get(result_key(document_id)))
+    assert {f"{each['kind']}:{each['label']}" for each in result["classes"]} == set(names(classes))
+
+
+async def test_documents_are_found_by_class(pipeline: Pipeline, ledger: Ledger, tmp_path: Path):
+    secret = await taken_in(pipeline, tmp_path, SECRET)
+    plain = await taken_in(pipeline, tmp_path, "The piano was played in the evening.", "b.txt")
+    assert await ledger.document_ids(DocumentFilter(classes=("privacy:public",))) == {plain}
+    either = ["privacy:public", "privacy:restricted"]
+    assert await ledger.document_ids(DocumentFilter(classes=tuple(either))) == {plain, secret}
+    assert await ledger.document_ids(
+        DocumentFilter(
+            classes=(
+                *either,
+                "industry:energy",
+            )
+        )
+    ) == {secret}
+    page = await ledger.list_documents(classes=["privacy:restricted"])
+    assert [each.id for each in page.items] == [secret]
+
+
+async def test_a_repeat_is_reused_and_another_file_classifies_anew(
+    pipeline: Pipeline, ledger: Ledger, tmp_path: Path
+):
+    document_id = await taken_in(pipeline, tmp_path, SECRET)
+    before = await ledger.classes_of([document_id])
+    again = await pipeline.one("classify_document", {"document_id": document_id})
+    assert isinstance(again, Next)
+    assert again.result["reused"] is True
+    assert await ledger.classes_of([document_id]) == before
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE)
+    mine = replace(pipeline, settings=pipeline.settings.model_copy(update={"classes": path}))
+    await mine.run("classify_document", {"document_id": document_id})
+    assert names((await ledger.classes_of([document_id]))[document_id]) == ["mood:stormy"]
+
+
+async def test_a_backfill_classifies_without_filling_the_hot_lane(
+    pipeline: Pipeline, tmp_path: Path
+):
+    document_id = await taken_in(pipeline, tmp_path, SECRET)
+    outcome = await pipeline.one("classify_document", {"document_id": document_id}, lane="backfill")
+    assert isinstance(outcome, Next)
+    assert [(job.job_type, job.lane) for job in outcome.jobs] == [("link_content", "maintenance")]
+
+
+async def test_a_bad_file_fails_the_document_and_says_what_is_wrong(
+    pipeline: Pipeline, ledger: Ledger, tmp_path: Path
+):
+    path = tmp_path / "mine.toml"
+    path.write_text("kinds = 3")
+    settings = pipeline.settings.model_copy(update={"classes": path})
+    with pytest.raises(BadClasses, match="kinds: Input should be a valid dictionary"):
+        await taken_in(replace(pipeline, settings=settings), tmp_path, SECRET)
+    failed = (await ledger.list_documents()).items[0]
+    assert (failed.state, failed.current_stage) == ("failed", "classify_document")
+
+
+async def test_an_index_built_for_another_embedder_classifies_anew(
+    pipeline: Pipeline, ledger: Ledger, tmp_path: Path
+):
+    document_id = await taken_in(pipeline, tmp_path, SECRET)
+
+    async def similarity() -> float:
+        found = (await ledger.classes_of([document_id]))[document_id]
+        return next(each.score for each in found if each.kind == "environmental_impact")
+
+    before = await similarity()
+    await pipeline.run("rebuild_index", {"offline": "hashed"}, lane="maintenance")
+    assert pipeline.result("rebuild_index")["built"] is True
+    await pipeline.run("classify_document", {"document_id": document_id})
+    assert pipeline.result("classify_document")["reused"] is False
+    assert await similarity() != before
+
+
+async def test_the_classes_of_old_content_are_forgotten(
+    pipeline: Pipeline, ledger: Ledger, tmp_path: Path
+):
+    document_id = await taken_in(pipeline, tmp_path, SECRET)
+    known = await ledger.get_document(document_id)
+    assert known is not None
+    renewed = await ledger.renew_document(
+        known,
+        "f" * 64,
+        filename=None,
+        title=None,
+        media_type="text/plain",
+        size_bytes=1,
+        pipeline="another",
+    )
+    assert renewed is not None
+    assert await ledger.classes_of([document_id]) == {}

@@ -1,0 +1,143 @@
+"""Classes by keywords and by meaning, and the file that says which there are."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from switchyard.services.classes import meaning, rules
+from switchyard.services.classes.definitions import (
+    BadClasses,
+    MeaningKind,
+    RuleKind,
+    definitions,
+)
+from switchyard.services.index.embedder import embedder_for
+from switchyard.services.samples.article_texts import ARTICLES
+from switchyard.services.settings import Settings
+
+
+def counted(keywords: list[str], text: str) -> dict[str, int]:
+    return dict(rules.Keywords(keywords).count([text]))
+
+
+@pytest.mark.parametrize(
+    ("keyword", "text", "times"),
+    [
+        ("secret", "A secret. The secretary keeps SECRETS.", 1),
+        ("patient*", "Patients and a patient's patience, impatient", 2),
+        ("trade secret*", "our trade secrets; a trade secret", 2),
+        ("date of birth", "Date of  birth: 1.1.; birth of date", 1),
+        ("vertraulich*", "Streng vertrauliche Unterlagen", 1),
+        ("numéro de sécurité sociale", "NUMERO DE SECURITE SOCIALE", 1),
+        ("secret d'affaires", "un secret d’affaires", 1),
+        ("конфиденциально", "Строго КОНФИДЕНЦИАЛЬНО", 1),
+        ("机密", "这是机密文件", 1),
+        ("身份证号", "我的身份证号码是", 1),
+        ("חסוי", "מסמך חסוי.", 1),
+        ("سري", "تقرير سِرِّي للغاية", 1),
+        ("non-disclosure", "a non-disclosure agreement", 1),
+    ],
+)
+def test_keywords_are_found_as_words_of_any_script(keyword: str, text: str, times: int):
+    assert counted([keyword], text).get(keyword, 0) == times
+
+
+def test_keywords_are_found_across_the_parts_of_a_long_text(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rules, "_WINDOW", 12)
+    text = "top secret plan and strictly confidential and top secret"
+    assert counted(["top secret", "strictly confidential", "plan"], text) == {
+        "top secret": 2,
+        "strictly confidential": 1,
+        "plan": 1,
+    }
+
+
+def test_matching_takes_time_in_proportion_to_the_text():
+    keywords = [f"{'a ' * length}b" for length in range(1, 8)] + ["a" * 30 + "*", "a*"]
+    found = rules.Keywords(keywords)
+
+    def seconds(length: int) -> float:
+        began = time.process_time()
+        found.count(["a " * length, "a" * length])
+        return time.process_time() - began
+
+    seconds(1_000)
+    assert seconds(400_000) < 30 * max(seconds(40_000), 0.01)
+
+
+def test_the_first_label_with_enough_points_is_taken_and_says_why():
+    kind = definitions(None).kinds["privacy"]
+    assert isinstance(kind, RuleKind)
+    found = rules.classified("privacy", kind, {"iban": 5, "salary": 1, "invoice": 1})
+    assert [(each.name, each.score) for each in found] == [("privacy:confidential", 11.0)]
+    assert found[0].why["keywords"] == {"iban": 5, "salary": 1}
+    assert found[0].why["points"] == {"restricted": 0, "confidential": 11, "internal": 2}
+    nothing = rules.classified("privacy", kind, {})
+    assert [(each.name, each.score) for each in nothing] == [("privacy:public", 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("article", "industry", "impact"),
+    [
+        ("tidal-power", "energy", "beneficial"),
+        ("storing-electricity", "energy", "beneficial"),
+        ("flowers-and-pollinators", "agriculture", "beneficial"),
+        ("printing-press", "manufacturing", "none"),
+    ],
+)
+async def test_articles_are_classified_by_meaning(article: str, industry: str, impact: str):
+    embedder = embedder_for(Settings())
+    text = next(each.text for each in ARTICLES if each.slug == article)
+    passages = await embedder.embed(text.split("\n\n"))
+    labels = {}
+    for name in ("industry", "environmental_impact"):
+        kind = definitions(None).kinds[name]
+        assert isinstance(kind, MeaningKind)
+        described = [(label, one) for label, at in kind.labels.items() for one in at.descriptions]
+        vectors = await embedder.embed([one for _, one in described])
+        pairs = [(label, vector) for (label, _), vector in zip(described, vectors, strict=True)]
+        similar = meaning.similarities(passages, pairs)
+        labels[name] = meaning.classified(name, kind, similar, embedder.scale.fits)[0].label
+    assert labels == {"industry": industry, "environmental_impact": impact}
+
+
+def test_what_the_embedder_does_not_know_gets_no_label_by_meaning():
+    kind = definitions(None).kinds["industry"]
+    assert isinstance(kind, MeaningKind)
+    similar = meaning.similarities([[0.0, 0.0]], [(label, [1.0, 0.0]) for label in kind.labels])
+    assert meaning.classified("industry", kind, similar, 0.15) == []
+    assert meaning.similarities([], [("a", [1.0])]) == {"a": 0.0}
+
+
+WRONG = {
+    "kinds = [": "is not TOML",
+    "": "kinds: Field required",
+    '[kinds.a]\nby = "magic"': "kinds.a: Input tag 'magic'",
+    '[kinds.a]\nby = "rules"\n[kinds.a.labels.x]\nat_least = 0\nkeywords = {a = 1}': "at_least",
+    '[kinds.a]\nby = "rules"\n[kinds.a.labels.x]\nat_least = 1\nkeywords = {"…" = 1}': "0 words",
+    '[kinds.a]\nby = "rules"\n[kinds.a.labels.x]\nat_least = 1\nkeywords = {"a*b" = 1}': "the last",
+    '[kinds.a]\nby = "meaning"\n[kinds.a.labels.x]\ndescriptions = ["x"]': "at least 2",
+    '[kinds."A b"]\nby = "meaning"': "String should match",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_bad_file_is_refused_with_the_place_that_is_wrong(tmp_path: Path, text: str):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(BadClasses, match=r"mine\.toml") as refused:
+        definitions(path)
+    assert WRONG[text] in str(refused.value)
+    assert "JOBS_CLASSES" in str(refused.value)
+
+
+def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path):
+    with pytest.raises(BadClasses, match="there is no file"):
+        definitions(tmp_path / "none.toml")
+    large = tmp_path / "large.toml"
+    large.write_bytes(b"#" * 1_000_001)
+    with pytest.raises(BadClasses, match="larger than 1,000,000 bytes"):
+        definitions(large)
