@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -47,16 +48,21 @@ class PostgresServer:
         port: int = 0,
         password: str | None = None,
         with_vectors: bool = False,
+        extra_config: Mapping[str, str] | None = None,
     ) -> None:
-        """Nothing is started yet; `with_vectors`, it has pgvector. Raises MissingError if
-        PostgreSQL is not installed."""
+        """Nothing is started yet. With `with_vectors` it has pgvector; `extra_config` are further
+        settings of the server. Raises MissingError if PostgreSQL is not installed."""
         self.with_vectors = with_vectors
         self._binaries = base_dir / "installed" / VECTORS if with_vectors else _newest()
         self._packages = _packages_with_vectors() if with_vectors else None
         self.base_dir = base_dir
         self.port = port or free_port()
         self.password = password or secrets.token_urlsafe(16)
-        self._user = SYSTEM_USER if os.geteuid() == 0 else None
+        self._extra = [
+            part for each in (extra_config or {}).items() for part in ("-c", "=".join(each))
+        ]
+        self.system_user = SYSTEM_USER if os.geteuid() == 0 else None
+        """Whose the server is; None: ours."""
         self._server: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
 
@@ -78,10 +84,11 @@ class PostgresServer:
                 # A server that has run for a while has old log files to write over; filling a new
                 # one with zeros holds up every commit for 40 ms, twice a second under load.
                 *("-c", "wal_init_zero=off"),
+                *self._extra,
             ],
-            user=self._user,
-            group=self._user,
-            extra_groups=[] if self._user else None,
+            user=self.system_user,
+            group=self.system_user,
+            extra_groups=[] if self.system_user else None,
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=(self.base_dir / "postgres.log").open("ab"),
@@ -134,17 +141,17 @@ class PostgresServer:
         secret = self.base_dir / "password"
         secret.touch(mode=0o600)
         secret.write_text(self.password)
-        if self._user:
-            shutil.chown(self.base_dir, self._user, self._user)
-            shutil.chown(secret, self._user, self._user)
+        if self.system_user:
+            shutil.chown(self.base_dir, self.system_user, self.system_user)
+            shutil.chown(secret, self.system_user, self.system_user)
         subprocess.run(
             [
                 *(self._binaries / "initdb", "-D", data, "-U", "test", "--pwfile", secret),
                 *("--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"),
             ],
-            user=self._user,
-            group=self._user,
-            extra_groups=[] if self._user else None,
+            user=self.system_user,
+            group=self.system_user,
+            extra_groups=[] if self.system_user else None,
             cwd="/",
             check=True,
             capture_output=True,

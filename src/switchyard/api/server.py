@@ -37,6 +37,8 @@ class ApiServer(uvicorn.Server):
                 timeout_graceful_shutdown=LAST_ANSWERS,
                 ws="none",
                 http=BoundedHttp,
+                ssl_certfile=settings.api_tls_cert,
+                ssl_keyfile=settings.api_tls_key,
                 # Off unless asked for: else anyone on this machine could choose their address.
                 proxy_headers=bool(settings.api_trusted_proxies),
                 forwarded_allow_ips=list(settings.api_trusted_proxies),
@@ -44,8 +46,9 @@ class ApiServer(uvicorn.Server):
         )
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until `stop`. Raises what the application's start raises, and SystemExit when
-        the address can't be listened on."""
+        """Serve until `stop`. Raises what the application's start raises, OSError when certificate
+        or key can't be read, and SystemExit when the address can't be listened on."""
+        self.config.load()
         # Not by uvicorn, which would write a traceback and end the process.
         async with self.app.router.lifespan_context(self.app):
             await super().serve(sockets)

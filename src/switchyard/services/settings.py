@@ -269,6 +269,14 @@ class Settings(BrokerSettings):
         description="Address that the HTTP API listens on; beyond loopback it needs a key.",
     )
     api_port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP API.")
+    api_tls_cert: Path | None = Field(
+        default=None,
+        description="File with the API's certificate and what signed it (PEM): it speaks HTTPS "
+        "then. None: HTTP, with a proxy before it where others may listen.",
+    )
+    api_tls_key: Path | None = Field(
+        default=None, description="File with the private key of JOBS_API_TLS_CERT (PEM)."
+    )
     api_url: str = Field(
         default="http://127.0.0.1:8000",
         pattern="^https?://",
@@ -355,6 +363,8 @@ class Settings(BrokerSettings):
         "embed_base_url",
         "embed_api_key",
         "grobid_url",
+        "api_tls_cert",
+        "api_tls_key",
         mode="before",
     )
     @classmethod
@@ -368,6 +378,12 @@ class Settings(BrokerSettings):
         if isinstance(value, str):
             return tuple(Path(part) for part in value.split(os.pathsep) if part)
         return value
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.api_tls_cert is None) != (self.api_tls_key is None):
+            raise ValueError("JOBS_API_TLS_CERT and JOBS_API_TLS_KEY go together: set both")
+        return self
 
     @model_validator(mode="after")
     def _check_engines(self) -> Self:

@@ -51,6 +51,10 @@ async def _serve(settings: Settings) -> None:
     stop_on_signals(server.stop)
     try:
         await server.serve()
+    except OSError as error:  # ssl.SSLError is one
+        raise CommandFailed(
+            f"can't use JOBS_API_TLS_CERT ({settings.api_tls_cert}) with JOBS_API_TLS_KEY: {error}"
+        ) from error
     except SystemExit as error:
         raise CommandFailed(
             f"can't listen on {settings.api_host}:{settings.api_port}: is something else there?"
