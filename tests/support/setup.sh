@@ -1,10 +1,12 @@
 #!/bin/bash
 # Installs what the tests run against, where it is missing: RabbitMQ 3.10 and 4.3, PostgreSQL; and
-# promtool, which checks the alert rules.
+# promtool, which checks the alert rules; and the object stores, of S3's and Azure's kind, in
+# directories of their own: what they need does not go together with what the project needs.
 # Does nothing, and quickly, where all is there. Without root's rights it says what is missing,
 # and the tests that need it are skipped.
 set -euo pipefail
 
+moto=5.2.5 azurite=3.37.0
 cache=${SWITCHYARD_CACHE:-$HOME/.cache/switchyard}
 roots=${cache}/rabbitmq-
 scripts=usr/lib/rabbitmq/bin/rabbitmq-server
@@ -14,15 +16,21 @@ have_rabbitmq() { # VERSION: on the machine, or in a root of its own
 }
 have_postgres() { compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null; }
 
+have_object_stores() {
+    [ -x "$cache/moto-$moto/bin/moto_server" ] && [ -e "$cache/azurite-$azurite/node_modules/.bin/azurite-blob" ]
+}
+
 missing=()
 [ -e "/$scripts" ] || missing+=(rabbitmq-server)
 have_postgres || missing+=(postgresql)
 command -v promtool >/dev/null || missing+=(prometheus)
+have_object_stores || command -v npm >/dev/null || missing+=(npm)
 { have_rabbitmq 3.10 && have_rabbitmq 4.3; } || command -v debootstrap >/dev/null \
     || missing+=(debootstrap debian-archive-keyring)
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     [ ${#missing[@]} = 0 ] || echo "Missing, some tests will be skipped: ${missing[*]}" >&2
+    have_object_stores || echo "Missing: object stores (run $0 as root to install them)" >&2
     have_rabbitmq 4.3 || echo "Missing: RabbitMQ 4.3 (run $0 as root to build it)" >&2
     exit 0
 fi
@@ -69,6 +77,25 @@ build_root() { # VERSION SUITE: the RabbitMQ of that suite and all it needs, com
     mv -T "$building" "$root" 2>/dev/null || rm -rf "$building" # another build was first
 }
 
+install_object_stores() { # each complete or absent
+    local building
+    mkdir -p "$cache"
+    building=$(mktemp -d "$cache/stores.building.XXXXXX")
+    echo "Installing moto and azurite in $cache …"
+    if [ ! -d "$cache/moto-$moto" ]; then
+        # Its programs name the directory that it was installed in: they are run as modules.
+        quietly python3 -m venv "$building/moto"
+        quietly "$building/moto/bin/pip" install --disable-pip-version-check "moto[s3,server]==$moto"
+        mv -T "$building/moto" "$cache/moto-$moto"
+    fi
+    if [ ! -d "$cache/azurite-$azurite" ]; then
+        quietly npm install --prefix "$building/azurite" --no-audit --no-fund "azurite@$azurite"
+        mv -T "$building/azurite" "$cache/azurite-$azurite"
+    fi
+    rm -rf "$building"
+}
+
 [ ${#missing[@]} = 0 ] || { echo "Installing ${missing[*]} …"; install "${missing[@]}"; }
 have_rabbitmq 3.10 || build_root 3.10 bookworm
 have_rabbitmq 4.3 || build_root 4.3 forky
+have_object_stores || install_object_stores

@@ -63,6 +63,20 @@ class Settings(BrokerSettings):
         description="Bytes that the file storage may hold before the API refuses uploads; no "
         "limit where unset.",
     )
+    files_kept_hours: float = Field(
+        default=24,
+        ge=1,
+        le=876_000,
+        description="Hours for which `cleanup_expired` leaves by-products: uploads that became a "
+        "document, results of jobs without one, pages that OCR has read.",
+    )
+    documents_kept_hours: float | None = Field(
+        default=None,
+        ge=1,
+        le=876_000,
+        description="Hours after which it removes originals and texts of documents, too; their "
+        "results, and what search finds, stay. Never where unset.",
+    )
     max_document_bytes: int = Field(
         default=100 * 1024 * 1024, ge=1, description="Largest file that is taken in, in bytes."
     )

@@ -10,7 +10,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from switchyard.services.jobs.registry import (
 )
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql.database import Database, Work, connect
+from switchyard.services.records.texts import texts_in
 from switchyard.services.runtime.attempt import Attempt, attempt_alone
 from switchyard.services.settings import Settings
 
@@ -127,7 +128,7 @@ def _copy_index(source: Path, target: Path) -> None:
 async def _copy_files(source: Storage, target: Storage, message: JobMessage) -> None:
     """The files that the payload names, and those of documents that it names."""
     metadata = message.metadata
-    names = {*_texts(message.payload), message.job_id, metadata.pipeline, metadata.parent_id}
+    names = {*texts_in(message.payload), message.job_id, metadata.pipeline, metadata.parent_id}
     for name in names - {None}:
         assert name is not None
         try:
@@ -138,14 +139,3 @@ async def _copy_files(source: Storage, target: Storage, message: JobMessage) -> 
                     await target.put_async(stored.key, await source.get_async(stored.key))
         except InvalidKey:
             continue  # any other text
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each)

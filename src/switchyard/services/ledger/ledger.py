@@ -18,6 +18,7 @@ from switchyard.services.ledger.joins import Joins
 from switchyard.services.ledger.leases import Leases
 from switchyard.services.ledger.llm_answers import LlmAnswers
 from switchyard.services.ledger.llm_slots import LlmSlots
+from switchyard.services.ledger.needed import NeededNames
 from switchyard.services.ledger.notes import JobNotes
 from switchyard.services.ledger.reads import JobReads
 from switchyard.services.ledger.redrives import Redrives
@@ -47,6 +48,7 @@ class Ledger(
     GaugeReads,
     LlmAnswers,
     LlmSlots,
+    NeededNames,
 ):
     """One database, used by one event loop.
 

@@ -1,17 +1,20 @@
-"""Job types of the reindex worker: what keeps the index as it should be."""
+"""Job types of the reindex worker: what keeps index and file storage as they should be."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.services.files.expiry import Expiry, clean
+from switchyard.services.files.storage import Storage
 from switchyard.services.index.embedder import embedder_for
 from switchyard.services.index.opening import index_of
 from switchyard.services.index.rebuilding import begin, build, compact
 from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome
+from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job
 from switchyard.services.settings import Settings
 from switchyard.services.workers.embed import embed_document
@@ -49,8 +52,8 @@ class RebuildIndex(BaseModel):
         return settings.model_copy(update=changes)
 
 
-class CompactStorage(BaseModel):
-    """Payload of `compact_storage`: there is nothing to say."""
+class UpkeepJob(BaseModel):
+    """Payload of `compact_storage` and `cleanup_expired`: there is nothing to say."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -86,9 +89,20 @@ async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
 
 
 @job("compact_storage", worker="reindex", lanes=("maintenance",), timeout=COMPACT_TIMEOUT)
-async def compact_storage(payload: CompactStorage, ctx: JobContext) -> Outcome:
+async def compact_storage(payload: UpkeepJob, ctx: JobContext) -> Outcome:
     """Merge what writes have left in pieces in the index, drop what nobody needs any more, and
     index what has grown. Searches and jobs go on meanwhile."""
     async with index_of(ctx) as index:
         removed = await compact(index)
         return Done({"removed": [each.table for each in removed]})
+
+
+@job("cleanup_expired", worker="reindex", lanes=("maintenance",), timeout=COMPACT_TIMEOUT)
+async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
+    """Remove files that are older than the settings say, and that no job which is not over, and no
+    dead letter that can be redriven, names."""
+    if ctx.ledger is None:
+        raise PermanentError("cleanup_expired needs the ledger, which knows what is needed")
+    settings = ctx.settings
+    expiry = Expiry(settings.files_kept_hours, settings.documents_kept_hours)
+    return Done(asdict(await clean(Storage(settings.files_url), ctx.ledger, expiry)))

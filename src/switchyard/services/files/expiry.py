@@ -1,0 +1,129 @@
+"""Cleaning the storage: files that nobody has needed for a while are removed.
+
+A file stays while a job that has not ended, or a dead letter that can be redriven, names it: by its
+key, or by the id of the document or job that it belongs to. What makes a document (its original,
+its text, its results) stays, unless a setting says for how long documents' files are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from switchyard.services.files.storage import Storage, StoredFile
+from switchyard.services.ledger import Ledger
+
+BATCH = 100
+"""Files between two looks at what is needed by now."""
+_OVERLAP = 10.0
+"""Seconds by which clocks of those who make jobs may differ."""
+_HOUR = 3600.0
+_BY_PRODUCTS = re.compile(
+    r"uploads/incoming/[^/]+|results/jobs/[^/]+/[^/]+|intermediate/[^/]+/[^/]+/pages/[^/]+"
+)
+"""Uploads that became a document, results of jobs without one, pages that are in the text."""
+_DOCUMENTS = re.compile(r"uploads/[^/]+/[^/]+|intermediate/.+")
+_FOLDERS = ("uploads", "intermediate", "results/jobs")
+_UNFINISHED = re.compile(r".+#\d+")
+"""What a put that was killed leaves in a directory; no store lists it."""
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What was removed."""
+
+    files: int = 0
+    bytes: int = 0
+    kept: int = 0
+    """Files that were old enough, and are needed."""
+    unfinished: int = 0
+    """Of uploads that never came to their end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """For how long files are kept; all in hours since they were last put."""
+
+    by_products: float
+    documents: float | None
+    """Originals and texts; None for ever."""
+
+    def is_over(self, stored: StoredFile, now: float) -> bool:
+        """Whether the file is one of those that are cleaned away, and old enough."""
+        age = now - stored.modified.timestamp()
+        if _BY_PRODUCTS.fullmatch(stored.key) and age > self.by_products * _HOUR:
+            return True
+        return (
+            self.documents is not None
+            and age > self.documents * _HOUR
+            and _DOCUMENTS.fullmatch(stored.key) is not None
+        )
+
+
+async def clean(storage: Storage, ledger: Ledger, expiry: Expiry) -> Cleaned:
+    """Remove what is old and needed by nobody. Safe to interrupt, to repeat, and beside everything
+    else. Raises LedgerUnavailable, and what the store raises."""
+    done = Cleaned()
+    needed: set[str] = set()
+    since = 0.0
+    # First what is old, then what is needed: a job that came in between is among the latter.
+    async for batch in _old(storage, expiry):
+        looked_at = ledger.clock.time()
+        needed |= await ledger.names_needed(since=max(0.0, since - _OVERLAP))
+        since = looked_at
+        for stored in batch:
+            if _is_needed(stored.key, needed):
+                done.kept += 1
+                continue
+            await storage.delete_async(stored.key)
+            done.files += 1
+            done.bytes += stored.size
+    done.unfinished = await asyncio.to_thread(_drop_unfinished, storage, expiry)
+    return done
+
+
+async def _old(storage: Storage, expiry: Expiry) -> AsyncIterator[list[StoredFile]]:
+    now = time.time()
+    batch: list[StoredFile] = []
+    for folder in _FOLDERS:
+        async for stored in storage.list_async(folder):
+            if expiry.is_over(stored, now):
+                batch.append(stored)
+            if len(batch) == BATCH:
+                yield batch
+                batch = []
+    if batch:
+        yield batch
+
+
+def _is_needed(key: str, needed: set[str]) -> bool:
+    return key in needed or not needed.isdisjoint(key.split("/"))
+
+
+def _drop_unfinished(storage: Storage, expiry: Expiry) -> int:
+    number = 0
+    oldest = time.time() - expiry.by_products * _HOUR
+    for path in _unfinished(storage.url):
+        try:
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+                number += 1
+        except FileNotFoundError:
+            continue  # somebody else was faster, or it was finished after all
+    return number
+
+
+def _unfinished(url: str) -> Iterator[Path]:
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        return
+    root = Path(unquote(parts.path))
+    for folder in _FOLDERS:
+        for path in (root / folder).rglob("*#*"):
+            if _UNFINISHED.fullmatch(path.name) and path.is_file():
+                yield path

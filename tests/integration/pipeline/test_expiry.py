@@ -1,0 +1,125 @@
+"""Old files are cleaned away, and never one that somebody still needs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.files.expiry import Expiry, clean
+from switchyard.services.files.storage import Storage
+from switchyard.services.jobs.outcomes import Done
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import NewJob
+from tests.integration.pipeline.conftest import Pipeline
+
+DAY = 24 * 3600.0
+KEPT = Expiry(by_products=24, documents=None)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage((tmp_path / "files").as_uri())
+
+
+def put(storage: Storage, key: str, *, age: float = 2 * DAY) -> str:
+    """A file that was last put so many seconds ago."""
+    storage.put(key, b"content")
+    path = Path(storage.url.removeprefix("file://")) / key
+    os.utime(path, (time.time() - age,) * 2)
+    return key
+
+
+async def left(storage: Storage) -> list[str]:
+    return sorted([stored.key async for stored in storage.list_async()])
+
+
+def new_job(job_id: str, payload: dict[str, Any]) -> NewJob:
+    message = JobMessage(job_type="ingest_document", payload=payload, job_id=job_id)
+    return NewJob(message, "hot", "ingest", "hot.ingest_document")
+
+
+async def test_by_products_go_after_a_day_and_documents_stay(storage: Storage, ledger: Ledger):
+    put(storage, "uploads/incoming/old")
+    put(storage, "results/jobs/some-job/result.json")
+    put(storage, "intermediate/doc/ocr_pdf/pages/1.json")
+    kept = [
+        put(storage, "uploads/incoming/new", age=DAY / 2),
+        put(storage, "results/jobs/new-job/result.json", age=DAY / 2),
+        put(storage, "uploads/doc/input.pdf"),
+        put(storage, "intermediate/doc/extract_text/output.json"),
+        put(storage, "results/doc/result.json"),
+        put(storage, "llm/answer.json"),
+        put(storage, "switchyard-system.json"),
+        put(storage, "backfills/lines.jsonl"),
+    ]
+    done = await clean(storage, ledger, KEPT)
+    assert (done.files, done.bytes, done.kept) == (3, 21, 0)
+    assert await left(storage) == sorted(kept)
+    assert (await clean(storage, ledger, KEPT)).files == 0
+
+
+async def test_documents_files_go_where_a_setting_says_so_and_results_stay(
+    storage: Storage, ledger: Ledger
+):
+    put(storage, "uploads/old/input.pdf", age=11 * DAY)
+    put(storage, "intermediate/old/extract_text/output.json", age=11 * DAY)
+    kept = [
+        put(storage, "results/old/result.json", age=11 * DAY),
+        put(storage, "uploads/new/input.pdf", age=9 * DAY),
+    ]
+    assert (await clean(storage, ledger, Expiry(24, documents=240))).files == 2
+    assert await left(storage) == sorted(kept)
+
+
+async def test_what_a_job_or_a_dead_letter_names_stays(pipeline: Pipeline, storage: Storage):
+    """By its key, by its document's id, by its own id."""
+    ledger = pipeline.ledger
+    assert ledger is not None
+    kept = [
+        put(storage, "uploads/incoming/by-key"),
+        put(storage, "uploads/by-document/input.pdf"),
+        put(storage, "intermediate/by-document/ocr_pdf/pages/1.json"),
+        put(storage, "results/jobs/waiting-job/result.json"),
+        put(storage, "intermediate/nested/ocr_pdf/pages/1.json"),
+    ]
+    await ledger.record(new_job("one", {"key": "uploads/incoming/by-key"}))
+    await ledger.record(new_job("two", {"document_id": "by-document"}))
+    await ledger.record(new_job("waiting-job", {}))
+    await ledger.record(new_job("three", {"deep": [{"er": ["nested"]}]}))
+    put(storage, "uploads/incoming/unneeded")
+    done = await clean(storage, ledger, Expiry(24, documents=24))
+    assert (done.files, done.kept) == (1, 5)
+    assert await left(storage) == sorted(kept)
+
+
+async def test_what_a_process_left_that_was_killed_while_it_wrote_is_removed(
+    storage: Storage, ledger: Ledger
+):
+    put(storage, "uploads/incoming/whole", age=DAY / 2)
+    root = Path(storage.url.removeprefix("file://"))
+    for name, age in (("old#1", 2 * DAY), ("new#1", DAY / 2)):
+        path = root / "uploads" / "incoming" / name
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - age,) * 2)
+    assert (await clean(storage, ledger, KEPT)).unfinished == 1
+    assert sorted(each.name for each in (root / "uploads" / "incoming").iterdir()) == [
+        "new#1",
+        "whole",
+    ]
+
+
+async def test_the_job_goes_by_the_settings(pipeline: Pipeline):
+    settings = pipeline.settings.model_copy(update={"files_kept_hours": 72.0})
+    pipeline.settings = settings
+    storage = Storage(settings.files_url)
+    put(storage, "uploads/incoming/old", age=4 * DAY)
+    put(storage, "uploads/incoming/new", age=2 * DAY)
+    outcome = await pipeline.one("cleanup_expired", {}, lane="maintenance")
+    assert isinstance(outcome, Done)
+    assert outcome.result == {"files": 1, "bytes": 7, "kept": 0, "unfinished": 0}
+    assert await left(storage) == ["uploads/incoming/new"]

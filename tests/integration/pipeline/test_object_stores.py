@@ -1,0 +1,205 @@
+"""Everything that is a file may lie in S3 or Azure, shared by workers of several hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from switchyard.services.files.storage import (
+    FileTooLarge,
+    NotStored,
+    Storage,
+    result_key,
+)
+from switchyard.services.identity.places import WrongPlace, claim_places
+from switchyard.services.index.generations import Generation
+from switchyard.services.index.opening import home_at, open_index
+from switchyard.services.index.ranking import search
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.text.chunks import Chunk, chunk_id
+from tests.integration.pipeline.conftest import Pipeline
+from tests.support.missing import MissingError, skip_or_fail
+from tests.support.object_stores import CONTAINER, azure_server, s3_server
+
+SPAWN = multiprocessing.get_context("spawn")
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    try:
+        with s3_server() as environment:
+            yield environment
+    except MissingError as error:
+        skip_or_fail(str(error))
+
+
+@pytest.fixture(scope="module")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    try:
+        with azure_server(tmp_path_factory.mktemp("azure")) as environment:
+            yield environment
+    except MissingError as error:
+        skip_or_fail(str(error))
+
+
+@pytest.fixture(params=["s3", "azure"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """An address in each kind of object store, with nothing there; this process may use it."""
+    for name, value in request.getfixturevalue(request.param).items():
+        monkeypatch.setenv(name, value)
+    scheme = {"s3": "s3", "azure": "az"}[request.param]
+    return f"{scheme}://{CONTAINER}/{tmp_path.name}"
+
+
+async def parts(number: int) -> AsyncIterator[bytes]:
+    for _ in range(number):
+        yield b"x" * MIB
+
+
+async def keys(storage: Storage, prefix: str = "") -> list[str]:
+    return sorted([stored.key async for stored in storage.list_async(prefix)])
+
+
+async def test_a_store_keeps_files_as_a_directory_does(place: str):
+    storage = Storage(place)
+    await storage.put_async("a/b", b"one")
+    await storage.put_async("a/b", b"two")
+    assert await storage.get_async("a/b") == b"two"
+    assert not await storage.put_new_async("a/b", b"three")
+    assert await storage.put_new_async("a/c", b"three")
+    assert (await storage.put_stream_async("big", parts(12), max_bytes=20 * MIB)).size == 12 * MIB
+    assert await keys(storage) == ["a/b", "a/c", "big"]
+    assert await keys(storage, "a") == ["a/b", "a/c"]
+    assert await storage.size_async("a") == 8
+    tail = b"".join([part async for part in storage.stream_async("big", start=12 * MIB - 3)])
+    assert tail == b"xxx"
+    await storage.rename_async("a/c", "d")
+    assert await storage.get_async("d") == b"three"
+    await storage.delete_async("d")
+    await storage.delete_async("d")
+    with pytest.raises(NotStored):
+        await storage.get_async("d")
+    assert await storage.delete_prefix_async("a") == 1
+    assert await keys(storage) == ["big"]
+
+
+async def test_an_upload_that_is_too_long_or_cut_off_leaves_nothing(place: str):
+    storage = Storage(place)
+    with pytest.raises(FileTooLarge):
+        await storage.put_stream_async("long", parts(12), max_bytes=11 * MIB)
+
+    async def cut() -> AsyncIterator[bytes]:
+        async for part in parts(8):
+            yield part
+        raise ConnectionError("the sender is gone")
+
+    with pytest.raises(ConnectionError):
+        await storage.put_stream_async("cut", cut(), max_bytes=20 * MIB)
+    assert await keys(storage) == []
+
+
+def run_send(url: str, half: Event) -> None:
+    async def sending() -> None:
+        async def slowly() -> AsyncIterator[bytes]:
+            async for part in parts(20):
+                yield part
+            half.set()
+            await asyncio.Event().wait()
+
+        await Storage(url).put_stream_async("killed", slowly(), max_bytes=100 * MIB)
+
+    asyncio.run(sending())
+
+
+@pytest.mark.parametrize("where", ["store", "directory"])
+async def test_an_upload_whose_process_is_killed_leaves_nothing(
+    place: str, tmp_path: Path, where: str
+):
+    url = place if where == "store" else (tmp_path / "files").as_uri()
+    half = SPAWN.Event()
+    process = SPAWN.Process(target=run_send, args=(url, half))
+    process.start()
+    assert await asyncio.to_thread(half.wait, 60)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    await asyncio.to_thread(process.join)
+    storage = Storage(url)
+    assert await keys(storage) == []
+    assert not await storage.exists_async("killed")
+
+
+def write_chunks(url: str, who: int, rounds: int) -> None:
+    async def write() -> None:
+        async with home_at(url).table(Generation("chunks", "test", 2)) as index:
+            for n in range(rounds):
+                for document_id in (f"shared-{n}", f"own-{who}-{n}"):
+                    chunk = Chunk(chunk_id(document_id, 0), document_id, 0, 1, "text")
+                    await index.put("Title", [chunk], [[1.0, 0.0]])
+
+    asyncio.run(write())
+
+
+async def test_processes_that_write_an_index_in_a_store_at_once_lose_and_double_nothing(place: str):
+    url = f"{place}/index"
+    processes = [SPAWN.Process(target=write_chunks, args=(url, who, 5)) for who in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        await asyncio.to_thread(process.join, 100)
+    assert [process.exitcode for process in processes] == [0, 0]
+    async with home_at(url).table(Generation("chunks", "test", 2)) as index:
+        assert await index.count() == 15
+        assert len(await index.document_ids()) == 15
+
+
+async def test_workers_of_several_hosts_share_one_store(
+    pipeline: Pipeline, place: str, tmp_path: Path
+):
+    """Every stage runs on another host: what the one before has left is in the store alone."""
+    (tmp_path / "tide.txt").write_text("The Moon draws the water of the sea, and the tide rises.")
+    hosts = [
+        replace(
+            pipeline,
+            settings=pipeline.settings.model_copy(
+                update={
+                    "data_dir": tmp_path / f"host-{n}",
+                    "storage_url": f"{place}/files",
+                    "index_url": SecretStr(f"{place}/index"),
+                }
+            ),
+        )
+        for n in range(3)
+    ]
+    outcome = await hosts[0].one("ingest_document", {"path": str(tmp_path / "tide.txt")})
+    document_id = outcome.result["document_id"]  # type: ignore[union-attr]
+    for n, stage in enumerate(
+        ("extract_text", "summarize_content", "embed_content", "link_content"), start=1
+    ):
+        await hosts[n % 3].one(stage, {"document_id": document_id}, run_id=hosts[0].run_id)
+    assert b"Moon" in await hosts[1].storage.get_async(result_key(document_id))
+    async with open_index(hosts[2].settings) as index, index.searched() as (table, embedder):
+        hits = await search(table, embedder, "why the tide rises", 3)
+    assert [hit.document_id for hit in hits] == [document_id]
+    assert not any((tmp_path / f"host-{n}").exists() for n in range(3))
+
+
+async def test_a_store_is_of_one_system(place: str, pipeline: Pipeline, tmp_path: Path):
+    update = {"storage_url": f"{place}/files", "index_url": SecretStr(f"{place}/index")}
+    settings = pipeline.settings.model_copy(update=update)
+    assert pipeline.ledger is not None
+    await claim_places(settings, pipeline.ledger)
+    other = f"sqlite+aiosqlite:///{tmp_path / 'other.db'}"
+    await upgrade(other)
+    async with await Ledger.open(other) as second:
+        with pytest.raises(WrongPlace, match="JOBS_STORAGE_URL"):
+            await claim_places(settings, second)
