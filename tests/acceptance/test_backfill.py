@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from switchyard.cli.backfill import sources, starting
-from switchyard.cli.backfill.options import common_options
+from switchyard.cli.backfill.options import DeadChoice, common_options
 from switchyard.cli.backfill.sources import FormatName
 from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import LedgerUnavailable
+from switchyard.services.records import WHEN_DEAD, LedgerUnavailable
 from switchyard.services.settings import Settings
 from tests.acceptance.conftest import CommandLine
 
@@ -158,3 +158,20 @@ def test_values_of_options_are_text_unless_they_have_structure() -> None:
 
 def test_formats_of_the_command_line_are_those_of_the_source() -> None:
     assert [each.value for each in FormatName] == [each.value for each in FileFormat]
+
+
+def test_a_job_follows_its_end(jobctl: CommandLine) -> None:
+    follows = ("--then", "hot.work", "--then-payload", '{"n": 7}', "--when-dead", "go_on")
+    lines = "\n".join(json.dumps({"n": n, "fail": n == 2}) for n in range(3))
+    with jobctl.worker(), jobctl.started("scheduler"):
+        backfill = started(jobctl, "file", "-", "--type", "work", *follows, stdin=lines)
+        jobctl.run("backfill", "watch", backfill)
+        then = jobctl.json("backfill", "show", backfill)["then_id"]
+        jobctl.ok("jobs", "watch", then)
+    assert f"job {then}" in jobctl.ok("backfill", "show", backfill)
+    shown = jobctl.json("jobs", "show", then)
+    assert (shown["result"], shown["join"]["total"], shown["join"]["dead"]) == ({"n": 7}, 3, 1)
+
+
+def test_the_choices_are_those_of_joins() -> None:
+    assert tuple(choice.value for choice in DeadChoice) == WHEN_DEAD

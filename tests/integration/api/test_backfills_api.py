@@ -77,3 +77,22 @@ async def test_what_can_not_work_is_refused(client: AsyncClient, tmp_path: Path)
     with pytest.raises(NotFound):
         await client.pause_backfill("backfill-0000000000")
     await client.close()
+
+
+async def test_a_job_follows_its_end_and_keeps_the_rules_of_what_comes_from_outside(
+    system: System, client: AsyncClient
+) -> None:
+    stored = (await client.store_backfill_input(lines(5), format="jsonl")).model_dump(mode="json")
+    started = await client.start_backfill(
+        "file", stored, job_type="noop", then="noop", then_payload={"n": 9}, when_dead="go_on"
+    )
+    assert started.then_id is not None
+    await system.start_worker()
+    async with BackfillUser(system).running():
+        await system.wait_for_state(started.then_id, State.SUCCEEDED, timeout=30)
+    assert (await client.backfill(started.id)).then_id == started.then_id
+    with pytest.raises(Invalid, match="then: payload of noop"):
+        await client.start_backfill(
+            "file", stored, job_type="noop", then="noop", then_payload={"n": "many"}
+        )
+    await client.close()

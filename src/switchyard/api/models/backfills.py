@@ -11,7 +11,7 @@ from switchyard.api.models import jobs as models
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.backfill.formats import FileFormat
-from switchyard.services.records import BulkState, State
+from switchyard.services.records import BulkState, State, WhenDead
 from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING
 
 BACKFILL_ID = r"^[a-z]{1,32}-[0-9a-f]{4,32}$"
@@ -61,6 +61,16 @@ class BackfillPlan(BaseModel):
     )
     until: models.Moment | None = Field(
         default=None, description="Nothing is published after this time."
+    )
+    then: str | None = Field(
+        default=None,
+        pattern=r"^([a-z][a-z0-9_]{0,63}\.)?[a-z][a-z0-9_]{0,63}$",
+        description="A job that follows when all its jobs, and all that followed from them, have "
+        "ended: a job type, or `<lane>.<job_type>`.",
+    )
+    then_payload: dict[str, Any] = Field(default_factory=dict, description="Of that job.")
+    when_dead: WhenDead = Field(
+        default="wait", description="What becomes of that job when some are dead."
     )
     rate: float | None = Field(
         default=None, ge=LEAST_RATE, le=MOST_RATE, description="Jobs a second at most."
@@ -166,6 +176,7 @@ class BackfillView(BaseModel):
     seconds_to_go: tuple[float, float] | None = Field(description="The best and the worst guess.")
     seconds: float | None = Field(description="From its start to its end, or to now.")
     dead: list[DeathCause] = Field(description="Dead jobs by cause, followers included.")
+    then_id: str | None = Field(description="The job that follows its end.")
 
 
 class BackfillPage(BaseModel):

@@ -66,6 +66,7 @@ async def view_of(ledger: Ledger, operation: BulkOperation) -> BackfillView:
         jobs_per_second=progress.rate,
         seconds_to_go=progress.eta,
         seconds=progress.seconds,
+        then_id=progress.then_id,
         dead=[
             DeathCause(
                 count=each.count,

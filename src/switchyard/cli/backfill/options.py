@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,15 @@ from switchyard.cli.base.common import IncludeOption
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.bulk.rates import RateOption, WhyOption, optional_rate
+
+
+class DeadChoice(StrEnum):
+    """The choices, for the command line; held against `services.records.WHEN_DEAD` by a test."""
+
+    WAIT = "wait"
+    GO_ON = "go_on"
+    FAIL = "fail"
+
 
 TypeOption = Annotated[
     str | None,
@@ -46,6 +56,20 @@ UntilOption = Annotated[
         help="Publish nothing after this time; local without Z or +01:00 behind it.",
     ),
 ]
+ThenOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[LANE.]JOB_TYPE",
+        help="A job that follows when all its jobs, and all that followed from them, have ended.",
+    ),
+]
+ThenPayloadOption = Annotated[
+    str | None, typer.Option(metavar="JSON|@FILE", help="The payload of that job.")
+]
+WhenDeadOption = Annotated[
+    DeadChoice,
+    typer.Option(help="What becomes of that job when some are dead."),
+]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Only show the number of items and the first jobs.")
 ]
@@ -55,7 +79,7 @@ WatchOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class CommonOptions:
     """What all sources are asked: the options of `common_options`, as they were given."""
 
     spec: dict[str, Any]
@@ -79,13 +103,16 @@ def common_options(
     low: LowOption = None,
     high: HighOption = None,
     until: UntilOption = None,
+    then: ThenOption = None,
+    then_payload: ThenPayloadOption = None,
+    when_dead: WhenDeadOption = DeadChoice.WAIT,
     why: WhyOption = None,
     dry_run: DryRunOption = False,
     watch: WatchOption = False,
     include: IncludeOption = None,
     as_json: JsonOption = False,
-) -> Common:
-    return Common(
+) -> CommonOptions:
+    return CommonOptions(
         spec={
             "job_type": job_type,
             "lane": lane,
@@ -95,6 +122,9 @@ def common_options(
             "low": low,
             "high": high,
             "until": None if until is None else until.astimezone().isoformat(),
+            "then": then,
+            "then_payload": {} if then_payload is None else read_argument(then_payload),
+            "when_dead": when_dead.value,
             "remote": False,
         },
         rate=optional_rate(rate),

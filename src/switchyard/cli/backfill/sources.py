@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from switchyard.cli.backfill.options import Common, common_options
+from switchyard.cli.backfill.options import CommonOptions, common_options
 from switchyard.cli.backfill.starting import start
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.shared_options import with_options
@@ -52,7 +52,7 @@ def arxiv(
         bool, typer.Option("--full-text", help="Take in the PDFs; else title and abstract.")
     ] = False,
     *,
-    common: Common,
+    common: CommonOptions,
 ) -> None:
     """Papers of arXiv, by the date of their first submission."""
     if not query and first_day is None and not common.dry_run:
@@ -83,7 +83,7 @@ def github(
         typer.Option("--repository", metavar="OWNER/NAME", help="One of a list; repeatable."),
     ] = None,
     *,
-    common: Common,
+    common: CommonOptions,
 ) -> None:
     """Repositories of GitHub: of an organisation, a search, or a list."""
     if sum(bool(each) for each in (org, query, repositories)) != 1:
@@ -106,7 +106,7 @@ def huggingface(
     ] = None,
     kind: Annotated[HubKind, typer.Option(help="Models or data sets.")] = HubKind.MODEL,
     *,
-    common: Common,
+    common: CommonOptions,
 ) -> None:
     """Models or data sets of the Hugging Face hub: of a search, or of an author."""
     if not search and not author:
@@ -124,7 +124,7 @@ def file(
         typer.Option("--format", help="By the name where not given; jsonl for stdin."),
     ] = None,
     *,
-    common: Common,
+    common: CommonOptions,
 ) -> None:
     """A line of JSON, a row of CSV, or a line of text for each job.
 
@@ -147,7 +147,7 @@ def documents(
         ),
     ] = None,
     *,
-    common: Common,
+    common: CommonOptions,
 ) -> None:
     """Documents that are stored already, for reindexing and new stages.
 
@@ -166,7 +166,7 @@ def source(
         typer.Option("--option", "-o", metavar="NAME=VALUE", help="The source's; repeatable."),
     ] = None,
     *,
-    common: Common,
+    common: CommonOptions,
 ) -> None:
     """A source of your own: a class in one of your modules (docs/backfills.md)."""
     start(name, _pairs(options, "--option"), common)

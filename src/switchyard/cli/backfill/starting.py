@@ -22,7 +22,7 @@ from switchyard.cli.base.output import echo, inline_json, print_json, say
 from switchyard.cli.base.who import user
 
 if TYPE_CHECKING:
-    from switchyard.cli.backfill.options import Common
+    from switchyard.cli.backfill.options import CommonOptions
     from switchyard.services.backfill.starting import Backfills, Preview
     from switchyard.services.ledger import Ledger
     from switchyard.services.records import BulkOperation
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 READ_BYTES = 1024 * 1024
 
 
-def start(name: str, options: dict[str, Any], common: Common) -> None:
+def start(name: str, options: dict[str, Any], common: CommonOptions) -> None:
     """Start a backfill from the source `name`; exit code 1 when it is watched and ends badly."""
     quiet_logs()
     settings = load_settings()
@@ -40,7 +40,9 @@ def start(name: str, options: dict[str, Any], common: Common) -> None:
         raise typer.Exit(FAILED)
 
 
-async def _run(settings: Settings, name: str, options: dict[str, Any], common: Common) -> bool:
+async def _run(
+    settings: Settings, name: str, options: dict[str, Any], common: CommonOptions
+) -> bool:
     from switchyard.broker.lanes import queue_name
     from switchyard.cli.base.queues import require_queues
     from switchyard.services.backfill.spec import Plan, parse_spec
@@ -85,7 +87,7 @@ async def _run(settings: Settings, name: str, options: dict[str, Any], common: C
         return await _tell(ledger, operation, common)
 
 
-async def _tell(ledger: Ledger, operation: BulkOperation, common: Common) -> bool:
+async def _tell(ledger: Ledger, operation: BulkOperation, common: CommonOptions) -> bool:
     """Say what was started, and follow it where that is wanted; whether all is well."""
     from switchyard.cli.backfill.view import BackfillDisplay, public
     from switchyard.cli.bulk.commands import follow

@@ -100,6 +100,7 @@ def public(progress: BackfillProgress) -> dict[str, Any]:
             "seconds_to_go": progress.eta,
             "seconds": progress.seconds,
             "dead": progress.deaths,
+            "then_id": progress.then_id,
         }
     )
     if progress.dead:
@@ -174,6 +175,7 @@ def print_progress(progress: BackfillProgress) -> None:
             ("repeated", f"{progress.repeated:,}" if progress.repeated else ""),
             ("jobs", _plain_jobs(progress.jobs)),
             ("followed by", _plain_jobs(progress.followers)),
+            ("then", f"job {progress.then_id}" if progress.then_id else ""),
             ("time", "" if seconds is None else duration(round(seconds))),
             ("speed", _speed(progress)),
         ]

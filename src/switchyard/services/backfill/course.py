@@ -38,6 +38,7 @@ from switchyard.services.bulk.session import BulkSession
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.publishing.recorded import publish_recorded
 from switchyard.services.records import FINISHED, BulkState, NewJob, State
 
 BATCH = 500
@@ -103,11 +104,24 @@ class Course:
     async def run(self) -> None:
         note = None
         if not self._counts.exhausted:
+            if self._plan.then is not None:
+                await self._ledger.record_joined([self._plan.then])
             note = await self._publish_all()
             own, _ = await self._ledger.count_bulk_jobs(self._session.id)
             self._counts.conclude(sum(own.values()))
             await self._session.checkpoint(counts=self._counts.to_json())
+        await self._let_go()
         await self._drain(note)
+
+    async def _let_go(self) -> None:
+        """No more jobs will come: the one that follows waits for no more than these."""
+        if self._plan.then is None:
+            return
+        ledger, then_id = self._ledger, self._plan.then.message.job_id
+        if await ledger.release_join(then_id, ledger.clock.time()):
+            # All had ended before; what fails here, the scheduler makes good.
+            then = await ledger.get(then_id)
+            await publish_recorded(self._publisher, ledger, [then] if then else [])
 
     # --- publishing -------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from switchyard.services.backfill.counts import Counts, ProgressPoint
+from switchyard.services.backfill.spec import then_id_of
 from switchyard.services.bulk.runner import AT_ONCE
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import (
@@ -52,6 +53,11 @@ class BackfillProgress:
     """Seconds to go, at the best and the worst of its rates so far; None where not known."""
     deaths: tuple[BulkDeaths, ...]
     """Dead jobs by cause, followers included."""
+
+    @property
+    def then_id(self) -> str | None:
+        """The job that follows its end; None where none does."""
+        return then_id_of(self.operation.id) if self.operation.spec.get("then") else None
 
     @property
     def done(self) -> int:

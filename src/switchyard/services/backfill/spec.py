@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid5
 
@@ -25,7 +25,7 @@ from switchyard.services.jobs.registry import (
     UnknownJobType,
 )
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
-from switchyard.services.records import NewJob
+from switchyard.services.records import Joining, NewJob, WhenDead
 from switchyard.services.records.bulk import MOST_WAITING
 
 KIND = "backfill"
@@ -58,6 +58,12 @@ class BackfillSpec(BaseModel):
     """Messages in a queue at which publishing waits; half of the queue's limit where unset."""
     until: Moment | None = None
     """Nothing is published after this time."""
+    then: str | None = Field(default=None, max_length=200)
+    """A job that follows when all its jobs, and all that followed from them, have ended: a job
+    type, or `<lane>.<job_type>`."""
+    then_payload: dict[str, Any] = Field(default_factory=dict)
+    when_dead: WhenDead = "wait"
+    """What becomes of that job when some are dead."""
     remote: bool = True
     """Somebody outside has asked for it: what its payloads and options may say is held against
     that, also later, when a scheduler runs it."""
@@ -78,6 +84,8 @@ class Plan:
     job_type: JobType
     registry: Registry
     source: type[Source]
+    then: NewJob | None = None
+    """Waits for all its jobs."""
 
     @classmethod
     def of(
@@ -96,7 +104,8 @@ class Plan:
             raise InvalidBackfill(
                 f"{name} is not worked in lane {spec.lane}: use {' or '.join(job_type.lanes)}"
             )
-        return cls(operation_id, spec, job_type, registry, source)
+        then = _then(operation_id, spec, source, registry)
+        return cls(operation_id, spec, job_type, registry, source, then)
 
     def job(self, item: Item) -> NewJob:
         """The job of an item; its id is the same each time.
@@ -114,7 +123,36 @@ class Plan:
             operation_id=self.operation_id,
             vouched=values if self.source.vouches else None,
         )
-        return prepare(self.registry, request, remote=self.spec.remote)
+        made = prepare(self.registry, request, remote=self.spec.remote)
+        return made if self.then is None else replace(made, join_id=self.then.message.job_id)
+
+
+def then_id_of(operation_id: str) -> str:
+    """The id of the job that follows a backfill's end."""
+    return str(uuid5(_NAMESPACE, f"{operation_id}/then"))
+
+
+def _then(
+    operation_id: str, spec: BackfillSpec, source: type[Source], registry: Registry
+) -> NewJob | None:
+    """The job that follows; held until all others are published. Raises InvalidBackfill."""
+    if spec.then is None:
+        if spec.then_payload:
+            raise InvalidBackfill("then_payload without then: name the job type that it is for")
+        return None
+    try:
+        lanes = () if "." in spec.then else registry.get(spec.then).lanes
+        lane = spec.lane if spec.lane in lanes else next(iter(lanes), "")
+        request = JobRequest(
+            routing_key=f"{lane}.{spec.then}" if lane else spec.then,
+            payload=spec.then_payload,
+            source=source.name,
+            job_id=then_id_of(operation_id),
+        )
+        job = prepare(registry, request, remote=spec.remote)
+    except (UnknownJobType, InvalidJob, InvalidPayload) as error:
+        raise InvalidBackfill(f"then: {error}") from error
+    return replace(job, joins=Joining(spec.when_dead, held=True))
 
 
 def parse_spec(values: Mapping[str, Any]) -> BackfillSpec:

@@ -26,6 +26,7 @@ from switchyard.services.backfill.spec import (
     BackfillSpec,
     Plan,
     job_or_reason,
+    then_id_of,
 )
 from switchyard.services.bulk.control import cancel as cancel_bulk
 from switchyard.services.bulk.control import (
@@ -161,11 +162,16 @@ class Backfills:
         """End a backfill; with `jobs` also those of its jobs that have not begun, and what
         followed from them. Returns how many were cancelled. May be called again: what a crash
         left is then done. Raises UnknownBulkOperation, BulkConflict, LedgerUnavailable."""
-        await cancel_bulk(self.ledger, operation_id, kind=KIND)
-        if not jobs:
+        operation = await cancel_bulk(self.ledger, operation_id, kind=KIND)
+        follows = operation.spec.get("then") is not None
+        if not (jobs or follows):
             return 0
         while await self._is_held(operation_id):  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(LISTEN)
+        if follows:  # what follows its end does not follow that it is given up
+            await self.ledger.cancel(then_id_of(operation_id), self.ledger.clock.time())
+        if not jobs:
+            return 0
         cancelled = 0
         waiting = WAITING | {State.JOINING}
         while ids := await self.ledger.bulk_jobs(operation_id, waiting, limit=CANCELLED_AT_ONCE):
