@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import time
 from asyncio.subprocess import DEVNULL, PIPE
 from asyncio.subprocess import Process as Subprocess
 from collections.abc import Mapping
@@ -219,6 +220,8 @@ def _say_ready(what: str) -> None:
 
 async def _run(role: str, options: Mapping[str, Any]) -> None:
     own = dict(options)
+    ahead, right = own.pop("ahead", 0.0), time.time
+    time.time = lambda: right() + ahead
     database.BUSY_TIMEOUT = own.pop("busy_timeout", database.BUSY_TIMEOUT)
     settings = Settings()
     configure(settings.log_level, "json")

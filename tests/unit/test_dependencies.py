@@ -32,6 +32,7 @@ NOT_IMPORTED = {
     "setuptools": "builds the package",
     "types-pika-ts": "types alone",
     "types-pyyaml": "types alone",
+    "tzdata": "time zones, which zoneinfo finds there",
     "wordllama": "two of its files are read",
 }
 """And why it is declared all the same."""

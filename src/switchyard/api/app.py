@@ -30,6 +30,7 @@ from switchyard.api.routes import (
     pressure,
     references,
     samples,
+    schedules,
     search,
 )
 from switchyard.api.state import open_state
@@ -48,6 +49,7 @@ ROUTERS = (
     references.router,
     search.router,
     backfills.router,
+    schedules.router,
     pressure.router,
     contract.router,
     dead.router,  # before `/admin/dead/{letter_id}`

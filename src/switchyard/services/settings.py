@@ -42,6 +42,15 @@ class Settings(BrokerSettings):
         default=(),
         description="Python modules with your own job types, comma-separated.",
     )
+    schedules: Path | None = Field(
+        default=None,
+        description="A TOML file of schedules, which the active scheduler takes over when it "
+        "begins: docs/schedules.md.",
+    )
+    default_schedules: bool = Field(
+        default=True,
+        description="Publish the maintenance jobs of docs/schedules.md at night by themselves.",
+    )
     data_dir: Path = Field(
         default_factory=default_data_dir,
         description="Directory of ledger, files and index where no other address is set.",

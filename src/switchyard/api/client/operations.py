@@ -17,6 +17,7 @@ from switchyard.api.client import (
     job_calls,
     llm_calls,
     reference_calls,
+    schedule_calls,
     service_calls,
 )
 from switchyard.api.client.call import AsyncSender, Operation, Sender
@@ -145,6 +146,15 @@ class Operations:
     pause_backfill = Method(backfill_calls.pause_backfill)
     resume_backfill = Method(backfill_calls.resume_backfill)
     cancel_backfill = Method(backfill_calls.cancel_backfill)
+
+    schedules = Method(schedule_calls.schedules)
+    schedule = Method(schedule_calls.schedule)
+    add_schedule = Method(schedule_calls.add_schedule)
+    remove_schedule = Method(schedule_calls.remove_schedule)
+    pause_schedule = Method(schedule_calls.pause_schedule)
+    resume_schedule = Method(schedule_calls.resume_schedule)
+    run_schedule = Method(schedule_calls.run_schedule)
+    schedule_history = Method(schedule_calls.schedule_history)
 
     backpressure = Method(service_calls.backpressure)
     schemas = Method(service_calls.schemas)

@@ -96,7 +96,7 @@ class JobToPublish(BaseModel):
     @field_validator("payload")
     @classmethod
     def _is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if not _finite(value):
+        if not is_finite(value):
             raise ValueError("NaN and Infinity are not JSON")
         return value
 
@@ -311,7 +311,7 @@ def _attempt(record: AttemptRecord) -> AttemptView:
     )
 
 
-def _finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     waiting = [value]
     while waiting:
         each = waiting.pop()

@@ -56,7 +56,10 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.services.monitoring.waiting import once_there
     from switchyard.services.scheduler.bulk_handlers import bulk_handlers
     from switchyard.services.scheduler.scheduler import Scheduler
+    from switchyard.services.schedules.file import read_file
 
+    if settings.schedules is not None:
+        read_file(settings.schedules, registry)  # what is wrong with it is said at once
     queues = [DEAD_LOG_QUEUE]
     url = settings.require_amqp_url()
     await once_there("broker", lambda: require_queues(url, queues))

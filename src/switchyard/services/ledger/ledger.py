@@ -22,6 +22,7 @@ from switchyard.services.ledger.needed import NeededNames
 from switchyard.services.ledger.notes import JobNotes
 from switchyard.services.ledger.reads import JobReads
 from switchyard.services.ledger.redrives import Redrives
+from switchyard.services.ledger.schedules import ScheduleBook
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.ledger.sql.tables import SCHEMA_REVISION
 from switchyard.services.ledger.sql.timed import Observe, TimedDatabase
@@ -35,6 +36,7 @@ class Ledger(
     JobReads,
     JobNotes,
     Joins,
+    ScheduleBook,
     DeadGroups,
     Redrives,
     Workers,
@@ -54,8 +56,8 @@ class Ledger(
 
     `jobs` changes jobs, `reads` reads them, `notes` has what they say of themselves; joins,
     workers, leases, dead letters, redrives, documents and their classes, bulk operations, their
-    jobs, gauges, calls to language models and their answers, and keys of the API have a module
-    each. Errors are those of `errors`.
+    jobs, gauges, schedules, calls to language models and their answers, and keys of the API have a
+    module each. Errors are those of `errors`.
     """
 
     @classmethod

@@ -49,6 +49,8 @@ class Finding(StrEnum):
     QUEUE_FROZEN = "queue-frozen"
     QUEUE_STALLED = "queue-stalled"
     SCHEDULER_NONE = "scheduler-none"
+    SCHEDULE_OVERDUE = "schedule-overdue"
+    SCHEDULE_REFUSED = "schedule-refused"
     WORKERS_NONE = "workers-none"
     WORKERS_SILENT = "workers-silent"
     CONSUMER_LOST = "consumer-lost"

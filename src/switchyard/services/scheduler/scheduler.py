@@ -1,4 +1,5 @@
-"""The scheduler: publishes what is due, heals what a crash left behind, follows dead letters.
+"""The scheduler: publishes what is due, fires schedules, heals what a crash left behind, follows
+dead letters.
 
 One instance is active; others stand by and take over when its lease runs out.
 """
@@ -29,6 +30,7 @@ from switchyard.services.monitoring.metrics import Metric, Metrics, Samples, sho
 from switchyard.services.publishing.recorded import publish_recorded
 from switchyard.services.records import JobRecord, LedgerError, State
 from switchyard.services.redrive.returning import LOOK, Returner
+from switchyard.services.schedules.firing import ScheduleRunner
 from switchyard.services.settings import Settings
 
 BATCH = 500
@@ -99,6 +101,9 @@ class Scheduler:
         self._returner = Returner(
             settings, registry, ledger, self._publisher, lanes, look=self._pace.displaced
         )
+        self._schedules = ScheduleRunner(
+            settings, registry, ledger, self._publisher, look=self._pace.turn
+        )
         self._published_again: set[str | None] = set()
         """Claims of silent workers whose jobs were published again."""
         self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
@@ -129,6 +134,7 @@ class Scheduler:
                         background.start("generations", self._advance)
                         background.start("displaced jobs", self._returner.run)
                         background.start("old answers of models", self._drop_answers)
+                        background.start("schedules", self._schedules.run)
                     try:
                         await self.turn()
                     except LedgerError as error:

@@ -1,0 +1,86 @@
+"""Operations on schedules as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from switchyard.api.client.call import Call, get, given, in_path, operation
+from switchyard.api.models import schedules as models
+
+
+@operation("schedules-list_schedules")
+def schedules() -> Call[models.ScheduleList]:
+    """All schedules, by name."""
+    return get("/schedules", models.ScheduleList)
+
+
+@operation("schedules-show")
+def schedule(name: str) -> Call[models.ScheduleView]:
+    """One of them."""
+    return get(f"/schedules/{in_path(name)}", models.ScheduleView)
+
+
+@operation("schedules-add")
+def add_schedule(
+    name: str,
+    cron: str,
+    job: str,
+    payload: Mapping[str, Any] | None = None,
+    *,
+    timezone: str = "UTC",
+    priority: int | None = None,
+    max_attempts: int | None = None,
+    jitter: float | None = None,
+    grace: float | None = None,
+) -> Call[models.ScheduleView]:
+    """Add a schedule; `job` is a routing key, `jitter` and `grace` are seconds."""
+    body = {
+        "name": name,
+        "cron": cron,
+        "job": job,
+        "payload": dict(payload or {}),
+        "timezone": timezone,
+        "priority": priority,
+        "max_attempts": max_attempts,
+        "jitter": jitter,
+        "grace": grace,
+    }
+    read = models.ScheduleView.model_validate_json
+    return Call("POST", "/schedules", read, json=given(body), repeatable=False)
+
+
+@operation("schedules-remove")
+def remove_schedule(name: str) -> Call[None]:
+    """Remove a schedule that was added, with its history."""
+    return Call("DELETE", f"/schedules/{in_path(name)}", lambda body: None)
+
+
+@operation("schedules-pause")
+def pause_schedule(name: str) -> Call[models.ScheduleView]:
+    """Pause a schedule."""
+    return _change(name, "pause")
+
+
+@operation("schedules-resume")
+def resume_schedule(name: str) -> Call[models.ScheduleView]:
+    """Let a schedule go on with its next due time."""
+    return _change(name, "resume")
+
+
+@operation("schedules-run")
+def run_schedule(name: str) -> Call[models.FiringView]:
+    """Fire a schedule now; the answer names its job, which a scheduler publishes soon."""
+    read = models.FiringView.model_validate_json
+    return Call("POST", f"/schedules/{in_path(name)}/run", read, repeatable=False)
+
+
+@operation("schedules-history")
+def schedule_history(name: str, *, limit: int | None = None) -> Call[models.ScheduleHistory]:
+    """What became of a schedule's due times, the latest first."""
+    return get(f"/schedules/{in_path(name)}/history", models.ScheduleHistory, limit=limit)
+
+
+def _change(name: str, what: str) -> Call[models.ScheduleView]:
+    read = models.ScheduleView.model_validate_json
+    return Call("POST", f"/schedules/{in_path(name)}/{what}", read)

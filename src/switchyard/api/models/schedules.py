@@ -1,0 +1,114 @@
+"""What goes in and out of `/schedules`, as JSON."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from switchyard.api.models.jobs import is_finite
+from switchyard.broker.message import MAX_PRIORITY
+from switchyard.services.records.schedules import FiringOutcome
+
+SCHEDULE_NAME = r"^[a-z][a-z0-9_-]{0,63}$"
+
+
+class NewSchedule(BaseModel):
+    """A job, and when it is published, again and again."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "name": "papers-of-the-day",
+                "cron": "30 6 * * 1-5",
+                "timezone": "Europe/Berlin",
+                "job": "hot.ingest_arxiv",
+                "payload": {"query": "cat:cs.DB"},
+            }
+        },
+    )
+
+    name: str = Field(pattern=SCHEDULE_NAME)
+    cron: str = Field(
+        min_length=1,
+        max_length=200,
+        description="Minute, hour, day of the month, month, day of the week.",
+    )
+    timezone: str = Field(
+        default="UTC",
+        pattern=r"^[A-Za-z0-9_+/-]{1,64}$",
+        description="By its IANA name: Europe/Berlin.",
+    )
+    job: str = Field(
+        pattern=r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$",
+        description="Routing key: `<lane>.<job_type>`.",
+    )
+    payload: dict[str, Any] = Field(default_factory=dict)
+    priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
+    max_attempts: int | None = Field(default=None, ge=1, le=1000)
+    jitter: float = Field(
+        default=0, ge=0, le=3600, description="Seconds by which a firing is put off at most."
+    )
+    grace: float = Field(
+        default=3600,
+        ge=0,
+        le=86400,
+        description="Seconds for which a due time that has passed is still worth firing.",
+    )
+
+    @field_validator("payload")
+    @classmethod
+    def _is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if not is_finite(value):
+            raise ValueError("NaN and Infinity are not JSON")
+        return value
+
+
+class FiringView(BaseModel):
+    """What became of a due time."""
+
+    due_at: datetime
+    outcome: FiringOutcome = Field(
+        description="`due`: its job is being published; `fired`; `missed`: nobody was there in "
+        "time; `refused`: its job could not be published while it was of use."
+    )
+    job_id: str | None
+    noted_at: datetime
+    times: int = Field(description="Due times that it stands for, missed one after another.")
+    note: str | None
+
+
+class ScheduleView(BaseModel):
+    """A schedule."""
+
+    name: str
+    cron: str
+    timezone: str
+    job: str
+    payload: dict[str, Any]
+    priority: int | None
+    max_attempts: int | None
+    jitter: float
+    grace: float
+    origin: str = Field(description="`file`, `default`, or `added`.")
+    created_by: str
+    created_at: datetime
+    paused_at: datetime | None
+    next_at: datetime = Field(description="The next due time; while it is paused, what it was.")
+    last: FiringView | None = Field(
+        default=None, description="The latest firing; in a listing and of one."
+    )
+
+
+class ScheduleList(BaseModel):
+    """All schedules, by name."""
+
+    schedules: list[ScheduleView]
+
+
+class ScheduleHistory(BaseModel):
+    """What became of a schedule's due times."""
+
+    firings: list[FiringView] = Field(description="The latest first; 500 are kept.")

@@ -1,0 +1,212 @@
+"""`jobctl schedules`: jobs that are published at their times."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from switchyard.broker.moments import clock
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    run,
+)
+from switchyard.cli.base.durations import age, parse_duration
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    echo,
+    print_json,
+    say,
+    styled,
+    table,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.records.schedules import Firing, ScheduleRecord
+    from switchyard.services.schedules.book import Schedules
+
+T = TypeVar("T")
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `list` shows it.")]
+
+app = typer.Typer(
+    no_args_is_help=True, help="Schedules: list, add, remove, pause, resume, run, history."
+)
+
+
+@app.command("list")
+def list_schedules(as_json: JsonOption = False) -> None:
+    """List schedules: when each is due next, and what became of its last due time."""
+    found = _with_book(None, lambda book: book.all())
+    if as_json:
+        print_json([_public(record) | {"last": _shown(last)} for record, last in found])
+        return
+    if not found:
+        say("No schedules: `jobctl schedules add NAME CRON JOB`, or a file at JOBS_SCHEDULES.")
+        return
+    rows = table("NAME", "CRON", "ZONE", "JOB", "NEXT", "LAST", "FROM", flexible=("JOB",))
+    for record, last in found:
+        add_row(
+            rows,
+            cell(record.name),
+            cell(record.cron),
+            cell(record.timezone),
+            cell(record.routing_key),
+            styled("paused") if record.paused_at is not None else clock(record.next_at),
+            "" if last is None else f"{last.outcome}, {age(last.noted_at)} ago",
+            record.origin,
+        )
+    console().print(rows)
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits, - _.")],
+    cron: Annotated[str, typer.Argument(metavar="CRON", help="As in '30 6 * * 1-5'.")],
+    routing_key: Annotated[str, typer.Argument(metavar="JOB", help="<lane>.<job_type>.")],
+    payload: Annotated[str, typer.Option(metavar="JSON|@FILE", help="The job's payload.")] = "{}",
+    timezone: Annotated[
+        str, typer.Option("--timezone", metavar="ZONE", help="IANA name: Europe/Berlin.")
+    ] = "UTC",
+    priority: Annotated[int | None, typer.Option(help="0 to 10 within the lane.")] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="Else those of the job type.")] = None,
+    jitter: Annotated[
+        str, typer.Option(metavar="TIME", help="Put off by up to this, as in 10m.")
+    ] = "0s",
+    grace: Annotated[
+        str, typer.Option(metavar="TIME", help="How late it is still worth firing.")
+    ] = "1h",
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add a schedule. Its job is checked now as `jobctl publish` checks one."""
+    from switchyard.cli.base.payloads import read_argument
+    from switchyard.cli.base.who import user
+    from switchyard.services.schedules.entry import ScheduleEntry
+
+    entry = ScheduleEntry.of(
+        {
+            "name": name,
+            "cron": cron,
+            "timezone": timezone,
+            "job": routing_key,
+            "payload": read_argument(payload),
+            "priority": priority,
+            "max_attempts": max_attempts,
+            "jitter": parse_duration(jitter),
+            "grace": parse_duration(grace),
+        }
+    )
+    record = _with_book(
+        include or [], lambda book: book.add(entry, remote=False, created_by=user())
+    )
+    _tell(record, f"{name} is due for the first time at {clock(record.next_at)}.", as_json)
+
+
+@app.command()
+def remove(name: NameArgument) -> None:
+    """Remove a schedule that was added, with its history; jobs that it has published go on."""
+    _with_book(None, lambda book: book.remove(name))
+    echo(f"{name} removed")
+
+
+@app.command()
+def pause(name: NameArgument, as_json: JsonOption = False) -> None:
+    """Pause a schedule: what is due meanwhile is neither fired nor missed."""
+    record = _with_book(None, lambda book: book.pause(name))
+    _tell(record, f"{name} is paused; `jobctl schedules resume {name}` lets it go on.", as_json)
+
+
+@app.command()
+def resume(name: NameArgument, as_json: JsonOption = False) -> None:
+    """Let a schedule go on with its next due time."""
+    record = _with_book(None, lambda book: book.resume(name))
+    _tell(record, f"{name} is due at {clock(record.next_at)}.", as_json)
+
+
+@app.command("run")
+def run_now(name: NameArgument, include: IncludeOption = None, as_json: JsonOption = False) -> None:
+    """Fire a schedule now, also one that is paused; prints its job's id."""
+    from switchyard.cli.base.who import user
+
+    firing = _with_book(include or [], lambda book: book.run(name, user()))
+    if as_json:
+        print_json(_shown(firing))
+        return
+    echo(firing.job_id or "")
+    say(f"A scheduler publishes it; see `jobctl schedules history {name}`.")
+
+
+@app.command()
+def history(
+    name: NameArgument,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what became of a schedule's due times, the latest first."""
+    found = _with_book(None, lambda book: book.history(name, limit))
+    if as_json:
+        print_json([_shown(each) for each in found])
+        return
+    if not found:
+        say(f"{name} has not been due yet.")
+        return
+    rows = table("DUE", "OUTCOME", "TIMES", "JOB", "NOTE", flexible=("NOTE",))
+    for each in found:
+        add_row(
+            rows,
+            clock(each.due_at),
+            each.outcome,
+            str(each.times),
+            cell(each.job_id),
+            cell(each.note),
+        )
+    console().print(rows)
+
+
+def _with_book(include: list[str] | None, work: Callable[[Schedules], Awaitable[T]]) -> T:
+    """Do it with the schedules; job types are loaded where `include` is given: that takes a
+    while."""
+    from switchyard.services.jobs.registry import Registry
+    from switchyard.services.schedules.book import Schedules
+
+    quiet_logs()
+    settings = load_settings()
+    registry = Registry() if include is None else load_registry(settings, include)
+
+    async def doing() -> T:
+        async with open_ledger(settings) as ledger:
+            return await work(Schedules(ledger, registry))
+
+    return run(doing())
+
+
+def _tell(record: ScheduleRecord, text: str, as_json: bool) -> None:
+    if as_json:
+        print_json(_public(record))
+    else:
+        echo(text)
+
+
+def _public(record: ScheduleRecord) -> dict[str, Any]:
+    from switchyard.cli.base.output import plain
+
+    shown: dict[str, Any] = plain(record)
+    shown["job"] = shown.pop("routing_key")
+    return shown
+
+
+def _shown(firing: Firing | None) -> dict[str, Any] | None:
+    from switchyard.cli.base.output import plain
+
+    if firing is None:
+        return None
+    shown: dict[str, Any] = plain(firing)
+    return shown

@@ -1,0 +1,1 @@
+"""Jobs that are published at their times, by cron expressions."""

@@ -1,0 +1,14 @@
+"""What is published at night without anybody having asked for it. An entry is one line; those whose
+job types a system does not have are left out."""
+
+from __future__ import annotations
+
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.schedules.entry import ScheduleEntry
+
+DEFAULTS: tuple[ScheduleEntry, ...] = ()
+
+
+def defaults(registry: Registry) -> list[ScheduleEntry]:
+    """Those of which this process knows the job types."""
+    return [each for each in DEFAULTS if each.job.partition(".")[2] in registry]

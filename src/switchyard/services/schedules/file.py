@@ -1,0 +1,49 @@
+"""The file of schedules (JOBS_SCHEDULES): TOML, a table for each entry under its name."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from switchyard.services.errors import Misconfigured
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.schedules.entry import ScheduleEntry
+from switchyard.services.schedules.rule import InvalidSchedule
+
+MAX_BYTES = 1024 * 1024
+
+
+class InvalidScheduleFile(Misconfigured):
+    """The file can't be read, or says what can't be; the text names the place."""
+
+
+def read_file(path: Path, registry: Registry) -> list[ScheduleEntry]:
+    """The entries, each held against its job type. Raises InvalidScheduleFile."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidScheduleFile(f"JOBS_SCHEDULES: can't read {path}: {error}") from error
+    if len(text) > MAX_BYTES:
+        raise InvalidScheduleFile(f"JOBS_SCHEDULES: {path} is larger than {MAX_BYTES:,} bytes")
+    try:
+        tables = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidScheduleFile(f"JOBS_SCHEDULES: {path}: {error}") from error
+    entries = []
+    for name, table in tables.items():
+        try:
+            entry = _entry(name, table)
+            entry.check(registry, remote=False)
+        except InvalidSchedule as error:
+            raise InvalidScheduleFile(f"JOBS_SCHEDULES: {path}, [{name}]: {error}") from error
+        entries.append(entry)
+    return entries
+
+
+def _entry(name: str, table: object) -> ScheduleEntry:
+    if not isinstance(table, dict):
+        raise InvalidSchedule(f"it is no table: write [{name}], and what it says below")
+    if "name" in table:
+        raise InvalidSchedule("its name stands in the brackets: leave `name` out")
+    return ScheduleEntry.of({"name": name} | table)

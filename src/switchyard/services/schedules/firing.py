@@ -1,0 +1,144 @@
+"""The active scheduler's part: decide about due times, and publish the jobs of those that fire.
+
+In two steps, so that nothing is lost in between and nothing comes twice. A transaction moves the
+entry on to its next due time and writes a row for the one that has come: of many schedulers, one
+writes it. Then the row's job is published, under an id that is made of entry and due time, until it
+is accepted: whoever dies after the row, and whoever comes after him, publishes the same job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import structlog
+
+from switchyard.broker.errors import PublishError
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.errors import SwitchyardError
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.records import LedgerError
+from switchyard.services.records.schedules import Firing, FiringOutcome, ScheduleRecord
+from switchyard.services.schedules.book import Schedules, due_firing
+from switchyard.services.schedules.entry import ScheduleEntry
+from switchyard.services.schedules.rule import AT_ONCE, InvalidSchedule, put_off
+from switchyard.services.settings import Settings
+
+BATCH = 200
+"""Entries, and firings, that one turn looks at."""
+AGAIN = 5.0
+"""Seconds until a job is tried again that was refused."""
+
+
+class ScheduleRunner:
+    """Fires the entries of one ledger, for as long as its scheduler is the active one."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        publisher: Publisher,
+        *,
+        look: float,
+    ) -> None:
+        """`look`: seconds between looks."""
+        self._settings = settings
+        self._registry = registry
+        self._ledger = ledger
+        self._jobs = JobPublisher(registry, ledger, publisher)
+        self._look = look
+        self._refused: dict[tuple[str, float], tuple[float, str]] = {}
+        """When a firing is tried again, and why it was refused."""
+        self._said: set[tuple[str, str]] = set()
+        self._log = structlog.get_logger("schedules")
+
+    async def run(self) -> None:
+        """Take over the entries of the file and the default ones, and fire until cancelled."""
+        adopted = False
+        while True:
+            try:
+                if not adopted:
+                    await self._adopt()
+                    adopted = True
+                await self.turn()
+            except LedgerError as error:
+                self._log.warning("ledger away", error=str(error))
+            await asyncio.sleep(self._look)
+
+    async def turn(self) -> int:
+        """Decide about all that is due, and publish what is to be fired; how many jobs were.
+
+        Raises LedgerError.
+        """
+        due, now = await self._ledger.due_schedules(BATCH)
+        for entry in due:
+            await self._decide(entry, now)
+        fired = 0
+        for firing, entry in await self._ledger.open_firings(BATCH):
+            fired += await self._fire(firing, entry, now)
+        return fired
+
+    async def _adopt(self) -> None:
+        try:
+            await Schedules(self._ledger, self._registry).adopt(self._settings)
+        except LedgerError:
+            raise
+        except SwitchyardError as error:
+            # What is in the ledger is fired nevertheless.
+            self._log.error("the schedules of the file are not taken over", error=str(error))
+
+    async def _decide(self, entry: ScheduleRecord, now: float) -> None:
+        name = entry.name
+        try:
+            rule = ScheduleEntry.recorded(entry).rule()
+            passed = rule.passed(
+                entry.next_at, now, jitter=entry.jitter, grace=entry.grace, name=name
+            )
+        except InvalidSchedule as error:  # its time zone is gone with an upgrade of this host
+            self._say(name, str(error))
+            return
+        firings = [due_firing(name, due, now) for due in passed.fired]
+        if passed.missed is not None:
+            first, times = passed.missed
+            missed = Firing(name, first, FiringOutcome.MISSED, None, now, times)
+            firings.append(replace(missed, note=f"nobody was there within {entry.grace:g} s"))
+        fire_at = put_off(name, passed.next_at, entry.jitter)
+        if not await self._ledger.decide_due(entry, firings, passed.next_at, fire_at):
+            return  # somebody else has, or has changed it
+        if passed.missed is not None:
+            self._log.warning("missed", schedule=name, times=passed.missed[1])
+
+    async def _fire(self, firing: Firing, entry: ScheduleRecord, now: float) -> bool:
+        key = (firing.schedule, firing.due_at)
+        again_at, why = self._refused.get(key, (0.0, ""))
+        if now < again_at:
+            return False
+        late = now - put_off(entry.name, firing.due_at, entry.jitter)
+        if why and late > max(entry.grace, AT_ONCE):
+            self._log.error("given up", schedule=entry.name, error=why)
+            await self._ledger.settle_firing(firing, FiringOutcome.REFUSED, now, why)
+            del self._refused[key]
+            return False
+        try:
+            job = ScheduleEntry.recorded(entry).prepared(
+                self._registry, remote=entry.remote, job_id=firing.job_id
+            )
+            await self._jobs.publish_one(job)
+        except (LedgerError, asyncio.CancelledError):
+            raise
+        except (SwitchyardError, PublishError) as error:
+            self._refused[key] = (now + AGAIN, str(error))
+            self._log.warning("not fired yet", schedule=entry.name, error=str(error))
+            return False
+        self._refused.pop(key, None)
+        await self._ledger.settle_firing(firing, FiringOutcome.FIRED, now, firing.note)
+        self._log.info("fired", schedule=entry.name, job_id=firing.job_id)
+        return True
+
+    def _say(self, name: str, text: str) -> None:
+        if (name, text) not in self._said:
+            self._said.add((name, text))
+            self._log.error("can't be fired", schedule=name, error=text)

@@ -1,0 +1,334 @@
+"""Schedules on a real broker and ledger: what is due is fired once, whoever looks, and is never
+lost between its row and its job."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.ledger import schedules as ledger_schedules
+from switchyard.services.records import State
+from switchyard.services.records.schedules import FiringOutcome
+from switchyard.services.schedules.book import (
+    MOST,
+    ScheduleConflict,
+    Schedules,
+    UnknownSchedule,
+    job_id_of,
+)
+from switchyard.services.schedules.entry import ScheduleEntry
+from switchyard.services.schedules.firing import AGAIN, ScheduleRunner
+from switchyard.services.schedules.rule import InvalidSchedule
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.system import System, declare, open_system
+
+BERLIN = ZoneInfo("Europe/Berlin")
+START = datetime(2026, 3, 10, 12, 0, 30, tzinfo=UTC).timestamp()
+
+
+class Time:
+    """What the ledger's database says of the time, for schedules."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def at(self, moment: datetime) -> None:
+        self.now = moment.timestamp()
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    clock = Time()
+    monkeypatch.setattr(ledger_schedules, "clock", lambda connection: repr(clock.now))
+    return clock
+
+
+@pytest.fixture
+async def system(broker310: TestBroker, database_url: str) -> AsyncIterator[System]:
+    async with open_system(broker310, database_url) as opened:
+        yield opened
+
+
+def runner(system: System, **settings: Any) -> ScheduleRunner:
+    own = system.settings.model_copy(update=settings)
+    return ScheduleRunner(own, system.registry, system.ledger, system.wire, look=0.05)
+
+
+def book(system: System) -> Schedules:
+    return Schedules(system.ledger, system.registry)
+
+
+def entry(name: str = "tidy", cron: str = "* * * * *", **changes: Any) -> ScheduleEntry:
+    return ScheduleEntry.of({"name": name, "cron": cron, "job": "hot.noop"} | changes)
+
+
+async def add(system: System, *entries: ScheduleEntry) -> None:
+    for each in entries:
+        await book(system).add(each, remote=False, created_by="test")
+
+
+async def outcomes(system: System, name: str = "tidy") -> list[tuple[float, str, int]]:
+    """Due times (after START, in seconds), oldest first."""
+    return [
+        (each.due_at - START, str(each.outcome), each.times)
+        for each in reversed(await book(system).history(name, 500))
+    ]
+
+
+async def test_what_is_due_becomes_a_job_of_its_payload(system: System, time: Time) -> None:
+    await add(system, entry(payload={"n": 7}, priority=3, max_attempts=5))
+    firing = runner(system)
+    assert await firing.turn() == 0
+    time.now += 30
+    assert await firing.turn() == 1
+    assert await firing.turn() == 0
+    (fired,) = await book(system).history("tidy", 10)
+    assert fired.job_id == job_id_of("tidy", START + 30)
+    record = await system.record(fired.job_id)
+    assert (record.state, record.payload, record.priority) == (State.QUEUED, {"n": 7}, 3)
+    assert (record.source, record.max_attempts) == ("schedule tidy", 5)
+    assert await system.ready("hot.llm") == 1
+
+
+async def test_of_many_schedulers_one_fires(system: System, time: Time) -> None:
+    await add(system, *(entry(f"e{number}") for number in range(20)))
+    time.now += 30
+    await asyncio.gather(*(runner(system).turn() for _ in range(5)))
+    assert await system.ready("hot.llm") == 20
+    for number in range(20):
+        assert await outcomes(system, f"e{number}") == [(30.0, "fired", 1)]
+
+
+async def test_what_was_missed_is_said_and_the_last_is_made_up_for(
+    system: System, time: Time
+) -> None:
+    await add(system, entry(cron="0 * * * *", grace=3600))
+    time.now += 5 * 3600
+    assert await runner(system).turn() == 1
+    first = 3600.0 - 30
+    assert await outcomes(system) == [(first, "missed", 4), (first + 4 * 3600, "fired", 1)]
+    time.now += 48 * 3600 - 1800
+    await runner(system).turn()
+    assert (await outcomes(system))[-1][1:] == ("fired", 1)
+
+
+@pytest.mark.parametrize("step", ["publish", "mark"])
+async def test_a_scheduler_that_dies_between_the_row_and_the_job_loses_none(
+    system: System, time: Time, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    await add(system, entry())
+    time.now += 30
+    with monkeypatch.context() as broken:
+
+        async def dies(*args: Any, **options: Any) -> Any:
+            raise asyncio.CancelledError
+
+        if step == "publish":
+            broken.setattr(Ledger, "record_many", dies)
+        else:
+            broken.setattr(Ledger, "settle_firing", dies)
+        with pytest.raises(asyncio.CancelledError):
+            await runner(system).turn()
+    assert await outcomes(system) == [(30.0, "due", 1)]
+    await runner(system).turn()
+    assert await outcomes(system) == [(30.0, "fired", 1)]
+    assert await system.ready("hot.llm") == 1
+
+
+async def test_a_job_without_a_queue_is_tried_again_until_it_is_of_no_use(
+    system: System, time: Time
+) -> None:
+    await add(system, entry(cron="0 13 10 3 *", grace=600))
+    time.now = START - 30 + 3600
+    firing = runner(system)
+    async with system.channel() as channel:
+        await channel.queue_delete("hot.llm")
+    assert await firing.turn() == 0
+    assert (await outcomes(system))[0][1] == "due"
+    assert await firing.turn() == 0  # too soon
+    await declare(system.broker, system.registry, lanes=system.lanes)
+
+    async def fires() -> int:
+        time.now += AGAIN
+        return await firing.turn()
+
+    await eventually(fires)
+    assert (await outcomes(system))[0][1] == "fired"
+
+
+async def test_a_type_that_nobody_knows_is_not_fired_into_the_void(
+    system: System, time: Time
+) -> None:
+    await add(system, entry(cron="0 13 10 3 *", grace=600))
+    time.now = START - 30 + 3600
+    from switchyard.services.jobs.registry import Registry
+
+    firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, look=0.05)
+    for _ in range(3):
+        assert await firing.turn() == 0
+        time.now += 400
+    (refused,) = await book(system).history("tidy", 10)
+    assert refused.outcome is FiringOutcome.REFUSED
+    assert "no job type 'noop'" in (refused.note or "")
+    assert await system.ready("hot.llm") == 0
+
+
+async def test_each_due_time_is_fired_once_through_summer_time_and_back(
+    system: System, time: Time
+) -> None:
+    """By two schedulers that take turns, each cut off at any moment of every third turn."""
+    chance = random.Random(7)
+    for day, month, nightly in ((28, 3, 3), (24, 10, 3)):
+        time.at(datetime(2026, month, day, tzinfo=BERLIN))
+        names = (f"nightly-{month}", f"hourly-{month}")
+        await add(
+            system,
+            entry(names[0], "30 2 * * *", timezone="Europe/Berlin"),
+            entry(names[1], "30 * * * *", timezone="Europe/Berlin"),
+        )
+        end = datetime(2026, month, day + 3, tzinfo=BERLIN).timestamp()
+        hours = int((end - time.now) / 3600)
+        while time.now < end:
+            time.now += 600
+            for firing in (runner(system), runner(system)):
+                limit = chance.random() * 0.02 if chance.random() < 0.33 else 10.0
+                try:
+                    async with asyncio.timeout(limit):
+                        await firing.turn()
+                except TimeoutError:
+                    continue
+        await runner(system).turn()
+        for name, times in zip(names, (nightly, hours), strict=True):
+            fired = await book(system).history(name, 500)
+            assert {each.outcome for each in fired} == {FiringOutcome.FIRED}
+            assert len(fired) == times
+            jobs = [await system.record(each.job_id or "") for each in fired]
+            assert {job.source for job in jobs} == {f"schedule {name}"}
+            await book(system).pause(name)
+    listed = (await system.ledger.list_jobs(limit=1000)).items
+    assert len(listed) == 2 * 3 + 71 + 73
+
+
+# --- what people do -----------------------------------------------------------------------------
+
+
+async def test_what_is_due_while_paused_is_neither_fired_nor_missed(
+    system: System, time: Time
+) -> None:
+    await add(system, entry())
+    await book(system).pause("tidy")
+    time.now += 600
+    assert await runner(system).turn() == 0
+    record = await book(system).resume("tidy")
+    assert record.next_at == START + 630
+    time.now += 30
+    assert await runner(system).turn() == 1
+    assert await outcomes(system) == [(630.0, "fired", 1)]
+
+
+async def test_one_is_run_at_once_also_while_it_is_paused(system: System, time: Time) -> None:
+    await add(system, entry())
+    await book(system).pause("tidy")
+    asked = await book(system).run("tidy", "me")
+    assert await runner(system).turn() == 1
+    (fired,) = await book(system).history("tidy", 10)
+    assert (fired.job_id, fired.note) == (asked.job_id, "at once, by me")
+
+
+async def test_what_would_be_refused_is_not_added(system: System, time: Time) -> None:
+    for changes in (
+        {"cron": "no"},
+        {"job": "hot.nothing"},
+        {"job": "nowhere.noop"},
+        {"payload": {"n": "x"}},
+        {"timezone": "Mars/Olympus"},
+    ):
+        with pytest.raises(InvalidSchedule):
+            await add(system, entry(**changes))
+    with pytest.raises(UnknownSchedule):
+        await book(system).remove("tidy")
+    await add(system, entry())
+    with pytest.raises(ScheduleConflict, match="choose another name"):
+        await add(system, entry())
+    await book(system).remove("tidy")
+    assert await book(system).all() == []
+    assert MOST > 20
+
+
+async def test_the_history_is_bounded(
+    system: System, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_schedules, "KEPT", 5)
+    await add(system, entry())
+    firing = runner(system)
+    for _ in range(12):
+        time.now += 60
+        await firing.turn()
+    assert len(await outcomes(system)) <= 6
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+
+def write(path: Path, cron: str, *names: str) -> Path:
+    file = path / "schedules.toml"
+    file.write_text("".join(f'[{each}]\ncron = "{cron}"\njob = "hot.noop"\n' for each in names))
+    return file
+
+
+async def test_the_file_is_taken_over_and_what_it_no_longer_has_goes(
+    system: System, time: Time, tmp_path: Path
+) -> None:
+    own = system.settings.model_copy(update={"schedules": write(tmp_path, "* * * * *", "a", "b")})
+    await book(system).adopt(own)
+    await book(system).pause("b")
+    time.now += 30
+    assert await runner(system).turn() == 1
+    write(tmp_path, "* * * * *", "b", "c")
+    await book(system).adopt(own)
+    found = {each.name: each for each, _ in await book(system).all()}
+    assert set(found) == {"b", "c"}
+    assert found["b"].paused_at is not None
+    with pytest.raises(ScheduleConflict, match="JOBS_SCHEDULES"):
+        await book(system).remove("c")
+    await add(system, entry("d"))
+    write(tmp_path, "* * * * *", "d")
+    with pytest.raises(ScheduleConflict, match="jobctl schedules remove d"):
+        await book(system).adopt(own)
+
+
+async def test_a_due_time_is_not_lost_when_the_next_scheduler_takes_the_file_over(
+    system: System, time: Time, tmp_path: Path
+) -> None:
+    own = system.settings.model_copy(update={"schedules": write(tmp_path, "* * * * *", "tidy")})
+    await book(system).adopt(own)
+    time.now += 45  # it was due 15 s ago, and the scheduler is dead
+    await book(system).adopt(own)
+    assert await runner(system).turn() == 1
+    assert await outcomes(system) == [(30.0, "fired", 1)]
+
+
+async def test_the_scheduler_fires_by_itself(broker310: TestBroker, sqlite_url: str) -> None:
+    from switchyard.services.scheduler.scheduler import Pace, Scheduler
+
+    async with open_system(broker310, sqlite_url) as system:
+        await add(system, entry(cron="* * * * * *"))
+        scheduler = Scheduler(
+            system.settings, system.registry, system.ledger, pace=Pace(turn=0.05, lease=1.0)
+        )
+        running = asyncio.create_task(scheduler.run())
+
+        async def twice() -> bool:
+            done = await book(system).history("tidy", 10)
+            return sum(each.outcome is FiringOutcome.FIRED for each in done) >= 2
+
+        await eventually(twice)
+        scheduler.stop()
+        await running

@@ -1,0 +1,229 @@
+"""When schedules are due: through changes of summer time, outages, and put off by their jitter."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.schedules.entry import ScheduleEntry
+from switchyard.services.schedules.file import InvalidScheduleFile, read_file
+from switchyard.services.schedules.rule import AT_ONCE, CronRule, InvalidSchedule, put_off
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def at(text: str, zone: ZoneInfo = BERLIN, *, fold: int = 0) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold).timestamp()
+
+
+def dues(cron: str, first: float, last: float, zone: str = "Europe/Berlin") -> list[str]:
+    rule = CronRule.of(cron, zone)
+    found = []
+    due = rule.after(first)
+    while due <= last:
+        found.append(datetime.fromtimestamp(due, ZoneInfo(zone)).strftime("%d %H:%M %Z"))
+        due = rule.after(due)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cron", "expected"),
+    [
+        ("30 2 * * *", ["28 02:30 CET", "29 03:00 CEST", "30 02:30 CEST"]),
+        ("0 1 * * *", ["28 01:00 CET", "29 01:00 CET", "30 01:00 CEST"]),
+    ],
+)
+def test_a_time_that_spring_skips_counts_at_the_end_of_the_gap(
+    cron: str, expected: list[str]
+) -> None:
+    assert dues(cron, at("2026-03-28"), at("2026-03-30 12:00")) == expected
+
+
+def test_a_time_that_comes_twice_in_autumn_counts_once() -> None:
+    found = dues("30 2 * * *", at("2026-10-24"), at("2026-10-26 12:00"))
+    assert found == ["24 02:30 CEST", "25 02:30 CEST", "26 02:30 CET"]
+    # Also for somebody who begins in the second of the two hours.
+    late = dues("30 2 * * *", at("2026-10-25 02:15", fold=1), at("2026-10-26 12:00"))
+    assert late == ["26 02:30 CET"]
+
+
+def test_what_goes_by_time_that_passes_is_due_in_both_hours_of_autumn() -> None:
+    found = dues("*/30 * * * *", at("2026-10-25 01:45"), at("2026-10-25 03:00"))
+    assert found == [
+        "25 02:00 CEST",
+        "25 02:30 CEST",
+        "25 02:00 CET",
+        "25 02:30 CET",
+        "25 03:00 CET",
+    ]
+    spring = dues("*/30 * * * *", at("2026-03-29 01:15"), at("2026-03-29 03:30"))
+    assert spring == ["29 01:30 CET", "29 03:00 CEST", "29 03:30 CEST"]
+
+
+@given(
+    cron=st.sampled_from(["30 2 * * *", "*/7 * * * *", "0 0 * * *", "15 1-3 * * *", "0 */2 * * 0"]),
+    zone=st.sampled_from(
+        ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Cairo", "UTC"]
+    ),
+    start=st.integers(1_767_225_600, 1_798_761_600),
+    pause=st.integers(1, 200_000),
+)
+@settings(max_examples=150, deadline=None)
+def test_due_times_are_the_same_from_wherever_one_begins(
+    cron: str, zone: str, start: int, pause: int
+) -> None:
+    """So a scheduler that takes over is of one mind with the one before."""
+    rule = CronRule.of(cron, zone)
+    one = rule.after(start)
+    two = rule.after(one)
+    assert start < one < two
+    between = one + min(pause, two - one - 1)
+    assert rule.after(between) == two
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "why"),
+    [
+        ("61 * * * *", "UTC", "minute"),
+        ("* * * *", "UTC", "fields"),
+        ("0 0 30 2 *", "UTC", "day-of-month"),
+        ("0 0 * * 5L/2", "UTC", "day-of-week"),
+        ("0 0 * * *", "Europe/Atlantis", "time zone"),
+        ("0 0 * * *", "Europe", "time zone"),
+        ("0 0 * * *", "../../etc/passwd", "time zone"),
+    ],
+)
+def test_what_is_no_rule_is_refused_with_a_reason(cron: str, zone: str, why: str) -> None:
+    with pytest.raises(InvalidSchedule, match=why):
+        CronRule.of(cron, zone)
+
+
+# --- what becomes of due times that have passed -------------------------------------------------
+
+
+def test_a_change_of_schedulers_misses_nothing() -> None:
+    rule = CronRule.of("*/10 * * * * *", "UTC")
+    passed = rule.passed(1000.0, 1045.0, jitter=0, grace=0, name="x")
+    assert (passed.fired, passed.missed, passed.next_at) == (
+        (1000.0, 1010.0, 1020.0, 1030.0, 1040.0),
+        None,
+        1050.0,
+    )
+
+
+def test_after_an_outage_the_last_one_is_fired_and_the_others_are_missed() -> None:
+    rule = CronRule.of("0 * * * *", "UTC")
+    passed = rule.passed(3600.0, 5 * 3600 + 1200.0, jitter=0, grace=3600, name="x")
+    assert (passed.fired, passed.missed, passed.next_at) == ((18000.0,), (3600.0, 4), 21600.0)
+    late = rule.passed(3600.0, 5 * 3600 + 1200.0, jitter=0, grace=600, name="x")
+    assert (late.fired, late.missed, late.next_at) == ((), (3600.0, 5), 21600.0)
+
+
+def test_after_a_long_outage_nobody_goes_through_every_second_of_it() -> None:
+    rule = CronRule.of("* * * * * *", "UTC")
+    passed = rule.passed(1000.0, 1_000_000_000.5, jitter=0, grace=3600, name="x")
+    assert len(passed.fired) == AT_ONCE
+    assert passed.next_at == 1_000_000_001.0
+    assert passed.missed is not None
+    assert passed.missed[1] >= 5000
+
+
+def test_jitter_is_the_same_for_everybody_and_another_for_each() -> None:
+    offsets = {put_off(name, due, 600) - due for name in ("a", "b") for due in (0.0, 60.0)}
+    assert len(offsets) == 4
+    assert all(0 <= each < 600 for each in offsets)
+    assert put_off("a", 60.0, 600) == put_off("a", 60.0, 600)
+    rule = CronRule.of("0 * * * *", "UTC")
+    fire_at = put_off("a", 3600.0, 600)
+    before = rule.passed(3600.0, fire_at - 1, jitter=600, grace=0, name="a")
+    assert (before.fired, before.next_at) == ((), 3600.0)
+    after = rule.passed(3600.0, fire_at, jitter=600, grace=0, name="a")
+    assert (after.fired, after.next_at) == ((3600.0,), 7200.0)
+
+
+@given(
+    since=st.integers(0, 10**6),
+    away=st.integers(0, 40_000),
+    grace=st.integers(0, 20_000),
+    jitter=st.integers(0, 600),
+)
+@settings(max_examples=100, deadline=None)
+def test_each_due_time_is_fired_missed_or_to_come(
+    since: int, away: int, grace: int, jitter: int
+) -> None:
+    rule = CronRule.of("*/5 * * * *", "UTC")
+    first = rule.after(since)
+    now = first + away
+    passed = rule.passed(first, now, jitter=jitter, grace=grace, name="x")
+    missed = passed.missed[1] if passed.missed else 0
+    assert first + 300 * (len(passed.fired) + missed) == passed.next_at
+    assert put_off("x", passed.next_at, jitter) > now
+    assert all(now - put_off("x", due, jitter) <= max(grace, AT_ONCE) for due in passed.fired)
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+REGISTRY = ("tests.support.jobs",)
+
+
+def test_a_file_has_an_entry_under_each_name(tmp_path: Path) -> None:
+    file = tmp_path / "schedules.toml"
+    file.write_text(
+        '[tidy-up]\ncron = "0 3 * * *"\ntimezone = "Europe/Berlin"\njob = "maintenance.tidied"\n'
+        "payload = { n = 7 }\njitter = 60\n"
+    )
+    (entry,) = read_file(file, Registry.load(REGISTRY))
+    assert entry == ScheduleEntry(
+        name="tidy-up",
+        cron="0 3 * * *",
+        timezone="Europe/Berlin",
+        job="maintenance.tidied",
+        payload={"n": 7},
+        jitter=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[a\n", r"line 1"),
+        ("a = 1\n", r"\[a\]: it is no table"),
+        ('[a]\njob = "hot.noop"\n', r"\[a\]: cron: Field required"),
+        ('[a]\ncron = "x"\njob = "hot.noop"\n', r"\[a\]: cron 'x': Wrong number of fields"),
+        ('[a]\ncron = "0 3 * * *"\njob = "hot.nothing"\n', r"no job type 'nothing'"),
+        ('[a]\ncron = "0 3 * * *"\njob = "hot.noop"\npayload = {n="x"}\n', r"\[a\]: payload"),
+        ('[a]\ncron = "0 3 * * *"\njob = "hot.noop"\nname = "b"\n', r"leave `name` out"),
+        ('[A]\ncron = "0 3 * * *"\njob = "hot.noop"\n', r"\[A\]: name"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_place(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    file = tmp_path / "schedules.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidScheduleFile, match=why) as caught:
+        read_file(file, Registry.load(REGISTRY))
+    assert str(file) in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidScheduleFile, match="can't read"):
+        read_file(tmp_path / "none.toml", Registry.load(REGISTRY))
+
+
+def test_a_year_has_each_night_once_in_every_zone_with_summer_time() -> None:
+    days: list[date]
+    for zone in ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Santiago"):
+        rule = CronRule.of("30 2 * * *", zone)
+        due = at("2026-01-01", ZoneInfo(zone))
+        days = []
+        while len(days) < 365:
+            due = rule.after(due)
+            days.append(datetime.fromtimestamp(due, ZoneInfo(zone)).date())
+        assert days == [days[0] + timedelta(days=number) for number in range(365)]
