@@ -213,6 +213,42 @@ class Settings(BrokerSettings):
         pattern="^https?://",
         description="Address of a GROBID server, for example http://localhost:8070.",
     )
+    link_citations: bool = Field(
+        default=False,
+        description="Whether the references of documents are linked to works when they were found.",
+    )
+    link_catalogues: Annotated[
+        tuple[Literal["openalex", "crossref", "wikidata"], ...], NoDecode
+    ] = Field(
+        default=("openalex", "crossref", "wikidata"),
+        min_length=1,
+        description="The catalogues that are asked for references' works, comma-separated: each "
+        "that follows for what those before it do not know.",
+    )
+    link_interval: float = Field(
+        default=0.2,
+        ge=0,
+        le=3600,
+        description="Least seconds between two requests to one catalogue, all processes together.",
+    )
+    link_answers_days: float = Field(
+        default=30, ge=0, le=36_500, description="Days for which catalogues' answers are kept."
+    )
+    openalex_base_url: str = Field(
+        default="https://api.openalex.org",
+        pattern="^https?://",
+        description="Address of OpenAlex.",
+    )
+    crossref_base_url: str = Field(
+        default="https://api.crossref.org",
+        pattern="^https?://",
+        description="Address of Crossref.",
+    )
+    wikidata_base_url: str = Field(
+        default="https://www.wikidata.org/w/api.php",
+        pattern="^https?://",
+        description="Address of Wikidata's API.",
+    )
     arxiv_base_url: str = Field(
         default="https://export.arxiv.org/api/query",
         pattern="^https?://",
@@ -365,7 +401,12 @@ class Settings(BrokerSettings):
     )
 
     @field_validator(
-        "modules", "api_trusted_proxies", "reference_engines", "web_hosts", mode="before"
+        "modules",
+        "api_trusted_proxies",
+        "reference_engines",
+        "link_catalogues",
+        "web_hosts",
+        mode="before",
     )
     @classmethod
     def _split_list(cls, value: object) -> object:

@@ -34,6 +34,7 @@ BUILT_IN_MODULES = (
     "switchyard.services.workers.classify",
     "switchyard.services.workers.link",
     "switchyard.services.workers.references.jobs",
+    "switchyard.services.workers.references.linking",
     "switchyard.services.workers.samples",
     "switchyard.services.workers.reindex",
 )

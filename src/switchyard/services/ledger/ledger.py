@@ -9,6 +9,7 @@ from sqlalchemy import Connection, text
 from switchyard.services.ledger.api_keys import ApiKeys
 from switchyard.services.ledger.bulk_jobs import BulkJobs
 from switchyard.services.ledger.bulk_operations import BulkOperations
+from switchyard.services.ledger.catalogue_answers import CatalogueAnswers
 from switchyard.services.ledger.dead_groups import DeadGroups
 from switchyard.services.ledger.document_classes import DocumentClasses
 from switchyard.services.ledger.documents import Documents
@@ -47,6 +48,7 @@ class Ledger(
     ApiKeys,
     BulkOperations,
     BulkJobs,
+    CatalogueAnswers,
     GaugeReads,
     LlmAnswers,
     LlmSlots,

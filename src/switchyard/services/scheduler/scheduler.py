@@ -24,7 +24,7 @@ from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import SCHEDULER
-from switchyard.services.llm.answers import drop_old_answers
+from switchyard.services.llm.answers import DAY, drop_old_answers
 from switchyard.services.monitoring import metrics as names
 from switchyard.services.monitoring.metrics import Metric, Metrics, Samples, show_publishes
 from switchyard.services.publishing.recorded import publish_recorded
@@ -55,7 +55,7 @@ class Pace:
     displaced: float = LOOK
     """Between looks for what the broker threw out of full lanes."""
     answers: float = 600.0
-    """Between looks for answers of models that are too old, or too many."""
+    """Between looks for answers of models and catalogues that are too old, or too many."""
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Scheduler:
                         background.start("index of dead letters", self._indexer.run)
                         background.start("generations", self._advance)
                         background.start("displaced jobs", self._returner.run)
-                        background.start("old answers of models", self._drop_answers)
+                        background.start("old answers", self._drop_answers)
                         background.start("schedules", self._schedules.run)
                     try:
                         await self.turn()
@@ -244,8 +244,13 @@ class Scheduler:
                 number = await drop_old_answers(self._settings, self._ledger)
                 if number:
                     self._log.info("dropped old answers of models", answers=number)
+                number = await self._ledger.drop_catalogue_answers(
+                    max_age=self._settings.link_answers_days * DAY
+                )
+                if number:
+                    self._log.info("dropped old answers of catalogues", answers=number)
             except (LedgerError, StorageError) as error:
-                self._log.warning("can't drop old answers of models", error=str(error))
+                self._log.warning("can't drop old answers", error=str(error))
             await asyncio.sleep(self._pace.answers)
 
     # --- the lease --------------------------------------------------------------------------

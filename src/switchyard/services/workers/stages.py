@@ -67,8 +67,10 @@ CLASSIFY = Stage("classify_document", "classifying")
 LINK = Stage("link_content", "linking")
 EXTRACT_REFERENCES = Stage("extract_references", "extracting references")
 PARSE_REFERENCES = Stage("parse_references", "parsing references")
+LINK_CITATIONS = Stage("link_citations", "linking citations")
 PROCESS_REFERENCES = Stage("process_references", "processing references")
-"""Beside the pipeline: no document waits for it, and it is never the state of one."""
+"""These are beside the pipeline: no document waits for them, and they are never the
+state of one."""
 
 REFERENCE_STAGES = {
     EXTRACT_REFERENCES.name: (EXTRACT, EXTRACT_REFERENCES),

@@ -10,7 +10,7 @@ import structlog
 
 from switchyard.services.files.storage import content_hash, extraction_key, references_key
 from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done, Outcome
+from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.jobs.registry import job
 from switchyard.services.sources.errors import SourceRefused
 from switchyard.services.workers.outputs import StageOutput, encoded
@@ -19,6 +19,7 @@ from switchyard.services.workers.references.payloads import ParseReferences, Ref
 from switchyard.services.workers.references.reading import ReferenceSource, pdf_of, source_of
 from switchyard.services.workers.stages import (
     EXTRACT_REFERENCES,
+    LINK_CITATIONS,
     PARSE_REFERENCES,
     PROCESS_REFERENCES,
     ContentReplaced,
@@ -164,13 +165,16 @@ async def _done_with_document(
     made: Mapping[str, Any],
     *,
     reused: bool,
-) -> Done:
+) -> Done | Next:
     key = references_key(document_id)
     kept = {"document_id": document_id, "hash": content_hash(made), **made}
     # Written although reused: what is kept of a stage goes after a day, this stays.
     await source.files.storage.put_async(key, encoded(kept))
     await note_beside(ctx, document_id, PROCESS_REFERENCES)
-    return Done({"document_id": document_id, **_counts(made), "result": key, "reused": reused})
+    result = {"document_id": document_id, **_counts(made), "result": key, "reused": reused}
+    if not ctx.settings.link_citations:
+        return Done(result)
+    return Next([Job(LINK_CITATIONS.name, {"document_id": document_id})], result)
 
 
 def _counts(made: Mapping[str, Any]) -> dict[str, int]:

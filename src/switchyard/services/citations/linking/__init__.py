@@ -1,0 +1,1 @@
+"""Each reference's work, as catalogues of works know it."""

@@ -1,0 +1,276 @@
+"""References linked to works: each distinct question asked once in the whole fleet, and its answer
+kept in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import structlog
+
+from switchyard.broker.background import Background
+from switchyard.services.citations.linking.catalogues import BATCH, CATALOGUES, Catalogue
+from switchyard.services.citations.linking.matching import chosen, named
+from switchyard.services.citations.linking.questions import Means, WorkQuestion, questions_of
+from switchyard.services.citations.reference import Reference
+from switchyard.services.citations.works import CitedWork, LinkStatus, WorkLink
+from switchyard.services.errors import NotNow
+from switchyard.services.instance import new_instance_id
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import LedgerError
+from switchyard.services.settings import Settings
+from switchyard.services.sources.asking import SourceClient
+from switchyard.services.sources.errors import (
+    SourceBusy,
+    SourceNonsense,
+    SourceNotFound,
+    SourceRefused,
+    SourceUnavailable,
+)
+
+CLAIM = 30.0
+"""Seconds after which the question of a process that has died is asked by another."""
+LOOK = 0.5
+"""Seconds between looks for what another process asks."""
+TRIES = 3
+"""How often a request is made that comes to nothing."""
+PATIENCE = 10.0
+"""Seconds that a turn, or a server's pause, is waited for in place."""
+DAY = 24 * 3600.0
+READ_AT_ONCE = 500
+"""Answers of one look into the ledger."""
+
+Answers = dict[str, list[Any]]
+"""By a question's key: `provider` and `work` of each that was found."""
+
+
+class OutOfTime(NotNow):
+    """The linker's time is over; what was answered is kept."""
+
+
+class Linker:
+    """Links references, for as long as it may. Open it with `Linker.open`."""
+
+    def __init__(
+        self, ledger: Ledger, catalogues: Sequence[Catalogue], *, max_age: float, within: float
+    ) -> None:
+        self._ledger = ledger
+        self._catalogues = catalogues
+        self._max_age = max_age
+        self._deadline = time.monotonic() + within
+        self._holder = new_instance_id()
+        self._log = structlog.get_logger("citations")
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: Settings, ledger: Ledger, *, within: float
+    ) -> AsyncIterator[Linker]:
+        """For `within` seconds; connections end with the context."""
+        async with AsyncExitStack() as stack:
+            catalogues = []
+            for name in settings.link_catalogues:
+                kind = CATALOGUES[name]
+                opening = SourceClient.connect(
+                    kind.server(settings), settings, ledger, patience=PATIENCE
+                )
+                client = await stack.enter_async_context(opening)
+                catalogues.append(kind(client, contact=settings.contact))
+            yield cls(ledger, catalogues, max_age=settings.link_answers_days * DAY, within=within)
+
+    async def link(self, references: Sequence[Reference]) -> list[WorkLink]:
+        """The link of each, in their order.
+
+        By identifier where there is one that a catalogue knows; by search else. Raises OutOfTime,
+        SourceBusy, and SourceUnavailable or SourceNonsense where no catalogue answers; whoever
+        calls again goes on from what was answered.
+        """
+        links: list[WorkLink | None] = [None] * len(references)
+        asked = [questions_of(each) for each in references]
+        for means in Means:
+            wanted = {
+                place: question
+                for place, questions in enumerate(asked)
+                for question in questions
+                if question.means is means and _is_open(links[place])
+            }
+            answers = await self._answers({each.key: each for each in wanted.values()})
+            for place, question in wanted.items():
+                found = _works(answers[question.key])
+                link = _linked(references[place], question, found)
+                if link.status is not LinkStatus.NOT_FOUND:
+                    before = links[place]
+                    if before is None or link.status is LinkStatus.LINKED:
+                        links[place] = link
+        return [link or WorkLink(LinkStatus.NOT_FOUND) for link in links]
+
+    async def _answers(self, questions: Mapping[str, WorkQuestion]) -> Answers:
+        """The answer to each question, by its key: kept, asked here, or asked by another."""
+        answers: Answers = {}
+        keys = list(questions)
+        for start in range(0, len(keys), READ_AT_ONCE):
+            answers |= await self._ledger.find_catalogue_answers(
+                keys[start : start + READ_AT_ONCE], max_age=self._max_age
+            )
+        left = [key for key in keys if key not in answers]
+        while left:
+            progress = False
+            for batch in _batches(questions, left):
+                claims = await self._ledger.claim_catalogue_questions(
+                    batch, self._holder, ttl=CLAIM, max_age=self._max_age
+                )
+                answers |= claims.kept
+                if claims.claimed:
+                    mine = [questions[key] for key in claims.claimed]
+                    answers |= await self._ask_claimed(mine)
+                progress = progress or bool(claims.kept or claims.claimed)
+            left = [key for key in left if key not in answers]
+            if left and not progress:
+                self._check_time()
+                await asyncio.sleep(LOOK)
+        return answers
+
+    async def _ask_claimed(self, questions: Sequence[WorkQuestion]) -> Answers:
+        """What is claimed is asked and kept, or given up."""
+        keys = [each.key for each in questions]
+        background = Background(self._log)
+        background.start("keep claims of questions", partial(self._renew, keys))
+        try:
+            self._check_time()
+            answers, unsure = await self._ask(questions)
+            sure = {key: works for key, works in answers.items() if key not in unsure}
+            await self._ledger.keep_catalogue_answers(sure)
+            if unsure:
+                await self._ledger.give_up_catalogue_claims(sorted(unsure), self._holder)
+            return answers
+        except BaseException:
+            try:
+                await asyncio.shield(self._ledger.give_up_catalogue_claims(keys, self._holder))
+            except LedgerError as error:  # they run out by themselves
+                self._log.warning("can't give claims up", error=str(error))
+            raise
+        finally:
+            await background.close()
+
+    async def _renew(self, keys: Sequence[str]) -> None:
+        while True:
+            await asyncio.sleep(CLAIM / 3)
+            try:
+                await self._ledger.renew_catalogue_claims(keys, self._holder, CLAIM)
+            except LedgerError as error:
+                self._log.warning("can't renew claims", error=str(error))
+
+    async def _ask(self, questions: Sequence[WorkQuestion]) -> tuple[Answers, set[str]]:
+        """The catalogues in their order, each for what the ones before it do not know. Also the
+        keys of those to which one that failed may have known more: they are asked again."""
+        answers: Answers = {each.key: [] for each in questions}
+        left = list(questions)
+        failed: SourceUnavailable | SourceNonsense | None = None
+        answered = False
+        for catalogue in self._catalogues:
+            if not left:
+                break
+            try:
+                found = await self._found(catalogue, left)
+                answered = True
+            except (SourceUnavailable, SourceNonsense) as error:
+                self._log.warning("a catalogue fails", catalogue=catalogue.name, error=str(error))
+                failed = error
+                continue
+            except (SourceRefused, SourceNotFound) as error:
+                # Of the question, not of the catalogue: another may understand it.
+                self._log.warning("a catalogue refuses", catalogue=catalogue.name, error=str(error))
+                answered = True
+                continue
+            for key, works in found.items():
+                answers[key] += [
+                    {"provider": catalogue.name, "work": work.as_json()} for work in works
+                ]
+            left = [each for each in left if not _settles(each, answers[each.key])]
+        if failed is None:
+            return answers, set()
+        if not answered:
+            raise failed
+        return answers, {each.key for each in left}
+
+    async def _found(
+        self, catalogue: Catalogue, questions: Sequence[WorkQuestion]
+    ) -> dict[str, list[CitedWork]]:
+        if questions[0].means is not Means.SEARCH:
+
+            async def ask() -> dict[str, list[CitedWork]]:
+                found = await catalogue.by_identifiers(questions)
+                return {key: [work] for key, work in found.items()}
+
+        else:
+
+            async def ask() -> dict[str, list[CitedWork]]:
+                (question,) = questions
+                return {question.key: await catalogue.search(question)}
+
+        for number in range(1, TRIES + 1):
+            try:
+                return await self._in_patience(ask)
+            except (SourceUnavailable, SourceNonsense) as error:
+                if number == TRIES:
+                    raise
+                await self._pause(error.after or 0.5 * 2**number, error)
+        raise AssertionError
+
+    async def _in_patience(self, ask: Any) -> dict[str, list[CitedWork]]:
+        """Ask, and again as long as a busy catalogue's pause is short."""
+        while True:
+            try:
+                found: dict[str, list[CitedWork]] = await ask()
+                return found
+            except SourceBusy as error:
+                if error.wait > PATIENCE:
+                    raise
+                await self._pause(error.wait, error)
+
+    async def _pause(self, seconds: float, error: Exception) -> None:
+        if time.monotonic() + seconds > self._deadline:
+            raise error
+        await asyncio.sleep(seconds)
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise OutOfTime("the linker's time is over")
+
+
+def _is_open(link: WorkLink | None) -> bool:
+    return link is None or link.status is not LinkStatus.LINKED
+
+
+def _batches(questions: Mapping[str, WorkQuestion], keys: Sequence[str]) -> Iterable[list[str]]:
+    """Identifiers many at a time, searches one by one."""
+    size = 1 if questions[keys[0]].means is Means.SEARCH else BATCH
+    return [list(keys[start : start + size]) for start in range(0, len(keys), size)]
+
+
+def _works(answer: Sequence[Any]) -> list[tuple[str, CitedWork]]:
+    return [(each["provider"], CitedWork.of(each["work"])) for each in answer]
+
+
+def _settles(question: WorkQuestion, answer: Sequence[Any]) -> bool:
+    """Whether no other catalogue need be asked: of a search, when one work alone fits well what
+    the question says."""
+    if not answer or question.means is not Means.SEARCH:
+        return bool(answer)
+    reference = Reference(text="", title=question.value, year=question.year)
+    return chosen(reference, _works(answer)).status is LinkStatus.LINKED
+
+
+def _linked(
+    reference: Reference, question: WorkQuestion, works: Sequence[tuple[str, CitedWork]]
+) -> WorkLink:
+    if question.means is Means.SEARCH:
+        return chosen(reference, works)
+    if not works:
+        return WorkLink(LinkStatus.NOT_FOUND)
+    provider, work = works[0]
+    return named(reference, question.means.value, provider, work)

@@ -1,0 +1,347 @@
+"""References are linked to works at catalogues that misbehave, and nothing is asked twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchyard.services.citations.kept import kept_references
+from switchyard.services.citations.linking import linker as linking
+from switchyard.services.citations.linking.linker import Linker, OutOfTime
+from switchyard.services.citations.linking.questions import questions_of
+from switchyard.services.citations.reference import Person, Reference
+from switchyard.services.citations.works import LinkStatus, WorkLink
+from switchyard.services.files.storage import links_key, references_key
+from switchyard.services.jobs.outcomes import Snooze
+from switchyard.services.ledger import Ledger
+from switchyard.services.settings import Settings
+from switchyard.services.sources.errors import SourceBusy, SourceUnavailable
+from switchyard.services.workers.references.linking import NothingToLink
+from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.pdfs import pdf
+from tests.support.catalogue_servers import (
+    CrossrefServer,
+    KnownWork,
+    OpenAlexServer,
+    WikidataServer,
+)
+from tests.support.site import Behaviour, cut, fails, says, throttled
+
+TIDES = KnownWork(1, "On tides and their causes", 1999, "10.1000/tides", authors=("Richard Roe",))
+SEA = KnownWork(2, "The sea and its harbours", 2004, arxiv_id="1706.03762", authors=("A. Smith",))
+WIND = KnownWork(3, "Wind over the northern harbours", 2010, authors=("Jane Doe",))
+OLD = KnownWork(4, "A chronicle of lighthouses in Brittany", 1887, "10.2000/light")
+ITEM = KnownWork(5, "Tables for the use of pilots", 1850, authors=("Jean Pilote",))
+
+
+@pytest.fixture
+def openalex() -> Iterator[OpenAlexServer]:
+    with OpenAlexServer([TIDES, SEA, WIND]) as server:
+        yield server
+
+
+@pytest.fixture
+def crossref() -> Iterator[CrossrefServer]:
+    with CrossrefServer([TIDES, OLD]) as server:
+        yield server
+
+
+@pytest.fixture
+def wikidata() -> Iterator[WikidataServer]:
+    with WikidataServer([ITEM, SEA]) as server:
+        yield server
+
+
+@pytest.fixture
+def linking_settings(
+    settings: Settings,
+    openalex: OpenAlexServer,
+    crossref: CrossrefServer,
+    wikidata: WikidataServer,
+) -> Settings:
+    update = {
+        "openalex_base_url": openalex.origin,
+        "crossref_base_url": crossref.origin,
+        "wikidata_base_url": f"{wikidata.origin}/w/api.php",
+        "link_interval": 0.0,
+        "link_citations": True,
+        "contact": "me@example.org",
+    }
+    return settings.model_copy(update=update)
+
+
+def cites(work: KnownWork, **said: Any) -> Reference:
+    """A reference as a parser makes it."""
+    persons = tuple(Person(name.split()[-1], name[0]) for name in work.authors)
+    return Reference(text=work.title, title=work.title, authors=persons, year=work.year, **said)
+
+
+async def linked(
+    settings: Settings, ledger: Ledger, *references: Reference, within: float = 60
+) -> list[WorkLink]:
+    async with Linker.open(settings, ledger, within=within) as linker:
+        return await linker.link(references)
+
+
+async def at_once(self: Linker, seconds: float, error: Exception) -> None:
+    """In place of a pause."""
+
+
+async def test_by_doi_by_arxiv_id_and_by_search_in_the_order_of_the_settings(
+    linking_settings: Settings,
+    ledger: Ledger,
+    openalex: OpenAlexServer,
+    crossref: CrossrefServer,
+    wikidata: WikidataServer,
+):
+    links = await linked(
+        linking_settings,
+        ledger,
+        cites(TIDES, doi="10.1000/Tides"),
+        cites(SEA, arxiv_id="1706.03762v2"),
+        cites(WIND),
+        cites(OLD, doi="10.2000/light"),
+        cites(ITEM),
+        Reference(text="", title="Nothing that anybody would know of"),
+        Reference(text="too little"),
+    )
+    told = [
+        (each.status.value, each.by, each.provider, each.work and each.work.id) for each in links
+    ]
+    assert told == [
+        ("linked", "doi", "openalex", "doi:10.1000/tides"),
+        ("linked", "arxiv", "openalex", "arxiv:1706.03762"),
+        ("linked", "search", "openalex", "openalex:W3"),
+        ("linked", "doi", "crossref", "doi:10.2000/light"),
+        ("linked", "search", "wikidata", "wikidata:Q5"),
+        ("not_found", "", "", None),
+        ("not_found", "", "", None),
+    ]
+    # Both DOIs in one request, and in the polite pool.
+    assert sorted(openalex.answered[:2]) == ["10.1000/tides", "10.2000/light"]
+    assert openalex.requests[0].parameters["filter"].count("|") == 1
+    for site in (openalex, crossref):
+        assert all(each.parameters["mailto"] == "me@example.org" for each in site.requests)
+    assert "mailto" not in wikidata.requests[0].parameters
+    asked = [len(site.requests) for site in (openalex, crossref, wikidata)]
+    await linked(linking_settings, ledger, cites(WIND), cites(TIDES, doi="10.1000/tides"))
+    assert [len(site.requests) for site in (openalex, crossref, wikidata)] == asked
+
+
+async def test_what_fits_several_works_is_kept_as_ambiguous(
+    linking_settings: Settings, ledger: Ledger, openalex: OpenAlexServer
+):
+    openalex.works.append(replace(WIND, number=33, authors=("John Doe",)))
+    (link,) = await linked(linking_settings, ledger, cites(WIND))
+    assert link.status is LinkStatus.AMBIGUOUS
+    assert [each.work.id for each in link.candidates] == ["openalex:W3", "openalex:W33"]
+
+
+async def test_a_catalogue_that_fails_is_tried_again_and_then_the_next_is_asked(
+    linking_settings: Settings,
+    ledger: Ledger,
+    openalex: OpenAlexServer,
+    crossref: CrossrefServer,
+    wikidata: WikidataServer,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(Linker, "_pause", at_once)
+    openalex.next(cut(), says(b"<html>", "text/html"))
+    (link,) = await linked(linking_settings, ledger, cites(TIDES, doi="10.1000/tides"))
+    assert (link.provider, len(openalex.requests)) == ("openalex", 3)
+    openalex.always(fails(500))
+    links = await linked(linking_settings, ledger, cites(OLD, doi="10.2000/light"), cites(WIND))
+    assert [each.status.value for each in links] == ["linked", "not_found"]
+    # Nobody said that there is no such work: it is asked for again.
+    openalex.always(None)
+    (link,) = await linked(linking_settings, ledger, cites(WIND))
+    assert link.provider == "openalex"
+    for site in (openalex, crossref, wikidata):
+        site.always(fails(503))
+    with pytest.raises(SourceUnavailable):
+        await linked(linking_settings, ledger, cites(ITEM))
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        says([]),
+        says({"results": {}, "message": {"items": 1}, "query": []}),
+        says({"results": [1, {}, {"doi": 7, "title": ["x"]}], "message": {"items": [[]]}}),
+    ],
+    ids=["list", "no list", "broken"],
+)
+async def test_nonsense_of_a_catalogue_is_no_work(
+    linking_settings: Settings,
+    ledger: Ledger,
+    openalex: OpenAlexServer,
+    monkeypatch: pytest.MonkeyPatch,
+    nonsense: Behaviour,
+):
+    monkeypatch.setattr(Linker, "_pause", at_once)
+    openalex.always(nonsense)
+    (link,) = await linked(linking_settings, ledger, cites(OLD, doi="10.2000/light"))
+    assert (link.status.value, link.provider) == ("linked", "crossref")
+
+
+async def test_a_long_pause_sends_the_job_back_with_no_attempt_used_up(
+    linking_settings: Settings, ledger: Ledger, openalex: OpenAlexServer
+):
+    openalex.next(throttled(600))
+    with pytest.raises(SourceBusy) as busy:
+        await linked(linking_settings, ledger, cites(WIND))
+    assert (busy.value.counts, busy.value.wait) == (False, 600)
+
+
+async def test_two_processes_at_the_same_moment_ask_each_question_once(
+    linking_settings: Settings, ledger: Ledger, openalex: OpenAlexServer
+):
+    works = [
+        KnownWork(100 + n, f"Harbour number {n} of the {n} th coast", 1900, f"10.3000/{n}")
+        for n in range(120)
+    ]
+    openalex.by_doi |= {work.doi: work for work in works}
+    references = [cites(work, doi=work.doi) for work in works] + [cites(WIND)] * 3
+    async with await Ledger.open(linking_settings.ledger_url) as other:
+        both = await asyncio.gather(
+            linked(linking_settings, ledger, *references),
+            linked(linking_settings, other, *reversed(references)),
+        )
+    assert all(link.status is LinkStatus.LINKED for links in both for link in links)
+    assert len(openalex.answered) == len(set(openalex.answered)) == 121
+
+
+async def test_a_killed_process_leaves_its_questions_to_others(
+    linking_settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(linking, "LOOK", 0.01)
+    key = questions_of(cites(WIND))[0].key
+    claims = await ledger.claim_catalogue_questions([key], "dead", ttl=0.3, max_age=60)
+    assert claims.claimed == (key,)
+    (link,) = await linked(linking_settings, ledger, cites(WIND))
+    assert link.status is LinkStatus.LINKED
+
+
+async def test_claims_are_exclusive_end_with_their_holder_and_old_answers_are_dropped(
+    ledger: Ledger,
+):
+    async def claimed(holder: str, *keys: str) -> tuple[str, ...]:
+        claims = await ledger.claim_catalogue_questions(keys, holder, ttl=60, max_age=60)
+        return claims.claimed
+
+    assert await claimed("one", "a", "b") == ("a", "b")
+    assert await claimed("two", "a", "c") == ("c",)
+    await ledger.give_up_catalogue_claims(["a", "c"], "one")
+    assert await claimed("two", "a", "b") == ("a",)
+    await ledger.keep_catalogue_answers({"b": [1]})
+    kept = await ledger.claim_catalogue_questions(["b"], "two", ttl=60, max_age=60)
+    assert (kept.kept, kept.claimed) == ({"b": [1]}, ())
+    old = await ledger.claim_catalogue_questions(["b"], "two", ttl=60, max_age=0)
+    assert (old.kept, old.claimed) == ({}, ("b",))
+    await ledger.give_up_catalogue_claims(["b"], "two")
+    assert await ledger.drop_catalogue_answers(max_age=60) == 0
+    assert await ledger.drop_catalogue_answers(max_age=0) == 1
+    await ledger.give_up_catalogue_claims(["a", "c"], "two")
+    assert await ledger.drop_catalogue_answers(max_age=60) == 2
+
+
+BODY = "The tide rises twice a day [1]. Others disagree with this [2]."
+LISTED = """References
+[1] R. Roe. On tides and their causes. Journal of Physics, 12(3):33-40, 1999. doi:10.1000/tides
+[2] J. Doe. Wind over the northern harbours. Journal of Winds, 3(1):1-9, 2010."""
+
+
+async def test_a_document_s_references_are_linked_and_every_repeat_changes_nothing(
+    pipeline: Pipeline, linking_settings: Settings, openalex: OpenAlexServer, tmp_path: Path
+):
+    links = replace(pipeline, settings=linking_settings)
+    path = tmp_path / "paper.pdf"
+    path.write_bytes(pdf([BODY, LISTED]))
+    await links.run("ingest_document", {"path": str(path)})
+    document_id = links.result("ingest_document")["document_id"]
+    with pytest.raises(NothingToLink):
+        await links.run("link_citations", {"document_id": document_id})
+    assert await links.run("process_references", {"document_id": document_id}) == [
+        "process_references",
+        "link_citations",
+    ]
+    result = links.result("link_citations")
+    assert (result["linked"], result["ambiguous"], result["not_found"]) == (2, 0, 0)
+    kept = links.storage.get(links_key(document_id))
+    asked = len(openalex.requests)
+    await links.run("link_citations", {"document_id": document_id})
+    await links.run("process_references", {"document_id": document_id})
+    assert links.storage.get(links_key(document_id)) == kept
+    assert len(openalex.requests) == asked
+    found = await kept_references(links.storage, document_id)
+    assert found is not None
+    assert [each["link"]["work"]["id"] for each in found["references"]] == [
+        "doi:10.1000/tides",
+        "openalex:W3",
+    ]
+    # The links of another list of references are not shown with this one.
+    other = json.loads(links.storage.get(references_key(document_id))) | {"hash": "other"}
+    links.storage.put(references_key(document_id), json.dumps(other).encode())
+    found = await kept_references(links.storage, document_id)
+    assert found is not None
+    assert "link" not in found["references"][0]
+
+
+async def test_a_job_whose_time_is_over_goes_on_later(
+    linking_settings: Settings,
+    pipeline: Pipeline,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with pytest.raises(OutOfTime):
+        await linked(linking_settings, ledger, cites(WIND), within=-1)
+    made = {"hash": "x", "references": [cites(WIND).as_json()], "citations": []}
+    pipeline.storage.put(references_key("d"), json.dumps(made).encode())
+    monkeypatch.setattr("switchyard.services.workers.references.linking.SHIFT", -1)
+    links = replace(pipeline, settings=linking_settings)
+    assert isinstance(await links.one("link_citations", {"document_id": "d"}), Snooze)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_ten_thousand_references_of_a_catalogue_that_is_throttled_half_the_time(
+    linking_settings: Settings, ledger: Ledger, openalex: OpenAlexServer
+):
+    works = [
+        KnownWork(10 + n, f"Harbour number {n} of the {n} th coast", 1900, f"10.3000/{n}")
+        for n in range(9_900)
+    ]
+    plain = [
+        KnownWork(50_000 + n, f"Lighthouse {n} seen from the {n} th pier", 1900) for n in range(100)
+    ]
+    openalex.works = plain
+    openalex.by_doi = {work.doi: work for work in works}
+    references = [cites(work, doi=work.doi) for work in works] + [cites(work) for work in plain]
+    refused = 0
+
+    def every_other(exchange: Any, request: Any) -> None:
+        nonlocal refused
+        if len(openalex.requests) % 2:
+            refused += 1
+            throttled(0)(exchange, request)
+        else:
+            openalex.answer(exchange, request)
+
+    openalex.always(every_other)
+    links: list[WorkLink] = []
+    for _ in range(100):
+        try:
+            links = await linked(linking_settings, ledger, *references, within=60)
+            break
+        except (SourceBusy, OutOfTime):
+            continue  # as the job would, later
+    assert len(links) == 10_000
+    assert all(link.status is LinkStatus.LINKED for link in links)
+    assert refused >= 290
+    assert len(openalex.answered) == len(set(openalex.answered)) == 10_000

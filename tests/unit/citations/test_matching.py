@@ -1,0 +1,130 @@
+"""Which work a reference means: scores, threshold and margin as tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from switchyard.services.citations.linking.matching import (
+    THRESHOLD,
+    chosen,
+    named,
+    score,
+    title_likeness,
+)
+from switchyard.services.citations.linking.questions import Means, questions_of
+from switchyard.services.citations.reference import Person, Reference
+from switchyard.services.citations.works import CitedWork, LinkStatus
+
+REFERENCE = Reference(
+    text="",
+    authors=(Person("Lamport", "L."),),
+    title="Time, clocks, and the ordering of events in a distributed system",
+    container="Commun. ACM",
+    year=1978,
+)
+
+
+def work(number: int = 1, **said) -> CitedWork:
+    known = {
+        "title": REFERENCE.title,
+        "authors": (Person("Lamport", "Leslie"),),
+        "year": 1978,
+        "container": "Communications of the ACM",
+    }
+    return CitedWork.made(openalex=f"W{number}", **{**known, **said})
+
+
+@pytest.mark.parametrize(
+    ("said", "least", "most"),
+    [
+        ({}, 0.99, 1.0),
+        ({"title": "Time, Clocks and the Ordering of Events in a Distributed System."}, 0.95, 1.0),
+        ({"title": "Time, clocks"}, 0.0, 0.6),
+        ({"authors": (), "year": None, "container": ""}, 0.99, 1.0),
+        ({"year": 1979}, 0.9, 0.99),
+        ({"year": 2005}, 0.8, 0.9),
+        ({"authors": (Person("Smith", "John"),)}, 0.75, 0.85),
+        ({"authors": (Person("Smith", "John"),), "year": 2005}, 0.0, 0.7),
+        ({"title": "The ordering of clocks"}, 0.0, 0.5),
+        ({"title": ""}, 0.0, 0.0),
+    ],
+)
+def test_how_well_a_work_fits(said, least, most):
+    assert least <= score(REFERENCE, work(**said)) <= most
+
+
+def test_a_reference_without_a_title_fits_nothing():
+    assert score(Reference(text="", year=1978), work()) == 0.0
+
+
+def test_the_best_is_chosen_and_never_the_first_as_it_comes():
+    link = chosen(
+        REFERENCE,
+        [
+            ("openalex", work(1, title="Clocks in a distributed system of events", year=1999)),
+            ("openalex", work(2)),
+        ],
+    )
+    assert (link.status, link.provider) == (LinkStatus.LINKED, "openalex")
+    assert link.work is not None
+    assert link.work.openalex == "W2"
+    assert link.score >= THRESHOLD
+
+
+def test_two_that_fit_alike_are_ambiguous_and_both_are_kept():
+    link = chosen(REFERENCE, [("openalex", work(2)), ("crossref", work(1))])
+    assert (link.status, link.work) == (LinkStatus.AMBIGUOUS, None)
+    assert [each.work.openalex for each in link.candidates] == ["W1", "W2"]
+    same = chosen(REFERENCE, [("openalex", work(2)), ("crossref", work(2))])
+    assert same.status is LinkStatus.LINKED
+
+
+def test_what_fits_half_is_kept_and_what_does_not_is_not():
+    half = work(title="Time, clocks and the order of events in systems", year=1990)
+    link = chosen(REFERENCE, [("openalex", half)])
+    assert (link.status, len(link.candidates)) == (LinkStatus.AMBIGUOUS, 1)
+    other = work(title="A history of the sea", year=1990, authors=(Person("Roe"),))
+    assert chosen(REFERENCE, [("openalex", other)]).status is LinkStatus.NOT_FOUND
+    assert chosen(REFERENCE, []).status is LinkStatus.NOT_FOUND
+
+
+def test_an_identifier_that_leads_to_quite_another_title_is_not_believed():
+    assert named(REFERENCE, "doi", "crossref", work()).status is LinkStatus.LINKED
+    wrong = named(REFERENCE, "doi", "crossref", work(title="A history of the sea"))
+    assert (wrong.status, len(wrong.candidates)) == (LinkStatus.AMBIGUOUS, 1)
+    assert named(Reference(text=""), "doi", "crossref", work()).status is LinkStatus.LINKED
+
+
+def test_a_subtitle_that_is_left_out_costs_little():
+    long = "Attention is all you need: a study of transformers and what became of them"
+    assert (title_likeness("Attention is all you need", long) or 0) >= 0.9
+    assert (title_likeness("Attention", long) or 1) < 0.5
+    assert title_likeness("", long) is None
+
+
+def test_numbers_in_titles_tell_works_apart():
+    assert (title_likeness("Tables of the tides, part 2", "Tables of the tides, part 3") or 1) < 0.8
+    assert title_likeness("Tables of the tides, part 2", "Tables of the Tides. Part 2") == 1.0
+
+
+def test_what_is_asked_for_a_reference():
+    asked = questions_of(
+        Reference(
+            text="",
+            title="Étude of TIDES, and harbours",
+            authors=(Person("Müller", "A."),),
+            year=1999,
+            doi="10.1000/ABC",
+            arxiv_id="1706.03762v5",
+        )
+    )
+    assert [(each.means, each.value) for each in asked] == [
+        (Means.DOI, "10.1000/abc"),
+        (Means.ARXIV, "1706.03762"),
+        (Means.SEARCH, "etude of tides and harbours"),
+    ]
+    assert asked[2].author == "muller"
+    assert questions_of(Reference(text="", doi="10.48550/arXiv.1706.03762v2")) == [asked[1]]
+    assert questions_of(Reference(text="", title="Sea")) == []
+    again = questions_of(Reference(text="", title="Etude of tides & and harbours"))
+    assert again[0].value == asked[2].value
