@@ -98,6 +98,10 @@ PANELS = {
             "cli.look.search:search",
             "Search the documents that have been indexed, best places first.",
         ),
+        "graph": (
+            "cli.look.graph:app",
+            "The knowledge graph: show, neighbours, path, cocited, coupled, cited, draw, export.",
+        ),
         "jobs": ("cli.jobs.app:app", "Jobs: list, show, watch, cancel, release."),
     },
     "Repair": {

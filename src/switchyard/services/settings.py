@@ -249,6 +249,11 @@ class Settings(BrokerSettings):
         pattern="^https?://",
         description="Address of Wikidata's API.",
     )
+    graph_memory_mb: int = Field(
+        default=4096,
+        ge=512,
+        description="MiB of address space of the process that ranks the knowledge graph.",
+    )
     arxiv_base_url: str = Field(
         default="https://export.arxiv.org/api/query",
         pattern="^https?://",

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import NewEdge
 
 
 async def test_the_same_content_is_the_same_document(ledger: Ledger) -> None:
@@ -51,27 +50,6 @@ async def test_stages_are_completed_once_and_in_order(ledger: Ledger) -> None:
 async def test_unknown_documents(ledger: Ledger) -> None:
     assert await ledger.get_document("nobody") is None
     assert await ledger.set_stage("nobody", "extract", "failed") is None
-
-
-async def test_edges_of_one_kind_are_replaced(ledger: Ledger) -> None:
-    await ledger.put_edges("a", "cites", [NewEdge("b", "cites"), NewEdge("c", "cites")])
-    await ledger.put_edges("a", "similar", [NewEdge("b", "similar", 0.5)])
-    await ledger.put_edges("x", "cites", [NewEdge("a", "cites", 3.0)])
-    again = [NewEdge("d", "cites", 2.0), NewEdge("d", "cites", 4.0)]
-    await ledger.put_edges("a", "cites", again)
-    found = [(e.source_id, e.target_id, e.kind, e.weight) for e in await ledger.edges_of("a")]
-    assert found == [
-        ("a", "d", "cites", 4.0),
-        ("x", "a", "cites", 3.0),
-        ("a", "b", "similar", 0.5),
-    ]
-    await ledger.put_edges("a", "cites", [])
-    assert len(await ledger.edges_of("a")) == 2
-
-
-async def test_an_edge_of_another_kind_is_refused(ledger: Ledger) -> None:
-    with pytest.raises(ValueError, match="cites"):
-        await ledger.put_edges("a", "cites", [NewEdge("b", "similar")])
 
 
 async def test_a_renewed_document_begins_again_under_its_id_and_source(ledger: Ledger) -> None:

@@ -10,6 +10,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 import switchyard.services.ledger.sql
+from switchyard.services.graph.describing import document_of
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.ledger.sql.tables import SCHEMA_REVISION, metadata
@@ -107,3 +108,47 @@ def test_the_program_knows_the_newest_migration() -> None:
     folder = Path(switchyard.services.ledger.sql.__file__).parent / "migrations"
     config.set_main_option("script_location", str(folder))
     assert ScriptDirectory.from_config(config).get_heads() == [SCHEMA_REVISION]
+
+
+async def test_links_between_documents_become_edges_of_the_graph(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alembic import command
+
+    to_head = command.upgrade
+    monkeypatch.setattr(command, "upgrade", lambda config, _: to_head(config, "0013"))
+    await upgrade(database_url)
+    monkeypatch.undo()
+    database = connect(database_url)
+
+    def before(connection: Connection) -> None:
+        connection.execute(
+            text(
+                "INSERT INTO documents (id, content_hash, title, state, completed_stages, "
+                "created_at, updated_at) VALUES ('a', 'h', 'The first', 'completed', '[]', 1, 1)"
+            )
+        )
+        for source, target in (("a", "b"), ("b", "a"), ("a", "c")):
+            connection.execute(
+                text("INSERT INTO edges VALUES (:source, :target, 'similar', 0.5, 1)"),
+                {"source": source, "target": target},
+            )
+
+    await database.write(before)
+    await database.close()
+    await upgrade(database_url)
+    async with await Ledger.open(database_url, check=True) as ledger:
+        page = await ledger.graph_neighbours("a")
+        assert page is not None
+        found = [(each.direction, each.node.key, each.edge.weight) for each in page.items]
+        assert found == [
+            ("out", "document:b", 0.5),
+            ("out", "document:c", 0.5),
+            ("in", "document:b", 0.5),
+        ]
+        node = await ledger.graph_node("a")
+        assert node is not None
+        assert node.label == "The first"
+        # The next document gets a number of its own.
+        await ledger.put_in_graph(document_of("d", title="Fourth"), {})
+        assert len(await ledger.graph_nodes_after(0, 10)) == 4

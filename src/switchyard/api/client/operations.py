@@ -14,6 +14,7 @@ from switchyard.api.client import (
     backfill_calls,
     dead_calls,
     document_calls,
+    graph_calls,
     job_calls,
     llm_calls,
     reference_calls,
@@ -132,6 +133,17 @@ class Operations:
     job_references = Method(reference_calls.job_references)
     job_bibliography = Method(reference_calls.job_bibliography)
     search = Method(document_calls.search)
+
+    graph = Method(graph_calls.graph)
+    graph_node = Method(graph_calls.graph_node)
+    neighbours_page = Method(graph_calls.neighbours_page)
+    neighbours = Listing(graph_calls.neighbours_page, lambda page: page.neighbours)
+    neighbourhood = Method(graph_calls.neighbourhood)
+    graph_paths = Method(graph_calls.graph_paths)
+    cocited = Method(graph_calls.cocited)
+    coupled = Method(graph_calls.coupled)
+    most_cited_page = Method(graph_calls.most_cited_page)
+    most_cited = Listing(graph_calls.most_cited_page, lambda page: page.nodes)
 
     ask = Method(llm_calls.ask)
     answer = Method(llm_calls.answer)

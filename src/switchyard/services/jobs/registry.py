@@ -37,6 +37,7 @@ BUILT_IN_MODULES = (
     "switchyard.services.workers.references.linking",
     "switchyard.services.workers.samples",
     "switchyard.services.workers.reindex",
+    "switchyard.services.workers.graph",
 )
 """Modules with the job types of the document pipeline. Importing them is cheap: heavy
 libraries are imported by the handlers when they run."""

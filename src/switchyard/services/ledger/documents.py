@@ -1,9 +1,9 @@
-"""Documents, which are the items of the knowledge graph, and the edges between them."""
+"""Documents."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 from uuid import uuid4
 
@@ -15,7 +15,6 @@ from sqlalchemy import (
     and_,
     delete,
     func,
-    insert,
     or_,
     select,
     tuple_,
@@ -26,9 +25,9 @@ from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.class_tables import document_classes, in_classes
 from switchyard.services.ledger.sql.dialect import insert_into
 from switchyard.services.ledger.sql.paging import fetch_page
-from switchyard.services.ledger.sql.tables import documents, edges
-from switchyard.services.records.requests import DocumentFilter, NewEdge
-from switchyard.services.records.results import Document, EdgeRecord, Page
+from switchyard.services.ledger.sql.tables import documents
+from switchyard.services.records.requests import DocumentFilter
+from switchyard.services.records.results import Document, Page
 
 
 class Documents(LedgerBase):
@@ -270,43 +269,6 @@ class Documents(LedgerBase):
             return _document(renewed)
 
         return await self._database.write(work)
-
-    async def put_edges(self, source_id: str, kind: str, new: Sequence[NewEdge]) -> None:
-        """Replace the item's outgoing edges of that kind; of two with one target the later
-        counts. Raises ValueError for an edge of another kind."""
-        if any(edge.kind != kind for edge in new):
-            raise ValueError(f"all edges must be of kind {kind!r}")
-        now = self.clock.time()
-        rows = {
-            edge.target_id: {
-                "source_id": source_id,
-                "target_id": edge.target_id,
-                "kind": kind,
-                "weight": edge.weight,
-                "updated_at": now,
-            }
-            for edge in new
-        }
-
-        def work(connection: Connection) -> None:
-            connection.execute(
-                delete(edges).where(edges.c.source_id == source_id, edges.c.kind == kind)
-            )
-            if rows:
-                connection.execute(insert(edges), list(rows.values()))
-
-        await self._database.write(work)
-
-    async def edges_of(self, item_id: str) -> list[EdgeRecord]:
-        """Edges from and to the item, the heaviest first."""
-        query = (
-            select(edges)
-            .where(or_(edges.c.source_id == item_id, edges.c.target_id == item_id))
-            .order_by(edges.c.weight.desc(), edges.c.source_id, edges.c.target_id, edges.c.kind)
-        )
-        return await self._database.read(
-            lambda connection: [EdgeRecord(**row) for row in connection.execute(query).mappings()]
-        )
 
 
 def _unchanged(document: Document) -> ColumnElement[bool]:

@@ -14,6 +14,10 @@ from switchyard.services.ledger.dead_groups import DeadGroups
 from switchyard.services.ledger.document_classes import DocumentClasses
 from switchyard.services.ledger.documents import Documents
 from switchyard.services.ledger.gauges import GaugeReads
+from switchyard.services.ledger.graph_rankings import GraphRankings
+from switchyard.services.ledger.graph_reads import GraphReads
+from switchyard.services.ledger.graph_walks import GraphWalks
+from switchyard.services.ledger.graph_writes import GraphWrites
 from switchyard.services.ledger.jobs import JobWrites
 from switchyard.services.ledger.joins import Joins
 from switchyard.services.ledger.leases import Leases
@@ -53,13 +57,17 @@ class Ledger(
     LlmAnswers,
     LlmSlots,
     NeededNames,
+    GraphWrites,
+    GraphReads,
+    GraphWalks,
+    GraphRankings,
 ):
     """One database, used by one event loop.
 
     `jobs` changes jobs, `reads` reads them, `notes` has what they say of themselves; joins,
-    workers, leases, dead letters, redrives, documents and their classes, bulk operations, their
-    jobs, gauges, schedules, calls to language models and their answers, and keys of the API have a
-    module each. Errors are those of `errors`.
+    workers, leases, dead letters, redrives, documents and their classes, the knowledge graph
+    (`graph_…`), bulk operations, their jobs, gauges, schedules, calls to language models and their
+    answers, and keys of the API have a module each. Errors are those of `errors`.
     """
 
     @classmethod

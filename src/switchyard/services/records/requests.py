@@ -190,15 +190,6 @@ class LetterEdit:
 
 
 @dataclass(frozen=True, slots=True)
-class NewEdge:
-    """A relation from one item to another, for the knowledge graph."""
-
-    target_id: str
-    kind: str
-    weight: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class DocumentFilter:
     """Which documents: those that fit every field that is set."""
 

@@ -318,14 +318,3 @@ class Document:
     completed_stages: tuple[str, ...]
     created_at: float
     updated_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeRecord:
-    """A relation between two items."""
-
-    source_id: str
-    target_id: str
-    kind: str
-    weight: float
-    updated_at: float

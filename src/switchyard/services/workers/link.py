@@ -28,9 +28,7 @@ from switchyard.services.workers.stages import (
     at_stage,
     ends_when_superseded,
 )
-
-SIMILAR = "similar"
-"""Kind of the edges that this job writes; their weight is the similarity."""
+from switchyard.services.workers.telling import tell_likeness
 
 
 class LinkContent(DocumentJob):
@@ -68,9 +66,9 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
         output = await files.reuse_or_run_async(
             LINK, input_hash, work, content=embedded.content, force=payload.force
         )
-        # Written although reused: edges and result follow from the kept output.
-        await _put_edges(ctx, document_id, output.result["links"])
+        # Written although reused: result and edges follow from the kept output.
         key = await files.put_result_async(await _whole(files, output.result["links"]))
+        await tell_likeness(ctx, document_id, output.result["links"], output.content)
     result = {
         "document_id": document_id,
         "links": output.result["links"],
@@ -81,15 +79,6 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
         return Done(result)
     following = {"document_id": document_id, "force": payload.force}
     return Next([Job(PROCESS_REFERENCES.name, following)], result)
-
-
-async def _put_edges(ctx: JobContext, document_id: str, links: Sequence[dict[str, Any]]) -> None:
-    if ctx.ledger is None:
-        return
-    from switchyard.services.records import NewEdge
-
-    edges = [NewEdge(link["document_id"], SIMILAR, link["similarity"]) for link in links]
-    await ctx.ledger.put_edges(document_id, SIMILAR, edges)
 
 
 async def _classes(files: DocumentFiles) -> list[dict[str, Any]]:

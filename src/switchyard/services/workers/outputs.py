@@ -237,6 +237,15 @@ def _compare(content: str | None, first: Mapping[str, Any] | None) -> None:
         raise ContentReplaced
 
 
+async def kept_result(storage: Storage, key: str) -> dict[str, Any] | None:
+    """A result that is kept for good; None where there is none."""
+    try:
+        kept = json.loads(await storage.get_async(key))
+    except NotStored:
+        return None
+    return kept if isinstance(kept, dict) else None
+
+
 def encoded(value: Mapping[str, Any]) -> bytes:
     """A result as it is stored."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -8,10 +8,21 @@ interpreter lock once and not once per row. PostgreSQL takes an array per column
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, TextClause, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    TextClause,
+    any_,
+    column,
+    func,
+    literal,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 Columns = Mapping[str, str]
@@ -71,6 +82,17 @@ def select_by_keys(dialect: str, columns: str, table: str, key: str, *, where: s
 
 def keys_parameter(dialect: str, keys: Sequence[str]) -> dict[str, Any]:
     return {"keys": json.dumps(keys) if dialect == "sqlite" else list(keys)}
+
+
+def among(
+    connection: Connection, key: ColumnElement[Any], values: Iterable[Any]
+) -> ColumnElement[bool]:
+    """`key` is one of the values: one parameter, however many they are."""
+    wanted = list(values)
+    if is_sqlite(connection):
+        each = func.json_each(json.dumps(wanted)).table_valued("value")
+        return key.in_(select(column("value")).select_from(each))
+    return key == any_(literal(wanted, postgresql.ARRAY(key.type)))
 
 
 def select_locked(dialect: str, columns: str, key: str, *, table: str = "jobs") -> TextClause:

@@ -1,7 +1,8 @@
 """The tables. Times are seconds since the epoch in double precision; ids and JSON are text.
 
 JSON is text and not jsonb, so that a payload comes back as it was, `\\u0000` included, which
-jsonb refuses. A change here needs a migration; a test compares the two.
+jsonb refuses. A change here needs a migration; a test compares the two. The tables of the
+knowledge graph are in `graph_tables`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0013"
+SCHEMA_REVISION = "0014"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -223,17 +224,6 @@ documents = Table(
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
 )
-
-edges = Table(
-    "edges",
-    metadata,
-    Column("source_id", Text, primary_key=True),
-    Column("target_id", Text, primary_key=True),
-    Column("kind", Text, primary_key=True),
-    Column("weight", Double, nullable=False),
-    Column("updated_at", Double, nullable=False),
-)
-Index("ix_edges_target", edges.c.target_id)
 
 api_keys = Table(
     "api_keys",

@@ -26,6 +26,7 @@ from switchyard.services.workers.stages import (
     note_beside,
     superseded,
 )
+from switchyard.services.workers.telling import tell_references
 
 LANES = ("hot", "maintenance")
 
@@ -73,12 +74,12 @@ async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
         )
         if payload.document_id is not None:
             await source.files.require_async(source.text.content)
+        reused = found.reused and fields.reused
+        if payload.document_id is None:
+            return await _done(source, ctx, made, reused=reused)
+        return await _done_with_document(source, payload.document_id, ctx, made, reused=reused)
     except ContentReplaced:
         return superseded(payload.document_id or "")
-    reused = found.reused and fields.reused
-    if payload.document_id is None:
-        return await _done(source, ctx, made, reused=reused)
-    return await _done_with_document(source, payload.document_id, ctx, made, reused=reused)
 
 
 async def _found(source: ReferenceSource, payload: ReferencesOf, ctx: JobContext) -> StageOutput:
@@ -167,9 +168,10 @@ async def _done_with_document(
     reused: bool,
 ) -> Done | Next:
     key = references_key(document_id)
-    kept = {"document_id": document_id, "hash": content_hash(made), **made}
+    about = {"document_id": document_id, "hash": content_hash(made), "content": source.text.content}
     # Written although reused: what is kept of a stage goes after a day, this stays.
-    await source.files.storage.put_async(key, encoded(kept))
+    await source.files.storage.put_async(key, encoded({**about, **made}))
+    await tell_references(ctx, document_id)
     await note_beside(ctx, document_id, PROCESS_REFERENCES)
     result = {"document_id": document_id, **_counts(made), "result": key, "reused": reused}
     if not ctx.settings.link_citations:

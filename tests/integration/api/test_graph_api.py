@@ -1,0 +1,155 @@
+"""The knowledge graph over HTTP, by the client, and as it is typed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import httpx
+import pyarrow.parquet as pq
+import pytest
+
+from switchyard.api.client import AsyncClient, NotFound
+from switchyard.services.graph.updating import tell_document
+from switchyard.services.ledger import Ledger
+from switchyard.services.settings import Settings
+from tests.integration.api.document_server import serving
+
+EVIL = '</text><script>alert("x")</script> & \x1b[2J of waves on water'
+ENTRY = {"id": "2001.00001", "authors": ["Jane Roe"], "categories": ["cs.DB"], "published": "2020"}
+PAPERS: dict[str, list[str]] = {
+    "a": ["10.1234/b", "10.1234/c"],
+    "z": ["10.1234/b", "10.1234/c", "10.1234/e"],
+}
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(data_dir=tmp_path_factory.mktemp("graph"), amqp_url=None)
+
+
+@pytest.fixture
+async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    """A server whose graph has a few papers."""
+    async with serving(settings) as opened, await Ledger.open(settings.ledger_url) as ledger:
+        for name, cited in PAPERS.items():
+            references = [{"doi": doi, "title": EVIL} for doi in cited]
+            about: dict[str, Any] = {"entry": ENTRY} if name == "a" else {}
+            await tell_document(
+                ledger, name, about, f"On {name}", references={"references": references}
+            )
+        yield opened
+
+
+async def test_the_client_asks_the_graph(client: httpx.AsyncClient):
+    async with AsyncClient(str(client.base_url)) as graph:
+        node = await graph.graph_node("arxiv:2001.00001")
+        assert (node.kind, node.documents, node.year) == ("document", ["a"], 2020)
+        assert "document:a" not in node.keys
+        assert (await graph.graph_node("document:a")).key == node.key
+        cited = [each async for each in graph.neighbours("a", kinds=["cites"], direction="out")]
+        assert {each.node.key for each in cited} == {"doi:10.1234/b", "doi:10.1234/c"}
+        page = await graph.neighbours_page("a", limit=1)
+        assert page.next_cursor is not None
+        near = await graph.neighbourhood("a", depth=2, kinds=["cites"])
+        assert [each.distance for each in near.nodes] == [0, 1, 1, 2]
+        paths = await graph.graph_paths("a", "z", kinds=["cites"], longest=2)
+        assert len(paths.paths) == 2
+        assert [len(path.edges) for path in paths.paths] == [2, 2]
+        assert [each.shared for each in (await graph.cocited("doi:10.1234/b")).works] == [2, 1]
+        assert [each.node.documents for each in (await graph.coupled("a")).works] == [["z"]]
+        most = [each async for each in graph.most_cited(kind="work", limit=2)]
+        assert [each.cited for each in most] == [2, 2, 1]
+        assert [each async for each in graph.most_cited(by_rank=True)] == []  # not ranked yet
+        whole = await graph.graph()
+        assert (whole.nodes["document"], whole.edges["cites"], whole.ranking) == (2, 5, None)
+        with pytest.raises(NotFound, match="no node doi:10"):
+            await graph.graph_node("doi:10.1234/nobody")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/graph/node",
+        "/graph/node?node=%00",
+        "/graph/neighbours?node=a&limit=1001",
+        "/graph/neighbours?node=a&kind=eats",
+        "/graph/neighbours?node=a&cursor=bm9uc2Vuc2U=",
+        "/graph/neighbourhood?node=a&depth=5",
+        "/graph/neighbourhood?node=a&limit=501",
+        "/graph/paths?from=a&to=z&longest=9",
+        "/graph/cited?kind=nonsense",
+        "/graph/cited?cursor=WyJ4IiwxXQ==",
+    ],
+)
+async def test_what_can_t_be_asked_is_said(client: httpx.AsyncClient, path: str):
+    answer = await client.get(path)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["type"].endswith("/invalid")
+
+
+async def jobctl(settings: Settings, url: str, *arguments: str) -> str:
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "switchyard.cli.main", "graph", *arguments],
+        env={"JOBS_API_URL": url, "JOBS_DATA_DIR": str(settings.data_dir), "NO_PROXY": "*"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "\x1b[2J" not in ended.stdout
+    return ended.stdout + ended.stderr
+
+
+async def test_the_graph_at_the_terminal(
+    client: httpx.AsyncClient, settings: Settings, tmp_path: Path
+):
+    async def graph(*arguments: str) -> str:
+        return await jobctl(settings, str(client.base_url), *arguments)
+
+    shown = json.loads(await graph("show", "a", "--json"))
+    assert (shown["key"], shown["cited"]) == ("arxiv:2001.00001", 0)
+    assert "arxiv:2001.00001" in await graph("show", "a")
+    assert "recompute_graph" in await graph("show")
+    assert "topic:cs.db" in await graph("neighbours", "a")
+    assert "document:z" in await graph("neighbours", "a", "--depth", "2", "--kind", "cites")
+    assert "← cites ─" in await graph("path", "a", "z")
+    assert "There is no way" in await graph("path", "a", "z", "--kind", "about")
+    assert "doi:10.1234/c" in await graph("cocited", "doi:10.1234/b")
+    assert "document:z" in await graph("coupled", "a")
+    assert "doi:10.1234/e" in await graph("cited")
+
+    picture = tmp_path / "around.svg"
+    assert "5 nodes" in await graph("draw", "a", "--out", str(picture))
+    svg = ET.fromstring(picture.read_text())
+    assert not list(svg.iter("{http://www.w3.org/2000/svg}script"))
+    labels = [each.text or "" for each in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert any(label.startswith('</text><script>alert("x")') for label in labels)
+
+    graphml = tmp_path / "graph.graphml"
+    assert "7 nodes, 7 edges" in await graph("export", str(graphml))
+    nodes = ET.fromstring(graphml.read_text())
+    assert len(list(nodes.iter("{http://graphml.graphdrawing.org/xmlns}node"))) == 7
+    parquet = tmp_path / "edges.parquet"
+    assert "7 edges" in await graph("export", str(parquet))
+    rows = pq.read_table(parquet).to_pylist()
+    assert {
+        "source": "document:z",
+        "target": "doi:10.1234/e",
+        "kind": "cites",
+        "weight": 1.0,
+        "told_by": "reference",
+    } in rows
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "around.svg",
+        "edges.parquet",
+        "graph.graphml",
+    ]

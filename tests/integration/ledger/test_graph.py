@@ -1,0 +1,336 @@
+"""Documents in any order, any number of times, make one graph."""
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from switchyard.services.graph.describing import cited_works, document_of, similar_documents
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import InvalidCursor
+from switchyard.services.records.graph import Direction, EdgeKind, NodeKind
+
+TIDES = {
+    "id": "2001.00001",
+    "authors": ["Jane Roe"],
+    "published": "2020-01-01",
+    "doi": "10.1234/TIDES",
+}
+WAVES = {"id": "2001.00002", "authors": ["Max Born"], "published": "2020-02-01"}
+SEA: dict[str, Any] = {
+    "title": "The sea and all that is in it",
+    "year": 1999,
+    "authors": [{"family": "Doe", "given": "John"}],
+    "container": "Journal of Water, 12",
+}
+
+
+async def put(
+    ledger: Ledger,
+    name: str,
+    entry: dict[str, Any] | None = None,
+    references: list[dict[str, Any]] | None = None,
+    *,
+    title: str | None = None,
+) -> None:
+    document = document_of(name, title=title or f"On {name}", entry=entry)
+    edges = {EdgeKind.WRITTEN_BY: [], EdgeKind.PUBLISHED_IN: [], EdgeKind.ABOUT: []}  # type: ignore[var-annotated]
+    for edge in document.edges:
+        edges[edge.kind].append(edge)
+    if references is not None:
+        edges[EdgeKind.CITES] = cited_works(references)
+    await ledger.put_in_graph(document, edges)
+
+
+async def edges(ledger: Ledger, *kinds: str) -> list[tuple[str, str, str]]:
+    found, _ = await ledger.graph_edges_after(None, 1000)
+    return sorted(
+        (edge.source, edge.kind, edge.target) for edge in found if not kinds or edge.kind in kinds
+    )
+
+
+async def nodes(ledger: Ledger) -> dict[str, tuple[str, int]]:
+    found = await ledger.graph_nodes_after(0, 1000)
+    return {node.key: (str(node.kind), node.cited) for _, node in found}
+
+
+async def test_two_papers_that_cite_each_other_get_one_edge_each_way(ledger: Ledger) -> None:
+    for _ in range(2):  # the second time nothing changes
+        await put(
+            ledger, "tides", TIDES, [{"arxiv_id": "2001.00002v3"}, {"arxiv_id": "2001.00002"}]
+        )
+        await put(ledger, "waves", WAVES, [{"doi": "https://doi.org/10.1234/tides"}])
+        assert await edges(ledger, "cites") == [
+            ("arxiv:2001.00002", "cites", "doi:10.1234/tides"),
+            ("doi:10.1234/tides", "cites", "arxiv:2001.00002"),
+        ]
+        node = await ledger.graph_node("waves")
+        assert node is not None
+        assert (node.kind, node.cited, node.documents) == (NodeKind.DOCUMENT, 1, ("waves",))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+async def test_whatever_comes_first_the_graph_is_the_same(
+    ledger: Ledger, order: tuple[int, ...]
+) -> None:
+    told = [
+        lambda: put(ledger, "tides", TIDES, [SEA, {"arxiv_id": "2001.00002", "title": "On waves"}]),
+        lambda: put(ledger, "waves", WAVES, [SEA | {"doi": "10.1234/sea"}]),
+        lambda: put(ledger, "sea", None, [{"doi": "10.1234/tides"}], title=SEA["title"]),
+    ]
+    for at in order:
+        await told[at]()
+    assert await edges(ledger, "cites") == [
+        ("arxiv:2001.00002", "cites", "doi:10.1234/sea"),
+        ("doi:10.1234/sea", "cites", "doi:10.1234/tides"),
+        ("doi:10.1234/tides", "cites", "arxiv:2001.00002"),
+        ("doi:10.1234/tides", "cites", "doi:10.1234/sea"),
+    ]
+    assert {key: count for key, (_, count) in (await nodes(ledger)).items() if count} == {
+        "doi:10.1234/sea": 2,
+        "doi:10.1234/tides": 1,
+        "arxiv:2001.00002": 1,
+    }
+    sea = await ledger.graph_node("sea")
+    assert sea is not None
+    assert sea.documents == ("sea",)
+    assert "venue:journal of water" in await nodes(ledger)
+
+
+async def test_a_work_that_is_cited_becomes_the_document_when_it_comes(ledger: Ledger) -> None:
+    await put(ledger, "tides", TIDES, [SEA])
+    work = await ledger.graph_node("title:the sea and all that is in it|1999|doe")
+    assert work is not None
+    assert (work.kind, work.label, work.told_by) == (NodeKind.WORK, SEA["title"], "reference")
+    await put(ledger, "sea", title="The Sea, and All that is in it.")
+    page = await ledger.graph_neighbours("tides", kinds=[EdgeKind.CITES])
+    assert page is not None
+    (cited,) = page.items
+    assert (cited.direction, cited.node.documents) == (Direction.OUT, ("sea",))
+    assert (cited.node.kind, cited.node.told_by) == (NodeKind.DOCUMENT, "document")
+
+
+async def test_works_become_one_when_a_doi_becomes_known(ledger: Ledger) -> None:
+    await put(ledger, "one", None, [SEA])
+    await put(ledger, "two", None, [{"doi": "10.1234/sea"}])
+    assert len([kind for kind, _ in (await nodes(ledger)).values() if kind == "work"]) == 2
+    await put(ledger, "one", None, [SEA | {"doi": "10.1234/sea"}])
+    found = await nodes(ledger)
+    assert found["doi:10.1234/sea"] == ("work", 2)
+    assert len([kind for kind, _ in found.values() if kind == "work"]) == 1
+    assert ("doi:10.1234/sea", "written_by", "author:doe john") in await edges(ledger)
+    by_old_name = await ledger.graph_node("title:the sea and all that is in it|1999|doe")
+    assert by_old_name is not None
+    assert by_old_name.key == "doi:10.1234/sea"
+
+
+async def test_works_with_two_dois_are_two_whatever_their_titles(ledger: Ledger) -> None:
+    await put(ledger, "one", None, [SEA | {"doi": "10.1234/a"}, SEA | {"doi": "10.1234/b"}])
+    assert await edges(ledger, "cites") == [
+        ("document:one", "cites", "doi:10.1234/a"),
+        ("document:one", "cites", "doi:10.1234/b"),
+    ]
+
+
+async def test_documents_with_one_title_stay_two(ledger: Ledger) -> None:
+    for name in ("report-1", "report-2"):
+        await put(ledger, name, title="Annual report of the water works")
+    assert set(await nodes(ledger)) == {"document:report-1", "document:report-2"}
+
+
+async def test_two_documents_of_one_paper_are_one_node_until_one_goes(ledger: Ledger) -> None:
+    await put(ledger, "tides", TIDES, [SEA])
+    await put(ledger, "copy", TIDES, [SEA])
+    node = await ledger.graph_node("doi:10.1234/tides")
+    assert node is not None
+    assert node.documents == ("copy", "tides")
+    sea = "title:the sea and all that is in it|1999|doe"
+    assert (await nodes(ledger))[sea] == ("work", 1)
+    assert await ledger.drop_from_graph("tides")
+    assert (await nodes(ledger))[sea] == ("work", 1)
+    assert await ledger.drop_from_graph("copy")
+    assert await nodes(ledger) == {}
+
+
+async def test_a_document_that_changes_loses_its_stale_edges(ledger: Ledger) -> None:
+    await put(ledger, "tides", TIDES, [SEA, {"doi": "10.1234/old"}])
+    await put(ledger, "waves", WAVES, [{"doi": "10.1234/old"}])
+    await put(ledger, "tides", TIDES, [{"doi": "10.1234/new"}])
+    found = await nodes(ledger)
+    assert found["doi:10.1234/old"] == ("work", 1)
+    assert found["doi:10.1234/new"] == ("work", 1)
+    assert "author:doe john" not in found  # nobody cites the sea any more
+    await put(ledger, "tides", TIDES)  # its references were not looked at this time
+    assert ("doi:10.1234/tides", "cites", "doi:10.1234/new") in await edges(ledger)
+
+
+async def test_a_document_that_proves_to_be_another_work_takes_its_edges_along(
+    ledger: Ledger,
+) -> None:
+    await put(ledger, "waves", WAVES, [{"arxiv_id": "2001.00001"}])
+    await put(ledger, "paper", TIDES, [{"doi": "10.1234/x"}])
+    await put(ledger, "paper", {"id": "2001.00009"})
+    assert await edges(ledger, "cites") == [
+        ("arxiv:2001.00002", "cites", "doi:10.1234/tides"),
+        ("arxiv:2001.00009", "cites", "doi:10.1234/x"),
+    ]
+    found = await nodes(ledger)
+    assert (found["doi:10.1234/tides"], found["doi:10.1234/x"]) == (("work", 1), ("work", 1))
+
+
+async def test_a_document_that_goes_leaves_what_others_cite(ledger: Ledger) -> None:
+    await put(ledger, "tides", TIDES, [SEA])
+    await put(ledger, "waves", WAVES, [{"arxiv_id": "2001.00001"}])
+    assert await ledger.drop_from_graph("tides")
+    assert not await ledger.drop_from_graph("tides")
+    assert await nodes(ledger) == {
+        "arxiv:2001.00002": ("document", 0),
+        "author:born max": ("author", 0),
+        "doi:10.1234/tides": ("work", 1),
+    }
+
+
+async def test_a_document_s_own_authors_count_more_than_hearsay(ledger: Ledger) -> None:
+    hearsay = {
+        "doi": "10.1234/tides",
+        "title": "Tides",
+        "authors": [{"family": "Row", "given": "J"}],
+    }
+    await put(ledger, "waves", WAVES, [hearsay])
+    assert ("doi:10.1234/tides", "written_by", "author:row j") in await edges(ledger)
+    await put(ledger, "tides", TIDES)
+    assert [edge for edge in await edges(ledger, "written_by") if "tides" in edge[0]] == [
+        ("doi:10.1234/tides", "written_by", "author:roe jane")
+    ]
+    assert "author:row j" not in await nodes(ledger)
+
+
+async def test_many_at_once_make_each_node_once(ledger: Ledger) -> None:
+    await asyncio.gather(
+        *(put(ledger, f"paper-{n}", None, [SEA, {"doi": "10.1234/x"}]) for n in range(12))
+    )
+    found = await nodes(ledger)
+    assert sorted(count for kind, count in found.values() if kind == "work") == [12, 12]
+    assert len(found) == 12 + 4
+
+
+async def test_likeness_makes_documents_known_before_they_are_described(ledger: Ledger) -> None:
+    document = document_of("a", title="First")
+    links = similar_documents([{"document_id": "b", "title": "Second", "similarity": 0.5}])
+    await ledger.put_in_graph(document, {EdgeKind.SIMILAR: links})
+    await put(ledger, "b", TIDES, title="The second, as it calls itself")
+    page = await ledger.graph_neighbours("a")
+    assert page is not None
+    (found,) = page.items
+    assert (found.node.label, found.edge.weight) == ("The second, as it calls itself", 0.5)
+
+
+async def test_neighbours_come_in_pages_by_kind_and_direction(ledger: Ledger) -> None:
+    await put(ledger, "tides", TIDES, [{"doi": f"10.1234/{n}"} for n in range(7)])
+    await put(ledger, "waves", WAVES, [{"doi": "10.1234/tides"}])
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = await ledger.graph_neighbours("tides", limit=2, cursor=cursor)
+        assert page is not None
+        seen += [each.node.key for each in page.items]
+        if (cursor := page.next_cursor) is None:
+            break
+    assert len(seen) == len(set(seen)) == 9
+    assert seen[-1] == "arxiv:2001.00002"  # what leads here comes last
+    cited = await ledger.graph_neighbours("tides", kinds=["cites"], direction=Direction.IN)  # type: ignore[list-item]
+    assert cited is not None
+    assert [each.node.key for each in cited.items] == ["arxiv:2001.00002"]
+    assert await ledger.graph_neighbours("nobody") is None
+    with pytest.raises(ValueError, match="limit"):
+        await ledger.graph_neighbours("tides", limit=0)
+    for cursor in ("x", "WzFd", "W251bGwsMSwxXQ==", "WzAsImNpdGVzIiwgOTIyMzM3MjAzNjg1NDc3NTgwOF0="):
+        with pytest.raises(InvalidCursor):
+            await ledger.graph_neighbours("tides", cursor=cursor)
+
+
+async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
+    await put(ledger, "a", None, [{"doi": "10.1234/b"}, {"doi": "10.1234/c"}])
+    await put(ledger, "b", {"doi": "10.1234/b"}, [{"doi": "10.1234/d"}])
+    await put(ledger, "c", {"doi": "10.1234/c"}, [{"doi": "10.1234/d"}, {"doi": "10.1234/e"}])
+    await put(ledger, "z", None, [{"doi": "10.1234/b"}, {"doi": "10.1234/c"}, {"doi": "10.1234/e"}])
+
+    near = await ledger.graph_neighbourhood("a", depth=2, direction=Direction.OUT)
+    assert near is not None
+    assert near.nodes[0].key == "document:a"
+    assert sorted(zip((n.key for n in near.nodes), near.distances, strict=True)) == [
+        ("document:a", 0),
+        ("doi:10.1234/b", 1),
+        ("doi:10.1234/c", 1),
+        ("doi:10.1234/d", 2),
+        ("doi:10.1234/e", 2),
+    ]
+    assert len(near.edges) == 5
+    assert not near.truncated
+    some = await ledger.graph_neighbourhood("a", depth=2, limit=2)
+    assert some is not None
+    assert (len(some.nodes), some.truncated) == (2, True)
+
+    found = await ledger.graph_paths("a", "doi:10.1234/d")
+    assert found is not None
+    assert found.complete
+    assert sorted([n.key for n in path.nodes][1] for path in found.paths) == [
+        "doi:10.1234/b",
+        "doi:10.1234/c",
+    ]
+    for path in found.paths:
+        assert [(edge.source, edge.target) for edge in path.edges] == [
+            (path.nodes[0].key, path.nodes[1].key),
+            (path.nodes[1].key, path.nodes[2].key),
+        ]
+    against = await ledger.graph_paths("doi:10.1234/d", "a", direction=Direction.OUT)
+    assert against is not None
+    assert (against.paths, against.complete) == ([], True)
+    back = await ledger.graph_paths("doi:10.1234/d", "a", direction=Direction.IN, limit=1)
+    assert back is not None
+    assert [edge.source for edge in back.paths[0].edges][1] == "document:a"
+    same = await ledger.graph_paths("a", "document:a")
+    assert same is not None
+    assert [len(path.nodes) for path in same.paths] == [1]
+    assert await ledger.graph_paths("a", "nobody") is None
+
+    together = await ledger.graph_cocited("doi:10.1234/b")
+    assert together is not None
+    assert [(each.node.key, each.shared) for each in together.works] == [
+        ("doi:10.1234/c", 2),
+        ("doi:10.1234/e", 1),
+    ]
+    coupled = await ledger.graph_coupled("z")
+    assert coupled is not None
+    assert [(each.node.key, each.shared) for each in coupled.works] == [
+        ("document:a", 2),
+        ("doi:10.1234/c", 1),
+    ]
+    assert not coupled.sampled
+
+    first = await ledger.graph_cited(limit=2)
+    rest = await ledger.graph_cited(limit=2, cursor=first.next_cursor)
+    assert [node.cited for node in (*first.items, *rest.items)] == [2, 2, 2, 2]
+    assert rest.next_cursor is None
+    works = await ledger.graph_cited(kind=NodeKind.WORK)
+    assert {node.key for node in works.items} == {"doi:10.1234/d", "doi:10.1234/e"}
+    assert await ledger.graph_documents_by("doi:10.1234/d", cites=True) == {"b", "c"}
+    assert await ledger.graph_documents_by("a", cites=False) == {"b", "c"}
+    summary = await ledger.graph_summary()
+    assert (summary.nodes, summary.edges) == ({"document": 4, "work": 2}, {"cites": 8})
+
+
+async def test_hostile_text_is_kept_as_it_may_be_kept(ledger: Ledger) -> None:
+    bad = "Ev\x00il \ud800 <b>&title\x1b[2J that is long enough"
+    reference = {
+        "title": bad,
+        "doi": "10.1234/\x00\ud800x",
+        "authors": [{"family": "\x00", "given": 3}],
+    }
+    await put(
+        ledger, "evil", {"authors": [bad], "categories": [bad, None], "id": 7}, [reference] * 3
+    )
+    assert len(await edges(ledger, "cites")) == 1
+    await put(ledger, "long", None, [{"title": "word " * 10_000, "year": 10**400}])
+    assert all(len(key) <= 200 for key in await nodes(ledger))

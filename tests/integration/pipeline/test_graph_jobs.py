@@ -1,0 +1,196 @@
+"""The pipeline keeps the graph up to date, and what is computed of all of it is swapped at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from switchyard.services.files.storage import references_key
+from switchyard.services.graph.ranking import Edges, rank
+from switchyard.services.jobs.context import ProcessCrashed
+from switchyard.services.ledger import Ledger
+from switchyard.services.records.graph import Direction, EdgeKind, NodeKind, Ranking
+from switchyard.services.runtime.execution import Executor
+from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.pdfs import pdf
+
+TIDES = "On tides and their causes in the deep sea"
+SAND = "What becomes of sand on a very long beach"
+
+
+async def paper(pipeline: Pipeline, folder: Path, title: str, cites: str) -> str:
+    """Take in a paper that cites another, and find its references."""
+    body = "The water rises twice a day, says somebody [1]. Others say so, too [1, 2]."
+    listed = f"""References
+[1] R. Roe. {cites}. Journal of Physics, 12(3):33-40, 1999.
+[2] A. Smith. The sea. Oxford University Press, Oxford, 2004."""
+    path = folder / f"{title[:4]}.pdf"
+    path.write_bytes(pdf([body, listed], title=title))
+    await pipeline.run("ingest_document", {"path": str(path), "source": f"https://x/{title[:4]}"})
+    document_id = str(pipeline.result("ingest_document")["document_id"])
+    await pipeline.run("process_references", {"document_id": document_id})
+    return document_id
+
+
+async def cited(ledger: Ledger, key: str) -> list[tuple[str, ...]]:
+    page = await ledger.graph_neighbours(key, kinds=[EdgeKind.CITES], direction=Direction.OUT)
+    assert page is not None
+    return [each.node.documents for each in page.items if each.node.documents]
+
+
+async def everything(ledger: Ledger) -> tuple[Any, ...]:
+    nodes = await ledger.graph_nodes_after(0, 1000)
+    edges, _ = await ledger.graph_edges_after(None, 1000)
+    return sorted(node.key for _, node in nodes), sorted(map(str, edges))
+
+
+async def test_papers_that_cite_each_other_are_found_whichever_comes_first(
+    pipeline: Pipeline, ledger: Ledger, tmp_path: Path
+):
+    tides = await paper(pipeline, tmp_path, TIDES, SAND)
+    sand = await paper(pipeline, tmp_path, SAND, TIDES)
+    assert await cited(ledger, tides) == [(sand,)]
+    assert await cited(ledger, sand) == [(tides,)]
+    await pipeline.run("link_content", {"document_id": tides, "force": True})  # sees the other now
+    before = await everything(ledger)
+    for document_id in (sand, tides):
+        for stage in ("process_references", "link_content", "update_graph"):
+            await pipeline.run(stage, {"document_id": document_id, "force": True})
+    assert await everything(ledger) == before
+
+
+async def test_other_content_does_not_cite_what_the_old_one_has_cited(
+    pipeline: Pipeline, ledger: Ledger, tmp_path: Path
+):
+    tides = await paper(pipeline, tmp_path, TIDES, SAND)
+    kept = json.loads(pipeline.storage.get(references_key(tides)))
+    kept["content"] = "of another version"
+    pipeline.storage.put(references_key(tides), json.dumps(kept).encode())
+    await pipeline.run("link_content", {"document_id": tides})
+    assert await cited(ledger, tides) == []
+
+
+async def test_a_document_that_is_gone_leaves_the_graph(pipeline: Pipeline, ledger: Ledger):
+    document_id = "gone"
+    from switchyard.services.graph.updating import tell_document
+
+    await tell_document(ledger, document_id, {}, TIDES)
+    await pipeline.run("update_graph", {"document_id": document_id})
+    assert pipeline.result("update_graph") == {"document_id": "gone", "dropped": True}
+    assert await ledger.graph_node("gone") is None
+    await tell_document(ledger, document_id, {}, TIDES)
+    await pipeline.run("recompute_graph", {}, lane="maintenance")
+    assert pipeline.result("recompute_graph")["dropped"] == 1
+    assert await ledger.graph_node("gone") is None
+
+
+async def test_the_graph_is_ranked_and_likeness_found_anew(
+    pipeline: Pipeline, ledger: Ledger, tmp_path: Path
+):
+    tides = await paper(pipeline, tmp_path, TIDES, SAND)
+    sand = await paper(pipeline, tmp_path, SAND, "Grains of sand and what they are made of")
+    ran = await pipeline.run("compute_similarity", {"batch": 1, "threshold": -1}, "maintenance")
+    assert ran == ["compute_similarity"] * 3
+    similar = await ledger.graph_neighbours(tides, kinds=[EdgeKind.SIMILAR])
+    assert similar is not None
+    assert [each.node.documents for each in similar.items] == [(sand,)] * 2
+    await pipeline.run("recompute_graph", {}, lane="maintenance")
+    result = pipeline.result("recompute_graph")
+    assert (result["nodes"], result["edges"], result["shown"]) == (4, 6, True)
+    best = (await ledger.graph_cited(by_rank=True)).items
+    assert best[0].label == "The sea"
+    assert [node.kind for node in best[2:]] == [NodeKind.DOCUMENT, NodeKind.DOCUMENT]
+    assert sum(node.rank or 0 for node in best) == pytest.approx(1)
+    assert {node.community for node in best} == {0}
+    summary = await ledger.graph_summary()
+    assert summary.ranking is not None
+    assert summary.ranking.nodes == 4
+
+
+async def test_readers_see_the_old_ranking_until_the_new_one_is_whole(ledger: Ledger):
+    from switchyard.services.graph.updating import tell_document
+
+    await tell_document(ledger, "a", {}, "A")
+    ((node_id, _),) = await ledger.graph_nodes_after(0, 10)
+
+    async def seen() -> float | None:
+        node = await ledger.graph_node("a")
+        assert node is not None
+        return node.rank
+
+    async def ranking(value: float, *, whole: bool = True) -> None:
+        generation = await ledger.begin_ranking()
+        await ledger.put_ranks(generation, [(node_id, value, 0)])
+        if whole:
+            done = Ranking(generation, ledger.clock.time(), 1, 0, 1, 0.1)
+            assert await ledger.finish_ranking(done)
+
+    await ranking(0.25, whole=False)  # its worker was killed
+    assert await seen() is None
+    await ranking(0.5)
+    assert await seen() == 0.5
+    await ranking(0.75, whole=False)
+    assert await seen() == 0.5
+    await ranking(1.0)
+    assert await seen() == 1.0
+    late = Ranking(2, ledger.clock.time(), 1, 0, 1, 0.1)
+    assert not await ledger.finish_ranking(late)
+    assert await seen() == 1.0
+
+
+async def test_the_computation_is_killed_at_its_limits():
+    rng = np.random.default_rng(0)
+    ends = rng.integers(0, 300_000, (2, 3_000_000))
+    edges = Edges(ends[0], ends[1], np.ones(3_000_000, bool), np.ones(3_000_000))
+    executor = Executor(1)
+    try:
+        with pytest.raises((MemoryError, ProcessCrashed)):
+            await executor.in_process(rank, edges, timeout=60, memory_limit_mb=512)
+        with pytest.raises(TimeoutError):
+            await executor.in_process(rank, edges, timeout=0.5, memory_limit_mb=4096)
+        some = replace(edges, **{name: getattr(edges, name)[:1000] for name in edges.__slots__})
+        ranks = await executor.in_process(rank, some, timeout=60, memory_limit_mb=4096)
+    finally:
+        await executor.close()
+    assert sum(ranks.ranks) == pytest.approx(1)
+    assert ranks == rank(some)  # the same edges, the same answer
+
+
+def test_who_is_cited_by_many_and_by_the_cited_is_first():
+    #  1, 2, 3 cite 4; 4 cites 5; 6 and 7 are like one another, and nothing else
+    sources, targets = np.array([1, 2, 3, 4, 6]), np.array([4, 4, 4, 5, 7])
+    cites = np.array([True] * 4 + [False])
+    ranks = rank(Edges(sources, targets, cites, np.array([9.0, 1, 1, 1, -0.5])))
+    by_node = dict(zip(ranks.nodes, ranks.ranks, strict=True))
+    assert sorted(by_node, key=by_node.__getitem__)[-2:] == [4, 5]
+    communities = dict(zip(ranks.nodes, ranks.communities, strict=True))
+    assert len({communities[node] for node in (1, 2, 3, 4, 5)}) == 1
+    assert communities[6] == communities[7] != communities[1]
+
+
+def test_ranks_are_those_of_the_definition():
+    rng = np.random.default_rng(1)
+    size, damping = 60, 0.85
+    pairs = np.unique(rng.integers(0, size, (2, 90)), axis=1)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    ranks = rank(Edges(pairs[0], pairs[1], np.ones(pairs.shape[1], bool), np.ones(pairs.shape[1])))
+    at = {node: place for place, node in enumerate(ranks.nodes)}
+    links = np.zeros((len(at), len(at)))
+    for source, target in pairs.T.tolist():
+        links[at[source], at[target]] = 1
+    dangling = links.sum(axis=1) == 0
+    assert dangling.any()
+    links[dangling] = 1  # who cites nothing goes on anywhere
+    steps = links / links.sum(axis=1, keepdims=True)
+    exact = np.linalg.solve(np.eye(len(at)) - damping * steps.T, np.full(len(at), 1 - damping))
+    assert ranks.ranks == pytest.approx((exact / exact.sum()).tolist(), rel=1e-5)
+
+
+def test_nothing_is_ranked_where_there_is_nothing():
+    nothing = np.array([], dtype=int)
+    assert rank(Edges(nothing, nothing, nothing, nothing)).rows() == []
