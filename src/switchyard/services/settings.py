@@ -405,6 +405,21 @@ class Settings(BrokerSettings):
         default="info", pattern="^(debug|info|warning|error)$", description="Least level logged."
     )
 
+    alert_webhook: SecretStr | None = Field(
+        default=None,
+        description="Address that the scheduler posts to when the doctor finds something, when it "
+        "is over, and when a backfill or redrive ends. None: nobody is told.",
+    )
+    alert_format: Literal["json", "slack"] = Field(
+        default="json", description="`slack` is for Slack and what understands its messages."
+    )
+    alert_secret: SecretStr | None = Field(
+        default=None, description="Signs what is posted to JOBS_ALERT_WEBHOOK."
+    )
+    alert_interval: float = Field(
+        default=30.0, gt=0, le=3600, description="Seconds between looks for what is to be told."
+    )
+
     @field_validator(
         "modules",
         "api_trusted_proxies",
@@ -434,6 +449,8 @@ class Settings(BrokerSettings):
         "grobid_url",
         "api_tls_cert",
         "api_tls_key",
+        "alert_webhook",
+        "alert_secret",
         mode="before",
     )
     @classmethod

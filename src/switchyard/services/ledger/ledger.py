@@ -6,6 +6,7 @@ from types import TracebackType
 
 from sqlalchemy import Connection, text
 
+from switchyard.services.ledger.alerts import ToldAlerts
 from switchyard.services.ledger.api_keys import ApiKeys
 from switchyard.services.ledger.bulk_jobs import BulkJobs
 from switchyard.services.ledger.bulk_operations import BulkOperations
@@ -56,6 +57,7 @@ class Ledger(
     GaugeReads,
     LlmAnswers,
     LlmSlots,
+    ToldAlerts,
     NeededNames,
     GraphWrites,
     GraphReads,

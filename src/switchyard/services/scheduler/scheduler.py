@@ -17,6 +17,7 @@ from switchyard.broker.background import Background
 from switchyard.broker.errors import BrokerAway, WrongSystem
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.alerts.alerter import Alerter
 from switchyard.services.dead.indexing import DeadLetterIndexer
 from switchyard.services.files.storage import StorageError
 from switchyard.services.identity.broker import advance_broker
@@ -135,6 +136,9 @@ class Scheduler:
                         background.start("displaced jobs", self._returner.run)
                         background.start("old answers", self._drop_answers)
                         background.start("schedules", self._schedules.run)
+                        if self._settings.alert_webhook is not None:
+                            alerter = Alerter(self._settings, self._ledger)
+                            background.start("alerts", alerter.run)
                     try:
                         await self.turn()
                     except LedgerError as error:

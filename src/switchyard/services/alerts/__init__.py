@@ -1,0 +1,1 @@
+"""Telling people who look at no screen: what the doctor finds, and how long operations end."""
