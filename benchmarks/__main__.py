@@ -12,13 +12,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import bulk, graph, http_api, llm, measurements, redrives
+from benchmarks import bulk, graph, http_api, limits, llm, measurements, redrives
 from benchmarks.measurements import Row
 from benchmarks.search import evaluation
 from benchmarks.stage import stage
 
 ALL = {
     **measurements.ALL,
+    **limits.ALL,
     **bulk.ALL,
     **redrives.ALL,
     **http_api.ALL,

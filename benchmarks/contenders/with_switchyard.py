@@ -80,8 +80,8 @@ def _message(number: int, job_type: str) -> JobMessage:
 async def work(slots: int, lanes: list[str]) -> None:
     configure("warning")
     settle_memory()  # as `jobctl worker` does
-    registry = Registry.load([MODULE])
     settings = Settings()
+    registry = Registry.load(dict.fromkeys([MODULE, *settings.modules]))
     ledger = await Ledger.open(settings.ledger_url)
     share = share_of(registry, "llm", lanes=lanes, slots=slots)
     worker = Worker(settings, registry, ledger, [share])

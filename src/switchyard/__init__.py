@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from switchyard.broker.message import JobMessage
     from switchyard.broker.publish.blocking import BlockingPublisher
     from switchyard.services.jobs.context import JobContext
+    from switchyard.services.jobs.limits import Limit
     from switchyard.services.jobs.local_fields import LocalOnly
     from switchyard.services.jobs.outcomes import (
         Discard,
@@ -56,6 +57,7 @@ __all__ = [
     "JobRequest",
     "JoinedJob",
     "LLMQueue",
+    "Limit",
     "LocalOnly",
     "Next",
     "Outcome",
@@ -76,6 +78,7 @@ _HOMES = {
     "switchyard.broker.publish.blocking": ("BlockingPublisher",),
     "switchyard.broker.message": ("JobMessage",),
     "switchyard.services.jobs.context": ("JobContext",),
+    "switchyard.services.jobs.limits": ("Limit",),
     "switchyard.services.jobs.local_fields": ("LocalOnly",),
     "switchyard.services.jobs.outcomes": (
         "Discard",

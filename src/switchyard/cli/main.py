@@ -94,6 +94,10 @@ PANELS = {
             "cli.look.workers:workers",
             "List workers: alive, silent (no beat: it died, or lost the ledger), or stopped.",
         ),
+        "limits": (
+            "cli.look.limits:limits",
+            "Show named limits: what is in use, how many jobs wait, and when there is room again.",
+        ),
         "search": (
             "cli.look.search:search",
             "Search the documents that have been indexed, best places first.",

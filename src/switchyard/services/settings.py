@@ -35,6 +35,28 @@ class LlmServer(BaseModel):
     """Requests that it gets at once at most; JOBS_LLM_CONCURRENCY_MAX where unset."""
 
 
+class LimitRoom(BaseModel):
+    """Numbers of a named limit; null lifts what the code says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+    per_minute: int | None = Field(default=None, ge=1, le=100_000_000)
+    tokens_per_minute: int | None = Field(default=None, ge=1, le=1_000_000_000_000)
+
+    def given(self) -> dict[str, int | None]:
+        """Those that are set, to a number or to null."""
+        numbers = ("concurrency", "per_minute", "tokens_per_minute")
+        return {each: getattr(self, each) for each in numbers if each in self.model_fields_set}
+
+
+class LimitNumbers(LimitRoom):
+    """What JOBS_LIMITS says of one limit."""
+
+    keys: dict[str, LimitRoom] = {}
+    """Of single keys."""
+
+
 class Settings(BrokerSettings):
     """Settings of workers, scheduler, API and CLI. Secrets never reach a log."""
 
@@ -98,6 +120,12 @@ class Settings(BrokerSettings):
         default=None,
         description="Where chunks and vectors are kept: a directory or an object-store address "
         "(LanceDB), or postgresql://… with pgvector; the data directory where unset.",
+    )
+    limits: dict[str, LimitNumbers] = Field(
+        default={},
+        description="Other numbers for named limits than the code has, as a JSON object: "
+        '`{"openai": {"concurrency": 10, "per_minute": null, "keys": {"acme": {"concurrency": '
+        "2}}}}` (docs/limits.md).",
     )
     llm_base_url: str | None = Field(
         default=None,

@@ -24,6 +24,7 @@ from switchyard.cli.base.output import (
     console,
     echo,
     inline_json,
+    plain,
     print_json,
     print_json_line,
     print_rows,
@@ -35,6 +36,7 @@ from switchyard.cli.jobs import join_view
 
 if TYPE_CHECKING:
     from switchyard.services.records import JobRecord, JobSummary, JoinRecord
+    from switchyard.services.records.limits import LimitWait
     from switchyard.services.records.progress import ProgressRecord
     from switchyard.services.settings import Settings
 
@@ -116,16 +118,24 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     known = run(_look_up(load_settings(), job_id))
     if known is None:
         raise unknown_job(job_id)
-    job, pipeline, join, dead = known
+    job, pipeline, join, dead, wait = known
     followers = [each for each in pipeline if each.id != job.id]
     if as_json:
         others = [
             {"id": each.id, "job_type": each.job_type, "state": each.state} for each in followers
         ]
-        waits = None if join is None else join_view.public(join)
-        print_json(_public(job) | {"join": waits, "pipeline_jobs": others})
+        joins = None if join is None else join_view.public(join)
+        room = None if wait is None else plain(wait)
+        waits = {"join": joins, "waits_for_room": room}
+        print_json(_public(job) | waits | {"pipeline_jobs": others})
         return
     _print_job(job, join)
+    if wait is not None:
+        whose = f" of {wait.key}" if wait.key else ""
+        say(
+            f"It waits for room in the limit {wait.name}{whose}, since {age(wait.since)}: "
+            "`jobctl limits`."
+        )
     for hint in hints(job):
         say(hint)
     if join is not None and join.is_stuck and dead:
@@ -185,8 +195,9 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
 
 async def _look_up(
     settings: Settings, job_id: str
-) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str]] | None:
-    """The job, its pipeline, how far its join is, and some dead jobs that it waits for."""
+) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str], LimitWait | None] | None:
+    """The job, its pipeline, how far its join is, some dead jobs that it waits for, and the limit
+    in which it waits for room."""
     from switchyard.services.records import State
 
     async with open_ledger(settings) as ledger:
@@ -194,10 +205,11 @@ async def _look_up(
         if job is None:
             return None
         pipeline = await ledger.pipeline(job.pipeline or job.id)
+        wait = await ledger.limit_wait(job_id)
         if not job.joins:
-            return job, pipeline, None, []
+            return job, pipeline, None, [], wait
         dead, _ = await ledger.joined_jobs(job_id, state=State.DEAD, limit=3)
-        return job, pipeline, await ledger.join(job_id), [each.job_id for each in dead]
+        return job, pipeline, await ledger.join(job_id), [each.job_id for each in dead], wait
 
 
 def unknown_job(job_id: str) -> CommandFailed:
@@ -228,8 +240,6 @@ def _running_at(job: JobSummary) -> str:
 
 
 def _public(job: JobSummary) -> dict[str, Any]:
-    from switchyard.cli.base.output import plain
-
     shown: dict[str, Any] = plain(job)
     if "envelope" in shown:  # the payload stands beside it; the rest is metadata
         shown["metadata"] = shown.pop("envelope").get("metadata", {})

@@ -32,7 +32,7 @@ def _default(name: str, info: Any) -> str:
     value = info.default
     if name == "data_dir":
         return "`./.switchyard`"
-    if value is None or value == () or info.is_required():
+    if value in (None, (), {}) or info.is_required():
         return ""
     if isinstance(value, tuple):
         return f"`{','.join(map(_shown, value))}`"

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pydantic_core import to_json
 
@@ -91,14 +92,17 @@ class Course:
         self._counts = Counts.of(session.operation.counts)
         self._under_way: deque[_Batch] = deque()
         self._next_sample = float("-inf")
+        queue = queue_name(plan.spec.lane, plan.job_type.worker)
+        limited = partial(ledger.waiting_for_room, queue) if plan.job_type.limits else None
         self._gate = Gate(
             pressure,
             traffic,
             self._count_open,
             lane=plan.spec.lane,
-            queue=queue_name(plan.spec.lane, plan.job_type.worker),
+            queue=queue,
             low=plan.spec.low,
             high=plan.spec.high,
+            count_waiting=limited,
         )
 
     async def run(self) -> None:

@@ -52,6 +52,14 @@ class Shared:
         await self._open.aclose()
 
 
+@dataclass(slots=True)
+class Usage:
+    """What an attempt has used so far."""
+
+    tokens: int | None = None
+    """None: nobody has said."""
+
+
 class Compute(Protocol):
     """Runs CPU-bound work outside of the event loop."""
 
@@ -159,6 +167,15 @@ class JobContext:
                 yield job
             if after is None:
                 return
+
+    usage: Usage = field(default_factory=Usage, compare=False, repr=False)
+
+    def used(self, *, tokens: int) -> None:
+        """Say that so many tokens were used, each time some were: in the place of the estimate of
+        the job's limits. Raises ValueError for a negative number."""
+        if tokens < 0:
+            raise ValueError(f"tokens must be 0 or more, not {tokens}")
+        self.usage.tokens = (self.usage.tokens or 0) + int(tokens)
 
     @property
     def job_id(self) -> str:

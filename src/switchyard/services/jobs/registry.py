@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from switchyard.broker.lanes import LANES, Route, lane_named
 from switchyard.broker.message import DEFAULT_MAX_ATTEMPTS, describe
 from switchyard.services.errors import InvalidInput, Misconfigured, Unknown
+from switchyard.services.jobs.limits import Limit
 from switchyard.services.jobs.local_fields import Refusal, local_fields, refusals
 
 BUILT_IN_MODULES = (
@@ -89,6 +90,8 @@ class JobType:
     """Seconds of processor time that one attempt may take there; None for no limit but `timeout`.
     Unlike time on the clock it depends on what is to be done and hardly on the machine's other
     work: what takes more would do so again, and is not tried again. Only for `process`."""
+    limits: tuple[Limit, ...] = ()
+    """What it needs room in before it runs."""
 
     def validate(self, payload: Mapping[str, Any]) -> BaseModel:
         """The payload as its model. Raises InvalidPayload."""
@@ -128,13 +131,15 @@ def job(
     isolation: Literal["task", "process"] = "task",
     memory_limit_mb: int | None = None,
     cpu_limit: int | None = None,
+    limits: Iterable[Limit] = (),
 ) -> Callable[[AnyHandler], AnyHandler]:
     """Declare the function as the handler of a job type.
 
     The function takes `(payload, ctx)`; the annotation of `payload` is a pydantic model. With
     isolation `task` it is a coroutine function, with `process` a plain function that stands at
     the top level of its module. `timeout` is in seconds, `memory_limit_mb` in MiB, `cpu_limit` in
-    seconds of processor time; what takes more than that is not tried again.
+    seconds of processor time; what takes more than that is not tried again. `limits` are kept by
+    all workers together; a job without room in them waits, and holds nobody up.
     Raises RegistryError when the declaration does not fit together.
     """
 
@@ -154,6 +159,7 @@ def job(
                     isolation=isolation,
                     memory_limit_mb=memory_limit_mb,
                     cpu_limit=cpu_limit,
+                    limits=tuple(limits),
                 )
             ),
         )
@@ -210,6 +216,8 @@ class Registry:
                 f"job type {job_type.name!r} is declared twice: in {known.handler.__module__} "
                 f"and in {job_type.handler.__module__}"
             )
+        for limit in job_type.limits:
+            self._check_shared(limit, job_type)
         try:
             local_fields(job_type.payload_model)
         except Exception as error:  # pydantic, or whoever wrote a type of the payload
@@ -217,6 +225,17 @@ class Registry:
                 f"the payload of job type {job_type.name!r} has no JSON Schema: {error}"
             ) from error
         self._types[job_type.name] = job_type
+
+    def _check_shared(self, limit: Limit, job_type: JobType) -> None:
+        """Types that name the same limit mean the same room. Raises RegistryError."""
+        for other in self._types.values():
+            for known in other.limits:
+                same = known.room == limit.room and (known.key is None) == (limit.key is None)
+                if known.name == limit.name and not same:
+                    raise RegistryError(
+                        f"the limit {limit.name!r} has other numbers in {job_type.name!r} than in "
+                        f"{other.name!r}: declare it once, and name it in both"
+                    )
 
     def get(self, name: str) -> JobType:
         """Raises UnknownJobType, naming those there are."""
@@ -287,4 +306,23 @@ def _check(job_type: JobType) -> JobType:
             raise RegistryError(f"job type {name!r}: {limit} needs isolation='process'")
     if job_type.cpu_limit is not None and job_type.cpu_limit < 1:
         raise RegistryError(f"job type {name!r}: cpu_limit must be 1 or more")
+    _check_limits(job_type)
     return job_type
+
+
+def _check_limits(job_type: JobType) -> None:
+    names = [limit.name for limit in job_type.limits]
+    if len(set(names)) < len(names):
+        raise RegistryError(f"job type {job_type.name!r} names a limit twice")
+    for limit in job_type.limits:
+        where = f"the limit {limit.name!r} of job type {job_type.name!r}"
+        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", limit.name):
+            raise RegistryError(f"{where}: use lower-case letters, digits, _ and - for its name")
+        numbers = (limit.concurrency, limit.per_minute, limit.tokens_per_minute)
+        if all(each is None for each in numbers):
+            raise RegistryError(f"{where} limits nothing: give it a number")
+        if any(each is not None and each < 1 for each in numbers):
+            raise RegistryError(f"{where}: its numbers must be 1 or more")
+        for field in (limit.key, limit.tokens):
+            if isinstance(field, str) and field not in job_type.payload_model.model_fields:
+                raise RegistryError(f"{where}: the payload has no field {field!r}")

@@ -22,6 +22,7 @@ from switchyard.services.ledger.graph_writes import GraphWrites
 from switchyard.services.ledger.jobs import JobWrites
 from switchyard.services.ledger.joins import Joins
 from switchyard.services.ledger.leases import Leases
+from switchyard.services.ledger.limits import NamedLimits
 from switchyard.services.ledger.llm_answers import LlmAnswers
 from switchyard.services.ledger.llm_slots import LlmSlots
 from switchyard.services.ledger.needed import NeededNames
@@ -57,6 +58,7 @@ class Ledger(
     GaugeReads,
     LlmAnswers,
     LlmSlots,
+    NamedLimits,
     ToldAlerts,
     NeededNames,
     GraphWrites,
@@ -69,7 +71,7 @@ class Ledger(
     `jobs` changes jobs, `reads` reads them, `notes` has what they say of themselves; joins,
     workers, leases, dead letters, redrives, documents and their classes, the knowledge graph
     (`graph_…`), bulk operations, their jobs, gauges, schedules, calls to language models and their
-    answers, and keys of the API have a module each. Errors are those of `errors`.
+    answers, named limits, and keys of the API have a module each. Errors are those of `errors`.
     """
 
     @classmethod
@@ -127,6 +129,7 @@ class Ledger(
     async def close(self) -> None:
         """Commit what waits, then close the connections."""
         await self._committer.close()
+        await self._rooms.close()
         await self._database.close()
 
     async def __aenter__(self) -> Ledger:

@@ -95,7 +95,7 @@ NOT_RUN = Metric(
     "switchyard_deliveries_not_run_total",
     "counter",
     "Deliveries without a run; `why`: skipped (ended before, or an older copy), returned to the "
-    "queue, or buried as malformed.",
+    "queue, put_off (no room in a named limit), or buried as malformed.",
     ("why",),
 )
 SLOTS = Metric("switchyard_slots", "gauge", "Jobs that this worker runs at once.", ("worker",))
@@ -192,6 +192,15 @@ WORKERS = Metric(
     "gauge",
     "Workers by kind and `status`, alive or silent, as their beats tell.",
     ("worker", "status"),
+)
+LIMIT_IN_USE = Metric(
+    "switchyard_limit_in_use", "gauge", "Jobs that run under a named limit, all keys.", ("limit",)
+)
+LIMIT_WAITING = Metric(
+    "switchyard_limit_waiting",
+    "gauge",
+    "Jobs that were put off for want of room in a named limit, all keys.",
+    ("limit",),
 )
 BULK = Metric(
     "switchyard_bulk_operations",

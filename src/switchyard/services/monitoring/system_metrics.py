@@ -22,6 +22,7 @@ from switchyard.services.monitoring.lane_report import QueueReport, Report, lane
 from switchyard.services.monitoring.metrics import OTHER, Metric, Metrics, Samples
 from switchyard.services.monitoring.worker_status import is_current, status_of
 from switchyard.services.records import Gauges, LedgerError, WorkerRecord
+from switchyard.services.records.limits import LimitReport
 from switchyard.services.settings import Settings
 
 FRESH_FOR = 4.0
@@ -83,6 +84,7 @@ class SystemMetrics:
         try:
             gauges = await self._ledger.gauges()
             workers = await self._ledger.list_workers()
+            limited = await self._ledger.limit_reports()
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             up["ledger",] = 0
@@ -94,6 +96,7 @@ class SystemMetrics:
         return [
             *self._open(gauges, now),
             (names.WORKERS, _workers(workers, kinds, takeover, now)),
+            *_limits(self._registry, limited),
         ]
 
     def _open(self, gauges: Gauges, now: float) -> Shown:
@@ -179,3 +182,20 @@ def _workers(
             key = (kind if kind in kinds else OTHER, status)
             counted[key] = counted.get(key, 0.0) + 1
     return counted
+
+
+def _limits(registry: Registry, found: Iterable[LimitReport]) -> Shown:
+    """By name alone: keys are anybody's."""
+    in_use: Counter[tuple[str, ...]] = Counter()
+    waiting: Counter[tuple[str, ...]] = Counter()
+    for name in {limit.name for job_type in registry for limit in job_type.limits}:
+        in_use[name,] = waiting[name,] = 0
+    for each in found:
+        label = (each.name if (each.name,) in in_use else OTHER,)
+        in_use[label] += each.in_use
+        waiting[label] += each.waiting
+    return [(names.LIMIT_IN_USE, _floats(in_use)), (names.LIMIT_WAITING, _floats(waiting))]
+
+
+def _floats(numbers: Mapping[tuple[str, ...], int]) -> Samples:
+    return {label: float(number) for label, number in numbers.items()}

@@ -10,8 +10,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import now
 from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.limits import LimitRefused, needs_of
 from switchyard.services.jobs.outcomes import Discard, Done, Next, Outcome, Retry, Snooze
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import (
@@ -23,6 +25,7 @@ from switchyard.services.jobs.retry import (
     Succeeded,
 )
 from switchyard.services.records import NewJob
+from switchyard.services.records.limits import Need
 from switchyard.services.runtime.endings import classify, crashed_too_often
 from switchyard.services.runtime.execution import Executor
 
@@ -37,6 +40,8 @@ class Attempt:
     following: list[NewJob]
     """Jobs that would be published next."""
     seconds: float
+    needs: tuple[Need, ...] = ()
+    """What the job needs room for in its limits."""
 
     @property
     def succeeded(self) -> bool:
@@ -63,6 +68,11 @@ async def attempt(
         return Attempt(died, None, [], 0.0)
     job_type = registry.get(message.job_type)
     payload = job_type.validate(message.payload)
+    try:
+        needs = tuple(needs_of(job_type.limits, payload, ctx.settings.limits))
+    except LimitRefused as error:
+        refused = Died(Reason.PERMANENT, message.metadata.attempts, Failure.of(error))
+        return Attempt(refused, None, [], 0.0)
     clock = asyncio.get_running_loop().time
     began = clock()
     ended = await executor.run(job_type, payload, ctx, suspect=crashes > 0)
@@ -78,7 +88,7 @@ async def attempt(
         crashes=crashes,
     )
     outcome = ended if isinstance(ended, Done | Next | Retry | Snooze | Discard) else None
-    return Attempt(decision, outcome, following, seconds)
+    return Attempt(decision, outcome, following, seconds, needs)
 
 
 async def attempt_alone(registry: Registry, ctx: JobContext) -> Attempt:

@@ -16,13 +16,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.context import JobContext, Usage
 from switchyard.services.jobs.outcomes import Snooze
 from switchyard.services.jobs.registry import Handler
 from switchyard.services.jobs.retry import Failure
@@ -46,6 +47,14 @@ _USED = "used"
 _NOTICED_AFTER = 0.2
 """Seconds after which the parent has certainly read which job this process took."""
 _SET_PARENT_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38  # of prctl(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """How a handler has ended, and what it says that it used."""
+
+    ended: Any
+    usage: Usage
 
 
 def prepare(parent: int) -> None:
@@ -80,26 +89,31 @@ def run_job(
 ) -> Any:
     """The handler's answer, or a Failure. What it says of itself is written to `page`."""
     # Failures are classified here: not every exception can be pickled.
+    usage = Usage()
     try:
         with _processor_time(cpu_limit), writing_to(page) as notebook:
-            return run(handler, (payload, JobContext(**ctx, notebook=notebook)), memory_limit_mb)
+            here = JobContext(**ctx, notebook=notebook, usage=usage)
+            ended = run(handler, (payload, here), memory_limit_mb)
     except (Exception, SystemExit) as error:
-        return Failure.of(error)
+        ended = Failure.of(error)
+    return Used(ended, usage) if usage.tokens is not None else ended
 
 
 def run_task(
     handler: Handler, payload: BaseModel, ctx: Mapping[str, Any], page: PageAddress
 ) -> Any:
     """The answer of a handler that else runs in a worker's event loop, or a Failure."""
+    usage = Usage()
     try:
         with writing_to(page) as notebook:
-            own = {**ctx, "notebook": notebook}
-            return run(lambda: asyncio.run(_task(handler, payload, own)), (), None)
+            own = {**ctx, "notebook": notebook, "usage": usage}
+            ended = run(lambda: asyncio.run(_task(handler, payload, own)), (), None)
     except LedgerUnavailable as error:
         # Not the job's fault: it must not cost an attempt.
-        return Snooze(LEDGER_AWAY_PAUSE, str(error))
+        ended = Snooze(LEDGER_AWAY_PAUSE, str(error))
     except (Exception, SystemExit, asyncio.CancelledError) as error:
-        return Failure.of(error)
+        ended = Failure.of(error)
+    return Used(ended, usage) if usage.tokens is not None else ended
 
 
 async def _task(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) -> Any:

@@ -99,6 +99,16 @@ class Claims:
             if job is None:
                 self._open.discard(request.claim_id)
 
+    def runs_until(self, delivery: Delivery, message: JobMessage) -> float | None:
+        """When it will be too old to run, in seconds since the epoch; None when it is so already,
+        or has come before its time."""
+        moment = self.ledger.clock.now()
+        early = message.metadata.not_before
+        expiry = self._expiry(delivery.lane, message, moment)
+        if (early is not None and early > moment) or expiry <= moment:
+            return None
+        return expiry.timestamp()
+
     def close(self, job: RunningJob) -> None:
         """The job is over."""
         del self.running[job.message.job_id]

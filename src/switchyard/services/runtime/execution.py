@@ -28,6 +28,7 @@ from switchyard.services.runtime.child import (
     LEDGER_AWAY_PAUSE,
     OUT_OF_MEMORY,
     WORN_OUT,
+    Used,
     prepare,
     run,
     run_job,
@@ -128,11 +129,15 @@ class Executor:
     ) -> Any:
         try:
             with open_page() as page, _handing_on(page, ctx.notebook):
-                return await self._in_process(
+                ended = await self._in_process(
                     work,
                     [job_type.handler, payload, _portable(ctx), page.address, *options],
                     timeout=job_type.timeout,
                 )
+            if isinstance(ended, Used):
+                ctx.usage.tokens = ended.usage.tokens
+                return ended.ended
+            return ended
         except PoolTimeout:
             return _too_slow(job_type)
         except ProcessExpired as error:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from itertools import count
@@ -20,7 +22,8 @@ import structlog
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.services.instance import new_instance_id
-from switchyard.services.jobs.context import JobContext, Shared
+from switchyard.services.jobs.context import JobContext, Shared, Usage
+from switchyard.services.jobs.limits import LimitRefused, needs_of
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Decision, Delayed, Died
 from switchyard.services.ledger import Ledger, to_message
@@ -38,6 +41,7 @@ from switchyard.services.records import (
     RowRejected,
     State,
 )
+from switchyard.services.records.limits import NoRoom, RoomRequest
 from switchyard.services.runtime.attempt import Attempt, attempt
 from switchyard.services.runtime.endings import (
     finish_request,
@@ -51,6 +55,9 @@ from switchyard.services.settings import Settings
 
 PATIENCE = 60.0
 """Seconds that one job may wait for its retries in all: somebody waits for the answer."""
+
+LOOK = 0.5
+"""Seconds between looks for room in a job's limits."""
 
 
 class InlineRunner:
@@ -146,10 +153,11 @@ class InlineRunner:
         """Run a job, and again as its retries want it; gives the jobs that follow."""
         waited = 0.0
         while True:
-            claim_id, claim = await self._claim(job)
-            if claim is None:
-                return []
-            decision, following = await self._decide(job, claim_id, claim)
+            async with self._room(job) as usage:
+                claim_id, claim = await self._claim(job)
+                if claim is None:
+                    return []
+                decision, following = await self._decide(job, claim_id, claim, usage)
             if isinstance(decision, Delayed):
                 pause = _pause(decision, self._ledger.clock.now())
                 waited += pause
@@ -167,6 +175,42 @@ class InlineRunner:
                 return [*(each for each in following if each.joins is None), *due]
             await asyncio.sleep(pause)
             job = replace(job, message=job.message.with_metadata(attempts=decision.attempts))
+
+    @asynccontextmanager
+    async def _room(self, job: NewJob) -> AsyncIterator[Usage]:
+        """Room in the job's limits, waited for in place: there is no queue to go back to."""
+        usage = Usage()
+        message = job.message
+        job_type = self._registry.get(message.job_type)
+        try:
+            payload = job_type.validate(message.payload)
+            needs = needs_of(job_type.limits, payload, self._settings.limits)
+        except LimitRefused:
+            needs = []  # the attempt says so
+        if not needs:
+            yield usage
+            return
+        request = RoomRequest(
+            hold=f"{self._worker_id}/{next(self._claims)}",
+            holder=self._worker_id,
+            needs=needs,
+            job_id=message.job_id,
+            redrives=message.metadata.redrives,
+            attempts=message.metadata.attempts,
+            queue="",
+            body=None,
+            levels=(LOOK,),
+            expires_at=float("inf"),
+            life=job_type.timeout + PATIENCE,
+        )
+        answer = await self._ledger.take_room(request)
+        while isinstance(answer, NoRoom):
+            await asyncio.sleep(answer.seconds)
+            answer = await self._ledger.take_room(request)
+        try:
+            yield usage
+        finally:
+            await self._ledger.give_room_back(request.hold, needs, usage.tokens)
 
     async def _claim(self, job: NewJob) -> tuple[str, Claimed | None]:
         """The claim, and what the ledger says to it; None when the job is not to run."""
@@ -187,16 +231,16 @@ class InlineRunner:
         return request.claim_id, claim if isinstance(claim, Claimed) else None
 
     async def _decide(
-        self, job: NewJob, claim_id: str, claim: Claimed
+        self, job: NewJob, claim_id: str, claim: Claimed, usage: Usage
     ) -> tuple[Decision, list[NewJob]]:
         """How the attempt ends, and what follows."""
         join = await self._ledger.join(job.message.job_id) if claim.joins else None
         if (died := joined_died(job.message, join)) is not None:
             return died, []
-        ended = await self._attempt(job, claim_id, claim)
+        ended = await self._attempt(job, claim_id, claim, usage)
         return ended.decision, within(claim.join_id, ended.following)
 
-    async def _attempt(self, job: NewJob, claim_id: str, claim: Claimed) -> Attempt:
+    async def _attempt(self, job: NewJob, claim_id: str, claim: Claimed, usage: Usage) -> Attempt:
         kept = await self._notes.last_checkpoint(job.message) if claim.has_checkpoint else None
         async with self._notes.notebook_of(job.message, claim_id) as notebook:
             ctx = JobContext(
@@ -208,6 +252,7 @@ class InlineRunner:
                 shared=self._shared,
                 last_checkpoint=kept,
                 notebook=notebook,
+                usage=usage,
             )
             return await attempt(self._registry, ctx, self._executor, crashes=claim.crashes)
 

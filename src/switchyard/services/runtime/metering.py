@@ -77,6 +77,8 @@ class CountersLike(Protocol):
     @property
     def returned(self) -> int: ...
     @property
+    def put_off(self) -> int: ...
+    @property
     def buried(self) -> int: ...
 
 
@@ -120,6 +122,7 @@ class WorkerGauges:
                 {
                     ("skipped",): float(counters.skipped),
                     ("returned",): float(counters.returned),
+                    ("put_off",): float(counters.put_off),
                     ("buried",): float(counters.buried),
                 },
             ),

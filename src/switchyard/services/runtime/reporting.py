@@ -34,6 +34,8 @@ class Counters:
     skipped: int = 0
     """Deliveries of jobs that had ended before, or of older copies."""
     returned: int = 0
+    put_off: int = 0
+    """Deliveries that had no room in a named limit."""
     hot: int = 0
     """Hot jobs that it has taken."""
 

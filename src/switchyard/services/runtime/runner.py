@@ -1,6 +1,6 @@
 """One delivery, from the queue to its end: the line that every job goes through.
 
-decode → claim → run → classify → publish what follows → record → acknowledge → report
+decode → room → claim → run → classify → publish what follows → record → acknowledge → report
 
 The order is the system's promise. What follows from an attempt (next stages, the retry, the dead
 letter) is confirmed by the broker before the ledger says so, and the delivery is acknowledged
@@ -36,6 +36,7 @@ from switchyard.services.runtime.claiming import Claims
 from switchyard.services.runtime.endings import CalledOff, Ending, classify, within
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.following import FollowUp
+from switchyard.services.runtime.limiting import LimitEntry, LimitKeeper
 from switchyard.services.runtime.noting import NoteTaker
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.reporting import Reporter
@@ -54,6 +55,7 @@ class Runner:
     registry: Registry
     ledger: Ledger
     claims: Claims
+    limits: LimitKeeper
     executor: Executor
     follow_up: FollowUp
     recorder: Recorder
@@ -82,18 +84,41 @@ class Runner:
             attempt=message.metadata.attempts + 1,
         )
         try:
-            job = await self.claims.claim(delivery, message, is_known=task is not None)
-            if job is not None:
-                await self._see_through(job, task)
+            entry = await self._enter(delivery, message, task)
+            if entry is not None:
+                await self._claim_and_run(delivery, message, task, entry)
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             self.reporter.counters.returned += 1
             delivery.requeue()
             self.recorder.on_ledger_away()
 
-    async def _see_through(self, job: RunningJob, task: Task | None) -> None:
+    async def _enter(
+        self, delivery: Delivery, message: JobMessage, task: Task | None
+    ) -> LimitEntry | None:
+        """Room in the limits of the job; None when it has to wait, and the delivery is settled."""
+        if task is None or not task[0].limits:
+            return LimitEntry()
+        expires_at = self.claims.runs_until(delivery, message)
+        if expires_at is None:
+            await self.ledger.wait_no_longer(message.job_id)
+            return LimitEntry()
+        return await self.limits.enter(delivery, message, *task, expires_at)
+
+    async def _claim_and_run(
+        self, delivery: Delivery, message: JobMessage, task: Task | None, entry: LimitEntry
+    ) -> None:
+        try:
+            job = await self.claims.claim(delivery, message, is_known=task is not None)
+            if job is not None:
+                await self._see_through(job, task, entry)
+        finally:
+            await self.limits.leave(entry)
+
+    async def _see_through(self, job: RunningJob, task: Task | None, entry: LimitEntry) -> None:
         """A job that has been claimed, from its run to its end."""
         try:
+            await self._confirm(job, entry)
             ended = await self._run(job, *task) if task and not job.verdict else None
             ending, jobs = self._classify(job, ended)
             ending = await self.follow_up.publish(job, ending, within(job.join_id, jobs))
@@ -145,6 +170,15 @@ class Runner:
             return message, None
         return message, (job_type, job_type.validate(message.payload))
 
+    async def _confirm(self, job: RunningJob, entry: LimitEntry) -> None:
+        """See that a job that is claimed has the room that it needs; else it has a verdict. Without
+        the ledger it runs: it is claimed, and one job too many does less harm."""
+        job.usage = entry.usage
+        try:
+            await self.limits.confirm(entry, job)
+        except LedgerError as error:
+            self._log.warning("can't ask for room in limits", error=str(error))
+
     async def _run(self, job: RunningJob, job_type: JobType, payload: BaseModel) -> Any:
         """What the handler answers, or its failure. The verdict is given when the job is called
         off meanwhile."""
@@ -172,6 +206,7 @@ class Runner:
             is_cancelled=lambda: job.called_off,
             last_checkpoint=last_checkpoint,
             notebook=notebook,
+            usage=job.usage,
         )
         # Only the handler may be cancelled: what follows from it must be seen through.
         job.handler = asyncio.current_task()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.message import JobMessage
+from switchyard.services.jobs.context import Usage
 from switchyard.services.jobs.retry import Delayed, Died
 from switchyard.services.runtime.endings import CalledOff
 
@@ -35,5 +36,7 @@ class RunningJob:
     """How it ends, where that is not for the handler to say."""
     handler: asyncio.Task[None] | None = None
     """The task in which the handler runs, while it does."""
+    usage: Usage = field(default_factory=Usage)
+    """What the handler says that it used."""
     called_off: bool = False
     """Somebody asked for the job to be cancelled."""

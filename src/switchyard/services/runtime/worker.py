@@ -28,6 +28,7 @@ from switchyard.services.runtime.claiming import Claims
 from switchyard.services.runtime.control import ControlListener
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.following import FollowUp
+from switchyard.services.runtime.limiting import LimitKeeper
 from switchyard.services.runtime.metering import Meter, WorkerGauges
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.reporting import Reporter
@@ -127,6 +128,7 @@ class Worker:
         recorder = Recorder(ledger, self._on_ledger_away)
         policy = RetryPolicy.over(settings.retry_delays)
         follow_up = FollowUp(self._publisher, recorder, policy, self.worker_id)
+        self._limits = LimitKeeper(ledger, follow_up, self.counters, settings.limits)
         self._executors = [executor(share.slots) for share in self._shares]
         self._runners = [
             Runner(
@@ -143,6 +145,7 @@ class Worker:
                     takeover_after=settings.takeover_after,
                     lanes=lanes,
                 ),
+                limits=self._limits,
                 executor=executor,
                 follow_up=follow_up,
                 recorder=recorder,
@@ -180,6 +183,7 @@ class Worker:
         # Without these two, a worker looks alive and is not.
         background.start("beat", self._beat, vital=True)
         background.start("watch ledger", self._watch_ledger, vital=True)
+        self._limits.start(background)
         background.start("control", ControlListener(self._link, self._on_cancel, self._log).run)
         consuming = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
         stopping = asyncio.create_task(self._stopping.wait())
@@ -261,6 +265,7 @@ class Worker:
         try:
             # Before the broker gives their jobs to others, who would count a crash.
             await self._ledger.release_all(self.worker_id, self._ledger.clock.time())
+            await self._limits.close()
             await self._ledger.stopped(self.worker_id)
         except LedgerError as error:
             self._log.warning("can't record the stop", error=str(error))

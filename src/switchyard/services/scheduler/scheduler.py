@@ -31,6 +31,7 @@ from switchyard.services.monitoring.metrics import Metric, Metrics, Samples, sho
 from switchyard.services.publishing.recorded import publish_recorded
 from switchyard.services.records import JobRecord, LedgerError, State
 from switchyard.services.redrive.returning import LOOK, Returner
+from switchyard.services.runtime.limiting import call
 from switchyard.services.schedules.firing import ScheduleRunner
 from switchyard.services.settings import Settings
 
@@ -57,6 +58,10 @@ class Pace:
     """Between looks for what the broker threw out of full lanes."""
     answers: float = 600.0
     """Between looks for answers of models and catalogues that are too old, or too many."""
+    calls: float = 1.0
+    """Between looks for room in named limits that jobs wait for."""
+    limits: float = 300.0
+    """Between looks for named limits that nobody uses any more."""
 
 
 @dataclass(slots=True)
@@ -136,6 +141,8 @@ class Scheduler:
                         background.start("displaced jobs", self._returner.run)
                         background.start("old answers", self._drop_answers)
                         background.start("schedules", self._schedules.run)
+                        background.start("calls to limits", self._call_waiting)
+                        background.start("idle limits", self._forget_limits)
                         if self._settings.alert_webhook is not None:
                             alerter = Alerter(self._settings, self._ledger)
                             background.start("alerts", alerter.run)
@@ -256,6 +263,23 @@ class Scheduler:
             except (LedgerError, StorageError) as error:
                 self._log.warning("can't drop old answers", error=str(error))
             await asyncio.sleep(self._pace.answers)
+
+    async def _call_waiting(self) -> None:
+        """Where time alone makes room in a named limit, nobody else calls those that wait."""
+        while True:
+            try:
+                await call(self._publisher, await self._ledger.call_waiting(), self._log)
+            except LedgerError as error:
+                self._log.warning("can't call jobs that wait for room", error=str(error))
+            await asyncio.sleep(self._pace.calls)
+
+    async def _forget_limits(self) -> None:
+        while True:
+            try:
+                await self._ledger.forget_idle_limits()
+            except LedgerError as error:
+                self._log.warning("can't forget idle limits", error=str(error))
+            await asyncio.sleep(self._pace.limits)
 
     # --- the lease --------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from switchyard.services.jobs.retry import Decision, Delayed, Died, Failure, Suc
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.records import JoinedJob, NewJob, State
+from switchyard.services.records.limits import Need
 from switchyard.services.records.progress import Reported
 from switchyard.services.runtime.attempt import attempt_alone
 from switchyard.services.settings import Settings
@@ -43,6 +44,11 @@ class JobRun:
     """The last that it said of its progress: `fraction` and `note`."""
     checkpoint: Any = None
     """What it gave to `ctx.checkpoint` last: hand it to the next run as `last_checkpoint`."""
+    needs: tuple[Need, ...] = ()
+    """What it would need room for in its limits: `name`, `key`, `room`, `tokens`. In a test there
+    is always room; a job that could never have any is dead, as in production."""
+    used_tokens: int | None = None
+    """What the handler has said to `ctx.used`."""
 
     @property
     def then(self) -> NewJob | None:
@@ -224,4 +230,6 @@ async def _run(
         ended.seconds,
         progress=None if notes is None else notes.progress,
         checkpoint=None if kept is None else json.loads(kept),
+        needs=ended.needs,
+        used_tokens=ctx.usage.tokens,
     )

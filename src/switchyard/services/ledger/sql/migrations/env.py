@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alembic import context
 
-from switchyard.services.ledger.sql.tables import metadata
+from switchyard.services.ledger.sql.limit_tables import limits
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=metadata,
+    target_metadata=limits.metadata,  # all tables: this module comes last
     transactional_ddl=False,  # the caller's transaction is around all of it
 )
 context.run_migrations()

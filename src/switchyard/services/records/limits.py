@@ -1,0 +1,227 @@
+"""Named limits as the ledger keeps them, as plain values, and the window that rates are kept by."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+MINUTE = 60
+"""Seconds that a rate is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSize:
+    """How much of something there may be. None: as much as comes."""
+
+    concurrency: int | None = None
+    """Jobs that run at once."""
+    per_minute: int | None = None
+    """Jobs that start within any 60 seconds."""
+    tokens_per_minute: int | None = None
+    """Tokens that those use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one job needs of one limit."""
+
+    name: str
+    key: str
+    """Whose share it is, as an account's; empty where all share one."""
+    room: LimitSize
+    tokens: int = 0
+    """Estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomRequest:
+    """A worker wants to run a job, and asks for all that it needs in one step."""
+
+    hold: str
+    """New for each request."""
+    holder: str
+    """The process that asks."""
+    needs: Sequence[Need]
+    job_id: str
+    redrives: int
+    attempts: int
+    """With `redrives`, the generation of the message."""
+    queue: str
+    """Where the job came from."""
+    body: bytes | None
+    """The message, to call it back with; None where it is too large to be kept."""
+    levels: Sequence[float]
+    """Seconds that the job can be put off by, ascending."""
+    expires_at: float
+    """When it will be too old to run."""
+    life: float
+    """Seconds for which it gets the room, unless that is renewed."""
+    claimed: bool = False
+    """The job is claimed already, by this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomReturn:
+    """A job has ended: others may have its room."""
+
+    hold: str
+    needs: Sequence[Need]
+    used_tokens: int | None
+    """What it used; None: as many as were estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A job that waited, and has room now: whoever gets this sends it to its queue."""
+
+    job_id: str
+    queue: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RoomGiven:
+    """The job may run. The hold is to be renewed, and given back."""
+
+    called: tuple[Called, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """The job has to wait."""
+
+    name: str
+    key: str
+    why: str
+    seconds: float
+    """After which it comes back unless it is called before: one of the levels."""
+    called: tuple[Called, ...] = ()
+
+    def __str__(self) -> str:
+        whose = f" of {self.key}" if self.key else ""
+        return f"no room in the limit {self.name}{whose}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotToRun:
+    """The job runs already, or has ended: it needs no room now."""
+
+    called: tuple[Called, ...] = ()
+
+
+RoomAnswer = RoomGiven | NoRoom | NotToRun
+
+
+@dataclass(frozen=True, slots=True)
+class LimitReport:
+    """One limit of one key as it is now."""
+
+    name: str
+    key: str
+    room: LimitSize
+    in_use: int
+    """Jobs that run."""
+    last_minute: int
+    """Jobs that started in the last minute."""
+    tokens_last_minute: int
+    waiting: int
+    """Jobs that were put off for want of room."""
+    next_room: float | None
+    """Seconds until there is some: 0, now; None, when a job ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitWait:
+    """A job that was put off for want of room."""
+
+    name: str
+    key: str
+    since: float
+    times: int
+    """How often it was put off."""
+    back_at: float
+    """When it comes back at the latest, unless its queue is long."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateWindow:
+    """What started in the last minute, by second: never more than the rate within any 60 seconds.
+
+    A bucket that fills would let through twice as much in its worst minute, and a provider that
+    counts would answer 429.
+    """
+
+    bins: tuple[tuple[int, int, int], ...] = ()
+    """Second since the epoch, jobs that started in it, their tokens; ascending."""
+
+    @classmethod
+    def load(cls, text: str, now: float) -> Self:
+        """Without what is older than a minute."""
+        oldest = int(now) - MINUTE
+        return cls(tuple((s, n, t) for s, n, t in json.loads(text) if s >= oldest))
+
+    def dump(self) -> str:
+        return json.dumps(self.bins)
+
+    @property
+    def jobs(self) -> int:
+        return sum(each[1] for each in self.bins)
+
+    @property
+    def tokens(self) -> int:
+        return sum(each[2] for each in self.bins)
+
+    def plus(self, now: float, jobs: int, tokens: int) -> RateWindow:
+        """With these in this second."""
+        return self._changed(int(now), jobs, tokens)
+
+    def corrected(self, second: int, now: float, more_tokens: int) -> RateWindow:
+        """With so many tokens more, or fewer, than were estimated in that second. When that is
+        over a minute ago, what was used beyond the estimate counts now."""
+        if any(each[0] == second for each in self.bins):
+            return self._changed(second, 0, more_tokens)
+        return self._changed(int(now), 0, max(0, more_tokens))
+
+    def wait(self, now: float, room: LimitSize, jobs: int, tokens: int) -> float:
+        """Seconds until so many jobs with so many tokens have room; 0: now."""
+        used_jobs, used_tokens, left = self.jobs, self.tokens, list(self.bins)
+        seconds = 0.0
+        while True:
+            over_jobs = _over(used_jobs + jobs, room.per_minute)
+            over_tokens = _over(used_tokens + tokens, room.tokens_per_minute)
+            if not (over_jobs or over_tokens):
+                return seconds
+            if not left:
+                # More than a minute's worth waits before.
+                minutes = max(
+                    _minutes(used_jobs + jobs, room.per_minute),
+                    _minutes(used_tokens + tokens, room.tokens_per_minute),
+                )
+                return seconds + MINUTE * minutes
+            second, gone_jobs, gone_tokens = left.pop(0)
+            used_jobs, used_tokens = used_jobs - gone_jobs, used_tokens - gone_tokens
+            seconds = max(seconds, second + 1 + MINUTE - now)
+
+    def _changed(self, second: int, jobs: int, tokens: int) -> RateWindow:
+        by_second = {each[0]: each for each in self.bins}
+        _, n, t = by_second.get(second, (second, 0, 0))
+        by_second[second] = (second, n + jobs, max(0, t + tokens))
+        return RateWindow(tuple(by_second[each] for each in sorted(by_second)))
+
+
+def _over(used: int, most: int | None) -> bool:
+    return most is not None and used > most
+
+
+def _minutes(used: int, most: int | None) -> int:
+    return 0 if most is None else math.ceil(used / most) - 1
+
+
+def put_off(request: RoomRequest, times: int) -> float:
+    """The level by which a job without room is put off that was so many times before. One that will
+    be called needs to come back by itself only when its call gets lost."""
+    levels = request.levels
+    return levels[-1] if request.body is not None else levels[min(times, len(levels) - 1)]

@@ -1,0 +1,269 @@
+"""Named limits in the ledger: room is taken in one step, by one job more than there is at no time,
+and comes back by itself from those who die."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from sqlalchemy import text
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import State
+from switchyard.services.records.limits import (
+    LimitSize,
+    Need,
+    NoRoom,
+    NotToRun,
+    RoomAnswer,
+    RoomGiven,
+    RoomRequest,
+)
+from tests.integration.ledger.made import claim, finish, new_job
+
+NUMBERS = count(1)
+LIFE = 15.0
+ONE = Need("openai", "", LimitSize(concurrency=1))
+
+
+def request(job_id: str, *needs: Need, claimed: bool = False, large: bool = False) -> RoomRequest:
+    return RoomRequest(
+        hold=f"hold-{next(NUMBERS)}",
+        holder="worker-1",
+        needs=needs or (ONE,),
+        job_id=job_id,
+        redrives=0,
+        attempts=0,
+        queue="hot.llm",
+        body=None if large else job_id.encode(),
+        levels=(5.0, 10.0, 20.0),
+        expires_at=4_000_000_000.0,
+        life=LIFE,
+        claimed=claimed,
+    )
+
+
+async def take(ledger: Ledger, job_id: str, *needs: Need) -> RoomAnswer:
+    return await ledger.take_room(request(job_id, *needs))
+
+
+def called(answer: RoomAnswer | Sequence[object]) -> list[str]:
+    found = answer if isinstance(answer, Sequence) else answer.called
+    return [each.job_id for each in found]  # type: ignore[attr-defined]
+
+
+async def change(ledger: Ledger, statement: str) -> None:
+    await ledger._database.write(lambda connection: connection.execute(text(statement)).rowcount)
+
+
+async def test_no_more_jobs_than_may_have_room_whoever_asks(
+    ledger: Ledger, database_url: str
+) -> None:
+    need = Need("openai", "", LimitSize(concurrency=3))
+    in_use = most = 0
+    async with await Ledger.open(database_url) as other:
+
+        async def work(each: Ledger, name: str) -> int:
+            nonlocal in_use, most
+            done = 0
+            for number in range(20):
+                asked = request(f"{name}-{number}", need)
+                if isinstance(await each.take_room(asked), RoomGiven):
+                    in_use += 1
+                    most = max(most, in_use)
+                    await asyncio.sleep(0)
+                    in_use -= 1
+                    done += 1
+                    await each.give_room_back(asked.hold, asked.needs, None)
+            return done
+
+        workers = [work(each, f"{n}-{id(each)}") for each in (ledger, other) for n in range(4)]
+        done = sum(await asyncio.gather(*workers))
+    assert most <= 3
+    assert done >= 3
+
+
+async def test_room_goes_to_those_that_have_waited_longest(ledger: Ledger) -> None:
+    first = request("first")
+    assert isinstance(await ledger.take_room(first), RoomGiven)
+    for name in ("second", "third"):
+        assert isinstance(await take(ledger, name), NoRoom)
+    assert called(await ledger.give_room_back(first.hold, first.needs, None)) == ["second"]
+    # Its room is kept for it.
+    assert isinstance(await take(ledger, "newcomer"), NoRoom)
+    second = request("second")
+    assert isinstance(await ledger.take_room(second), RoomGiven)
+    assert called(await ledger.give_room_back(second.hold, second.needs, None)) == ["third"]
+
+
+async def test_a_newcomer_does_not_overtake_those_that_wait(ledger: Ledger) -> None:
+    assert isinstance(await take(ledger, "first"), RoomGiven)
+    assert isinstance(await take(ledger, "second"), NoRoom)
+    await ledger.release_room("worker-1")  # which calls nobody
+    answer = await take(ledger, "newcomer")
+    assert isinstance(answer, NoRoom)
+    assert called(answer) == ["second"]
+
+
+async def test_one_that_is_called_and_does_not_come_holds_nobody_up_for_long(
+    ledger: Ledger,
+) -> None:
+    first = request("first")
+    await ledger.take_room(first)
+    await take(ledger, "lost")
+    await take(ledger, "second")
+    assert called(await ledger.give_room_back(first.hold, first.needs, None)) == ["lost"]
+    await change(ledger, "UPDATE limit_waits SET called_until = 1, call_after = 1 WHERE calls > 0")
+    assert called(await take(ledger, "newcomer")) == ["lost"]
+    # Its room was kept for as long as before, and it is called again later than that.
+    await change(ledger, "UPDATE limit_waits SET called_until = 1 WHERE calls > 0")
+    assert called(await take(ledger, "newcomer")) == ["second"]
+
+
+async def test_room_of_one_that_died_comes_back(ledger: Ledger) -> None:
+    assert isinstance(await take(ledger, "first"), RoomGiven)
+    assert isinstance(await take(ledger, "large"), NoRoom)
+    await change(ledger, "UPDATE limit_holds SET expires_at = 1")
+    assert isinstance(await take(ledger, "large"), RoomGiven)
+
+
+async def test_renewed_room_stays(ledger: Ledger) -> None:
+    first = replace(request("first"), life=0.0)
+    await ledger.take_room(first)
+    assert await ledger.renew_room([first.hold], LIFE) == 1
+    assert isinstance(await take(ledger, "second"), NoRoom)
+
+
+async def test_one_key_does_not_hold_up_another(ledger: Ledger) -> None:
+    acme, other = (Need("account", key, LimitSize(concurrency=1)) for key in ("acme", "other"))
+    assert isinstance(await take(ledger, "a1", acme), RoomGiven)
+    full = await take(ledger, "a2", acme)
+    assert isinstance(full, NoRoom)
+    assert str(full) == "no room in the limit account of acme: 1 of 1 are running"
+    assert isinstance(await take(ledger, "b1", other), RoomGiven)
+
+
+async def test_room_is_taken_in_all_limits_or_in_none(ledger: Ledger) -> None:
+    wide, narrow = (
+        Need("wide", "", LimitSize(per_minute=5)),
+        Need("narrow", "", LimitSize(concurrency=1)),
+    )
+    assert isinstance(await take(ledger, "first", narrow, wide), RoomGiven)
+    assert isinstance(await take(ledger, "second", narrow, wide), NoRoom)
+    reports = {each.name: each for each in await ledger.limit_reports()}
+    assert (reports["wide"].last_minute, reports["wide"].in_use) == (1, 1)
+    assert (reports["narrow"].in_use, reports["narrow"].waiting) == (1, 1)
+    assert reports["narrow"].next_room is None
+    assert reports["wide"].next_room == 0
+
+
+async def test_tokens_are_reserved_before_and_corrected_after(ledger: Ledger) -> None:
+    need = Need("openai", "", LimitSize(tokens_per_minute=100), tokens=60)
+    first = request("first", need)
+    assert isinstance(await ledger.take_room(first), RoomGiven)
+    full = await take(ledger, "second", need)
+    assert isinstance(full, NoRoom)
+    assert "60 of 100 tokens were used in the last minute" in full.why
+    assert called(await ledger.give_room_back(first.hold, first.needs, 10)) == ["second"]
+    (report,) = await ledger.limit_reports()
+    assert report.tokens_last_minute == 10
+    assert isinstance(await take(ledger, "second", need), RoomGiven)
+
+
+async def test_who_waits_for_a_rate_is_called_when_there_is_room(ledger: Ledger) -> None:
+    need = Need("openai", "", LimitSize(per_minute=1))
+    assert isinstance(await take(ledger, "first", need), RoomGiven)
+    for name in ("second", "third"):
+        assert isinstance(await take(ledger, name, need), NoRoom)
+    wait = await ledger.limit_wait("second")
+    assert wait is not None
+    assert (wait.name, wait.times) == ("openai", 1)
+    assert await ledger.waiting_for_room("hot.llm") == 2
+    assert called(await ledger.call_waiting()) == []
+    await change(ledger, "UPDATE limits SET bins = '[]'")  # a minute later
+    assert called(await ledger.call_waiting()) == ["second"]
+    assert called(await ledger.call_waiting()) == []
+
+
+async def test_who_waits_until_it_is_too_old_is_called_to_be_told_so(ledger: Ledger) -> None:
+    assert isinstance(await take(ledger, "first"), RoomGiven)
+    await ledger.take_room(replace(request("second"), expires_at=5.0))
+    assert called(await ledger.call_waiting()) == ["second"]
+    await ledger.wait_no_longer("second")
+    assert called(await ledger.call_waiting()) == []
+
+
+async def test_room_of_a_dead_worker_is_given_on_although_nothing_else_happens(
+    ledger: Ledger,
+) -> None:
+    assert isinstance(await take(ledger, "first"), RoomGiven)
+    assert isinstance(await take(ledger, "second"), NoRoom)
+    await change(ledger, "UPDATE limit_holds SET expires_at = 1")
+    assert called(await ledger.call_waiting()) == ["second"]
+
+
+async def test_a_copy_of_a_job_that_has_ended_or_runs_takes_no_room(ledger: Ledger) -> None:
+    await ledger.record(new_job("job-1"))
+    await ledger.claim(claim("job-1"))
+    assert isinstance(await take(ledger, "job-1"), NotToRun)
+    await ledger.finish(finish(State.SUCCEEDED))
+    assert isinstance(await take(ledger, "job-1"), NotToRun)
+    assert isinstance(await take(ledger, "other"), RoomGiven)
+
+
+async def test_a_job_that_waited_and_was_cancelled_makes_way(ledger: Ledger) -> None:
+    await ledger.record(new_job("job-1"))
+    first = request("first")
+    await ledger.take_room(first)
+    await take(ledger, "job-1")
+    await take(ledger, "second")
+    await ledger.cancel("job-1", 1.0)
+    assert called(await ledger.give_room_back(first.hold, first.needs, None)) == ["job-1"]
+    gone = await take(ledger, "job-1")
+    assert isinstance(gone, NotToRun)
+    assert called(gone) == ["second"]
+
+
+async def test_who_takes_a_job_over_takes_its_room_over(ledger: Ledger) -> None:
+    assert isinstance(await take(ledger, "first"), RoomGiven)
+    heir = replace(request("first", claimed=True), holder="worker-2")
+    assert isinstance(await ledger.take_room(heir), RoomGiven)
+    (report,) = await ledger.limit_reports()
+    assert report.in_use == 1
+    assert called(await ledger.give_room_back(heir.hold, heir.needs, None)) == []
+    assert isinstance(await take(ledger, "second"), RoomGiven)
+
+
+async def test_a_large_job_is_not_called_and_stands_in_nobodys_way(ledger: Ledger) -> None:
+    first = request("first")
+    await ledger.take_room(first)
+    assert isinstance(await ledger.take_room(request("large", large=True)), NoRoom)
+    assert called(await ledger.give_room_back(first.hold, first.needs, None)) == []
+    assert isinstance(await take(ledger, "second"), RoomGiven)
+
+
+async def test_limits_that_nobody_uses_are_forgotten(ledger: Ledger) -> None:
+    first = request("first")
+    await ledger.take_room(first)
+    await change(ledger, "UPDATE limits SET updated_at = 1")
+    assert await ledger.forget_idle_limits() == 0
+    await ledger.release_room("worker-1")
+    assert await ledger.forget_idle_limits() == 1
+    assert await ledger.limit_reports() == []
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+async def test_jobs_that_share_several_limits_do_not_lock_each_other(
+    ledger: Ledger, order: tuple[str, str]
+) -> None:
+    # `needs_of` sorts them; whoever asks has them in that order.
+    needs = [Need(name, "", LimitSize(concurrency=2)) for name in sorted(order)]
+
+    async def work(number: int) -> None:
+        asked = request(f"job-{order[0]}-{number}", *needs)
+        if isinstance(await ledger.take_room(asked), RoomGiven):
+            await ledger.give_room_back(asked.hold, asked.needs, 5)
+
+    await asyncio.gather(*(work(number) for number in range(20)))
+    assert {each.in_use for each in await ledger.limit_reports()} == {0}
