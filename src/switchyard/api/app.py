@@ -33,6 +33,7 @@ from switchyard.api.routes import (
     samples,
     schedules,
     search,
+    webhooks,
 )
 from switchyard.api.state import open_state
 from switchyard.services.access.rate_limit import RateLimiter
@@ -58,6 +59,7 @@ ROUTERS = (
     admin.router,
     health.router,
     metrics.router,
+    webhooks.router,
 )
 
 DESCRIPTION = """Jobs in, status and results out.

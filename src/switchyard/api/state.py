@@ -31,6 +31,7 @@ from switchyard.services.publishing.prompt import PromptPublisher
 from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records.errors import LedgerError, LedgerRefuses, LedgerUnavailable
 from switchyard.services.settings import Settings
+from switchyard.services.webhooks.sources import WebhookSources
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class ApiState:
     keys: KeyRing
     key_limiter: RateLimiter
     metrics: Metrics
+    webhooks: WebhookSources
     broker: BrokerSide | None
     """None without JOBS_AMQP_URL."""
 
@@ -68,12 +70,13 @@ class ApiState:
 @asynccontextmanager
 async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
     """Open ledger and broker. Raises LedgerError when the ledger's tables are not right or nobody
-    is let in, WrongSystem, WrongPlace, and RegistryError. A broker or ledger that is away is looked
-    for again later."""
+    is let in, WrongSystem, WrongPlace, RegistryError, and InvalidWebhooks. A broker or ledger that
+    is away is looked for again later."""
     registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
     configured = configured_keys(
         settings.api_keys.get_secret_value() if settings.api_keys is not None else ""
     )
+    webhooks = WebhookSources.load(settings, registry)
     async with (
         await Ledger.open(settings.ledger_url, prompt=True) as ledger,
         _looking_for(settings, ledger),
@@ -94,6 +97,7 @@ async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
             keys=KeyRing(ledger, configured),
             key_limiter=RateLimiter(settings.api_rate_limit, settings.api_rate_burst),
             metrics=metrics,
+            webhooks=webhooks,
             broker=broker,
         )
 

@@ -309,6 +309,15 @@ class Settings(BrokerSettings):
         le=60,
         description="Least seconds between two requests to GitHub, all processes together.",
     )
+    github_webhook_secret: SecretStr | None = Field(
+        default=None,
+        description="The secret of GitHub's webhooks, which `POST /webhooks/github` takes then.",
+    )
+    webhooks: Path | None = Field(
+        default=None,
+        description="A TOML file that says which other webhooks are taken, and what job each is "
+        "(docs/webhooks.md).",
+    )
     hf_base_url: str = Field(
         default="https://huggingface.co",
         pattern="^https?://",
@@ -469,6 +478,8 @@ class Settings(BrokerSettings):
         "classes",
         "contact",
         "github_token",
+        "github_webhook_secret",
+        "webhooks",
         "hf_token",
         "llm_base_url",
         "llm_api_key",

@@ -25,10 +25,12 @@ _OVERLAP = 10.0
 _HOUR = 3600.0
 _BY_PRODUCTS = re.compile(
     r"uploads/incoming/[^/]+|results/jobs/[^/]+/[^/]+|intermediate/[^/]+/[^/]+/pages/[^/]+"
+    r"|sources/[^/]+/[^/]+"
 )
-"""Uploads that became a document, results of jobs without one, pages that are in the text."""
+"""Uploads that became a document, results of jobs without one, pages that are in the text; what
+other people's servers answered, which is asked for again."""
 _DOCUMENTS = re.compile(r"uploads/[^/]+/[^/]+|intermediate/.+")
-_FOLDERS = ("uploads", "intermediate", "results/jobs")
+_FOLDERS = ("uploads", "intermediate", "results/jobs", "sources")
 _UNFINISHED = re.compile(r".+#\d+")
 """What a put that was killed leaves in a directory; no store lists it."""
 

@@ -1,0 +1,114 @@
+"""`/webhooks/…`: what other systems tell us. They have no API key; their signature is one.
+
+Not in `/openapi.json`: what is sent here has the form of whoever sends it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from switchyard.api.http.problems import Problem
+from switchyard.api.models import jobs as models
+from switchyard.api.models.webhooks import DeliveryView
+from switchyard.api.routes.jobs import prepared
+from switchyard.api.state import Shared
+from switchyard.broker.errors import PublishError
+from switchyard.broker.lanes import queue_name
+from switchyard.services.monitoring.levels import Pressure
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.publishing.publisher import Published
+from switchyard.services.publishing.requests import job_id_for
+from switchyard.services.webhooks.deliveries import (
+    Ignored,
+    Wanted,
+    github_job,
+    is_signed,
+)
+
+router = APIRouter(prefix="/webhooks", tags=["webhooks"], include_in_schema=False)
+
+LATER = 5.0
+"""Seconds after which a job enters its lane that finds it full, or the broker away: whoever sends
+webhooks does not come again, so it is recorded and waits."""
+
+
+@router.post("/github")
+async def github(request: Request, state: Shared, response: Response) -> DeliveryView:
+    """A delivery of GitHub."""
+    body = await request.body()
+    secret = state.settings.github_webhook_secret
+    if secret is None:
+        raise Problem("not-found", "set JOBS_GITHUB_WEBHOOK_SECRET to take GitHub's webhooks")
+    signature = request.headers.get("x-hub-signature-256", "")
+    if not is_signed(body, signature, secret.get_secret_value()):
+        raise _not_signed()
+    event = request.headers.get("x-github-event", "")
+    wanted = github_job(event, body, now=state.ledger.clock.time())
+    return await _done(state, response, wanted, "github")
+
+
+@router.post("/{source}")
+async def of_source(
+    source: Annotated[str, Path(pattern=models.NAME)],
+    request: Request,
+    state: Shared,
+    response: Response,
+) -> DeliveryView:
+    """A delivery of a system that the file of JOBS_WEBHOOKS names."""
+    body = await request.body()
+    found = state.webhooks.get(source)
+    if found is None:
+        raise Problem("not-found", f"there is no webhook {source!r}")
+    about, secret = found
+    signature = request.headers.get(about.signature, "")
+    if not is_signed(body, signature, secret.get_secret_value(), prefix=about.prefix):
+        raise _not_signed()
+    delivery_id = request.headers.get(about.delivery) if about.delivery is not None else None
+    return await _done(state, response, about.job(source, body, delivery_id), source)
+
+
+async def _done(
+    state: Shared, response: Response, wanted: Wanted | Ignored, source: str
+) -> DeliveryView:
+    if isinstance(wanted, Ignored):
+        return DeliveryView(ignored=wanted.why)
+    done = await _published(state, wanted, f"webhook:{source}"[:100])
+    response.status_code = 202
+    response.headers["Location"] = f"/jobs/{done.job_id}"
+    return DeliveryView(job_id=done.job_id, duplicate=done.duplicate)
+
+
+async def _published(state: Shared, wanted: Wanted, source: str) -> Published:
+    """The job published, or recorded for later. Raises Problem, InvalidRequest, LedgerError."""
+    broker = state.require_broker()
+    job_type = wanted.routing_key.partition(".")[2]
+    request = JobRequest(
+        wanted.routing_key,
+        wanted.payload,
+        source=source,
+        idempotency_key=wanted.key,
+        job_id=job_id_for(wanted.key, job_type, wanted.payload),
+    )
+    job = prepared(broker, request, by_routing_key=True)
+    depth = broker.pressure.recent(queue_name(job.lane, job.worker))
+    if depth is None or depth.pressure is not Pressure.FULL:
+        try:
+            return await broker.jobs.publish_one(job)
+        except PublishError as error:
+            if not error.left_nothing:
+                raise
+    later = JobRequest(
+        request.routing_key,
+        request.payload,
+        source=source,
+        delay=LATER,
+        idempotency_key=wanted.key,
+        job_id=request.job_id,
+    )
+    return await broker.jobs.publish_one(prepared(broker, later, by_routing_key=True))
+
+
+def _not_signed() -> Problem:
+    return Problem("unauthorized", "the signature is not that of this delivery")

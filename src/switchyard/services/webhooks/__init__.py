@@ -1,0 +1,1 @@
+"""What other systems tell us, made into jobs."""

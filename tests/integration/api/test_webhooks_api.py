@@ -1,0 +1,340 @@
+"""What other systems tell us: taken in when it is signed, once, as the job that it asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from switchyard.services.access.api_keys import Scope, create_key
+from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.records import JobFilter, JobRecord, State
+from switchyard.services.settings import Settings
+from switchyard.services.webhooks.deliveries import Ignored, Wanted, github_job, is_signed
+from switchyard.services.webhooks.sources import InvalidWebhooks, WebhookSources
+from tests.integration.api.document_server import WORKERS
+from tests.support.api_server import RunningApi, connected, problem, serving
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.hosts import GithubSite
+from tests.support.system import System, open_system
+
+SECRET = "It's a Secret to Everybody"
+FILE = """
+[shop]
+secret = "SHOP_WEBHOOK_SECRET"
+routing_key = "hot.ingest_url"
+payload = { url = "https://shop.example/{product.page}" }
+when = { event = ["published"], "product.public" = [true] }
+signature = "X-Shop-Signature"
+prefix = ""
+delivery = "X-Shop-Delivery"
+
+[thief]
+secret = "SHOP_WEBHOOK_SECRET"
+routing_key = "hot.ingest_document"
+payload = { path = "{path}" }
+"""
+
+
+def release(name: str = "psf/requests", action: str = "published", **more: Any) -> dict[str, Any]:
+    """As GitHub tells of a release; much is left out."""
+    owner = name.partition("/")[0]
+    return {
+        "action": action,
+        "release": {"id": 17372790, "tag_name": "v3.0.0", "draft": False, "body": None},
+        "repository": {"id": 1, "full_name": name, "private": False, "default_branch": "main"},
+        "sender": {"login": owner, "id": 2, "type": "User"},
+    } | more
+
+
+def signed(body: bytes, secret: str = SECRET) -> str:
+    return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+
+
+async def deliver(
+    client: httpx.AsyncClient,
+    told: Any,
+    event: str = "release",
+    *,
+    signature: str | None = None,
+    delivery: str = "72d3162e-cc78-11e3-81ab-4c9367dc0958",
+) -> httpx.Response:
+    body = told if isinstance(told, bytes) else json.dumps(told).encode()
+    headers = {
+        "Content-Type": "application/json",
+        "X-GitHub-Event": event,
+        "X-GitHub-Delivery": delivery,
+        "X-Hub-Signature-256": signed(body) if signature is None else signature,
+    }
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return await client.post("/webhooks/github", content=body, headers=raw)
+
+
+@pytest.fixture
+async def hooked(
+    system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[RunningApi]:
+    monkeypatch.setenv("SHOP_WEBHOOK_SECRET", SECRET)
+    (tmp_path / "webhooks.toml").write_text(FILE)
+    changes = {
+        "github_webhook_secret": SecretStr(SECRET),
+        "webhooks": tmp_path / "webhooks.toml",
+    }
+    async with serving(system.settings, **changes) as running:
+        await connected(running)
+        yield running
+
+
+async def jobs(system: System) -> list[JobRecord]:
+    listed = (await system.ledger.list_jobs(JobFilter(), limit=1000)).items
+    return [await system.record(each.id) for each in listed]
+
+
+async def test_a_release_becomes_a_hot_job_without_any_api_key(
+    system: System, hooked: RunningApi
+) -> None:
+    await create_key(system.ledger, "somebody", [Scope.ADMIN])
+    answer = await deliver(hooked.client, release())
+    assert answer.status_code == 202, answer.text
+    [job] = await jobs(system)
+    assert (job.lane, job.job_type, job.payload) == (
+        "hot",
+        "ingest_github",
+        {"repository": "psf/requests"},
+    )
+    assert answer.json()["job_id"] == job.id
+    assert (job.source, job.state) == ("webhook:github", State.QUEUED)
+
+
+async def test_a_delivery_that_comes_again_is_known_whatever_its_id(
+    system: System, hooked: RunningApi
+) -> None:
+    first = await deliver(hooked.client, release())
+    for delivery in ("72d3162e-cc78-11e3-81ab-4c9367dc0958", "another"):
+        again = await deliver(hooked.client, release(), delivery=delivery)
+        assert again.json() == {"job_id": first.json()["job_id"], "duplicate": True} | {
+            "ignored": None
+        }
+    assert len(await jobs(system)) == 1
+    assert (await deliver(hooked.client, release(action="edited"))).json()["duplicate"] is False
+
+
+@pytest.mark.parametrize(
+    "signature", ["", "sha256=", "sha256=" + "0" * 64, "sha1=abc", "ümläut", signed(b"other")]
+)
+async def test_a_delivery_of_somebody_else_is_refused_before_it_is_read(
+    system: System, hooked: RunningApi, signature: str
+) -> None:
+    for told in (release(), b"no JSON at all"):
+        answer = await deliver(hooked.client, told, signature=signature)
+        problem(answer, 401, "unauthorized")
+    assert await jobs(system) == []
+
+
+@pytest.mark.parametrize("told", [b"", b"[]", b"{", b"[" * 100_000, b'{"repository": {}}', b"\xff"])
+async def test_a_signed_delivery_without_sense_is_refused(hooked: RunningApi, told: bytes) -> None:
+    problem(await deliver(hooked.client, told), 422, "invalid")
+
+
+async def test_a_delivery_that_is_too_long_is_refused(hooked: RunningApi) -> None:
+    problem(await deliver(hooked.client, b" " * 3_000_000), 413, "too-large")
+
+
+@pytest.mark.parametrize(
+    ("event", "told", "handled"),
+    [
+        ("release", release(), True),
+        ("repository", release(action="edited"), True),
+        ("repository", release(action="deleted"), False),
+        ("star", release(action="created"), True),
+        ("push", release(ref="refs/heads/main"), True),
+        ("push", release(ref="refs/heads/topic"), False),
+        ("push", release(ref="refs/heads/main", deleted=True), False),
+        ("ping", {"zen": "Keep it logically awesome."}, False),
+        ("issues", release(action="opened"), False),
+        ("", release(), False),
+    ],
+)
+def test_these_events_make_jobs_and_all_others_none(
+    event: str, told: dict[str, Any], handled: bool
+) -> None:
+    found = github_job(event, json.dumps(told).encode(), now=1e9)
+    assert isinstance(found, Wanted if handled else Ignored)
+    if isinstance(found, Wanted):
+        Registry.load().get("ingest_github").validate_remote(found.payload)
+
+
+def test_the_stars_of_some_minutes_are_one_job() -> None:
+    stars = [json.dumps(release(action="created", starred_at=each)).encode() for each in "ab"]
+    keys = [
+        github_job("star", each, now=600.0 + at) for at, each in zip((1, 500), stars, strict=True)
+    ]
+    assert isinstance(keys[0], Wanted)
+    assert keys[0] == keys[1]
+    assert github_job("star", stars[0], now=1300.0) != keys[0]
+
+
+async def test_ping_is_answered(system: System, hooked: RunningApi) -> None:
+    answer = await deliver(hooked.client, {"zen": "x"}, "ping")
+    assert (answer.status_code, answer.json()["ignored"]) == (200, "ping")
+    assert await jobs(system) == []
+
+
+def test_githubs_own_example_of_a_signature() -> None:
+    """https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries"""
+    told = "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
+    assert is_signed(b"Hello, World!", told, SECRET)
+    assert not is_signed(b"Hello, World?", told, SECRET)
+
+
+async def test_a_burst_of_a_thousand_deliveries_is_taken_in(
+    system: System, hooked: RunningApi
+) -> None:
+    """More than the lane holds, with no worker: what has no room is recorded, and waits."""
+
+    async def one(number: int) -> int:
+        told = release(f"psf/repository-{number}")
+        return (await deliver(hooked.client, told, delivery=str(number))).status_code
+
+    began = time.monotonic()
+    codes: list[int] = []
+    for start in range(0, 1000, 50):
+        codes += await asyncio.gather(*(one(number) for number in range(start, start + 50)))
+        # At the pace of 1,000 in 10 s: faster is the rate limit's concern.
+        await asyncio.sleep(max(0.0, began + (start + 50) / 100 - time.monotonic()))
+    assert set(codes) == {202}
+    listed = (await system.ledger.list_jobs(JobFilter(), limit=1000)).items
+    assert len(listed) == 1000
+
+
+async def test_what_finds_its_lane_full_waits_for_its_turn(
+    system: System, hooked: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from switchyard.services.monitoring.lane_pressure import QueueDepth
+    from switchyard.services.monitoring.levels import Pressure
+
+    full = QueueDepth("hot.ingest", 1000, 0, 1000, Pressure.FULL)
+    monkeypatch.setattr(hooked.state.broker.pressure, "recent", lambda queue: full)
+    assert (await deliver(hooked.client, release())).status_code == 202
+    [job] = await jobs(system)
+    assert job.state is State.SCHEDULED
+
+
+# --- others -------------------------------------------------------------------------------------
+
+
+async def tell(
+    client: httpx.AsyncClient, told: Any, source: str = "shop", delivery: str | None = "1"
+) -> httpx.Response:
+    body = json.dumps(told).encode()
+    digest = signed(body)
+    headers = {"X-Shop-Signature": digest.removeprefix("sha256="), "X-Hub-Signature-256": digest}
+    if delivery is not None:
+        headers["X-Shop-Delivery"] = delivery
+    return await client.post(f"/webhooks/{source}", content=body, headers=headers)
+
+
+PRODUCT = {"event": "published", "product": {"page": "kettle.html", "public": True}}
+
+
+async def test_another_systems_delivery_becomes_the_job_that_the_file_says(
+    system: System, hooked: RunningApi
+) -> None:
+    assert (await tell(hooked.client, PRODUCT)).status_code == 202
+    again = await tell(hooked.client, PRODUCT)
+    assert again.json()["duplicate"] is True
+    assert (await tell(hooked.client, PRODUCT, delivery="2")).json()["duplicate"] is False
+    [one, other] = await jobs(system)
+    assert one.payload == other.payload == {"url": "https://shop.example/kettle.html"}
+    assert one.source == "webhook:shop"
+    assert (await tell(hooked.client, {**PRODUCT, "event": "sold"})).json()["ignored"]
+    assert (await tell(hooked.client, {"x": 1})).json()["ignored"]
+    assert len(await jobs(system)) == 2
+
+
+async def test_a_delivery_that_does_not_fit_is_refused(hooked: RunningApi) -> None:
+    lost = {"event": "published", "product": {"public": True}}
+    problem(await tell(hooked.client, lost), 422, "invalid")
+    problem(await tell(hooked.client, PRODUCT, "nobody"), 404, "not-found")
+    forged = await hooked.client.post("/webhooks/shop", json=PRODUCT)
+    problem(forged, 401, "unauthorized")
+
+
+async def test_a_webhook_names_no_file_of_the_host(system: System, hooked: RunningApi) -> None:
+    """What a delivery says passes the same rule as every other door."""
+    answer = await tell(hooked.client, {"path": "/etc/passwd"}, "thief")
+    problem(answer, 422, "invalid")
+    assert "path can't be set from outside" in answer.text
+    assert await jobs(system) == []
+
+
+async def test_without_a_secret_there_is_no_webhook(api: RunningApi) -> None:
+    problem(await deliver(api.client, release()), 404, "not-found")
+    problem(await tell(api.client, PRODUCT), 404, "not-found")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[shop", "can't be read"),
+        ("[shop]", "routing_key"),
+        (FILE.replace("hot.ingest_url", "hot.nothing"), "no job type 'nothing'"),
+        (FILE.replace("[shop]", "[github]"), "another name"),
+        (FILE.replace("[shop]", '["a/b"]'), "another name"),
+        (FILE.replace("SHOP_WEBHOOK_SECRET", "UNSET_SECRET"), "set UNSET_SECRET"),
+        (FILE.replace("when =", "whenever ="), "whenever"),
+    ],
+)
+def test_a_file_that_can_not_work_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    monkeypatch.setenv("SHOP_WEBHOOK_SECRET", SECRET)
+    (tmp_path / "webhooks.toml").write_text(text)
+    settings = Settings(webhooks=tmp_path / "webhooks.toml")
+    with pytest.raises(InvalidWebhooks, match=said):
+        WebhookSources.load(settings, Registry.load())
+    with pytest.raises(InvalidWebhooks, match="can't be read"):
+        WebhookSources.load(Settings(webhooks=tmp_path / "nothing.toml"), Registry.load())
+
+
+# --- the whole chain ----------------------------------------------------------------------------
+
+
+async def test_one_webhook_makes_a_document_that_is_searched_and_linked(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    with GithubSite() as site:
+        site.put("psf/requests")
+        site.put("psf/requests-harbour")
+        async with open_system(
+            broker310, sqlite_url, modules=BUILT_IN_MODULES, data_dir=tmp_path
+        ) as system:
+            await system.start_worker(*WORKERS, github_base_url=site.origin, github_interval=0.0)
+            secret = SecretStr(SECRET)
+            async with serving(system.settings, github_webhook_secret=secret) as api:
+                await connected(api)
+                for name in ("psf/requests-harbour", "psf/requests"):
+                    assert (await deliver(api.client, release(name))).status_code == 202
+
+                    async def is_there(source: str = f"github:{name}") -> bool:
+                        listed = (await system.ledger.list_documents(source=source)).items
+                        return bool(listed) and listed[0].state == "completed"
+
+                    await eventually(is_there, timeout=60)
+                listed = await system.ledger.list_documents(source="github:psf/requests")
+                document_id = listed.items[0].id
+                query = {"query": "sessions that survive redirects"}
+                found = (await api.client.post("/search", json=query)).json()["hits"]
+                assert document_id in {hit["document_id"] for hit in found}
+                result = (await api.client.get(f"/documents/{document_id}/result")).json()
+                assert result["links"]
