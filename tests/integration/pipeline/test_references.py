@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pymupdf
 import pytest
 
 from switchyard.services.citations.engines import choice
-from switchyard.services.files.storage import references_key, stage_key
+from switchyard.services.files.storage import references_key, stage_key, upload_key
 from switchyard.services.jobs.outcomes import Done
 from switchyard.services.workers.outputs import MissingOutput
 from switchyard.services.workers.references import finding
@@ -162,3 +163,33 @@ async def test_references_follow_the_pipeline_where_the_settings_say_so(
     assert document.completed_stages[-1] == "process_references"
     await following.run("process_references", {"document_id": document_id})
     assert await pipeline.ledger.get_document(document_id) == document
+
+
+@pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
+async def test_each_reference_keeps_its_place_on_the_page(
+    pipeline: Pipeline, tmp_path: Path, extractor: str
+):
+    settings = pipeline.settings.model_copy(update={"pdf_extractor": extractor})
+    reads = replace(pipeline, settings=settings)
+    document_id = await cited(reads, tmp_path)
+    await reads.run("process_references", {"document_id": document_id})
+    first, second = kept(reads, document_id)["references"]
+    (upper,), (lower,) = first["boxes"], second["boxes"]
+    assert upper["page"] == lower["page"] == 2
+    with pymupdf.open(tmp_path / "paper.pdf") as document:
+        (place,) = document[1].search_for("On tides and their causes")
+    assert upper["x"] <= place.x0 < place.x1 <= upper["x"] + upper["width"]
+    middle = (place.y0 + place.y1) / 2
+    assert upper["y"] < middle < upper["y"] + upper["height"]
+    assert upper["y"] + upper["height"] <= lower["y"] + 2
+
+
+async def test_without_the_pdf_there_are_references_and_no_boxes(
+    pipeline: Pipeline, tmp_path: Path
+):
+    document_id = await cited(pipeline, tmp_path)
+    pipeline.storage.put(upload_key(document_id, "application/pdf"), b"%PDF-1.7 and no more")
+    await pipeline.run("process_references", {"document_id": document_id})
+    made = kept(pipeline, document_id)["references"]
+    assert len(made) == 2
+    assert not any("boxes" in each for each in made)

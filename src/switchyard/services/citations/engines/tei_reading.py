@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
+from switchyard.services.citations.boxes import Box
 from switchyard.services.citations.reference import Person, Reference
 from switchyard.services.sources.xml import xml_tree
 
@@ -12,17 +13,6 @@ _TEI = "{http://www.tei-c.org/ns/1.0}"
 _XML_ID = "{http://www.w3.org/XML/1998/namespace}id"
 _MOST = 5_000
 _COORDS = re.compile(r"(\d{1,6}),(-?[\d.]{1,12}),(-?[\d.]{1,12}),([\d.]{1,12}),([\d.]{1,12})")
-
-
-@dataclass(frozen=True)
-class Box:
-    """A rectangle on a page (from 1), in points from its upper left corner."""
-
-    page: int
-    x: float
-    y: float
-    width: float
-    height: float
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,20 @@ import structlog
 
 from switchyard.services.files.storage import content_hash, extraction_key, references_key
 from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome
+from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job
 from switchyard.services.sources.errors import SourceRefused
 from switchyard.services.workers.outputs import StageOutput, encoded
 from switchyard.services.workers.references import finding
 from switchyard.services.workers.references.payloads import ParseReferences, ReferencesOf
-from switchyard.services.workers.references.reading import ReferenceSource, pdf_of, source_of
+from switchyard.services.workers.references.reading import (
+    MEMORY_MB,
+    READING,
+    ReferenceSource,
+    pdf_key_of,
+    placed_in,
+    source_of,
+)
 from switchyard.services.workers.stages import (
     EXTRACT_REFERENCES,
     LINK_CITATIONS,
@@ -92,7 +99,7 @@ async def _found(source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
         )
         if asks_grobid and not found["references"]:
             return await _found_by_grobid(source, payload, ctx) or found
-        return found
+        return await _placed(found, source, payload, ctx)
 
     return await source.files.reuse_or_run_async(
         EXTRACT_REFERENCES,
@@ -103,15 +110,45 @@ async def _found(source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
     )
 
 
+async def _placed(
+    found: Mapping[str, Any], source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
+) -> Mapping[str, Any]:
+    """The same with each reference's boxes, where there is a PDF that can be read once more."""
+    references = found["references"]
+    key = await pdf_key_of(source, payload)
+    if key is None or not references:
+        return found
+    try:
+        placed = await ctx.in_process(
+            placed_in,
+            ctx.settings.files_url,
+            key,
+            ctx.settings.pdf_extractor,
+            [(each["page"], each["text"]) for each in references],
+            timeout=READING,
+            memory_limit_mb=MEMORY_MB,
+        )
+    except (TimeoutError, MemoryError, PermanentError) as error:
+        # The text is there, so that nothing else needs the PDF.
+        structlog.get_logger("citations").warning("no boxes of references", error=str(error))
+        return found
+    boxed = [
+        each | ({"boxes": boxes} if boxes else {})
+        for each, boxes in zip(references, placed, strict=True)
+    ]
+    return {**found, "references": boxed}
+
+
 async def _found_by_grobid(
     source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
 ) -> Mapping[str, Any] | None:
     """What GROBID finds in the paper's PDF; None where there is no PDF, or GROBID can't read it."""
     from switchyard.services.citations.engines.grobid import GrobidEngine
 
-    pdf = await pdf_of(source, payload)
-    if pdf is None:
+    key = await pdf_key_of(source, payload)
+    if key is None:
         return None
+    pdf = await source.files.storage.get_async(key)
     try:
         entries = await GrobidEngine(ctx.settings.grobid_url or "").references_of_pdf(pdf)
     except SourceRefused as error:

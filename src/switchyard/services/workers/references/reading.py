@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from switchyard.services.files.media import PDF
@@ -87,14 +87,24 @@ def read_file(files_url: str, key: str, filename: str | None, extractor: Any) ->
     return extract(data, media_type, title=None, filename=filename, extractor=extractor)
 
 
-async def pdf_of(source: ReferenceSource, payload: ReferencesOf) -> bytes | None:
-    """The PDF in which the references stand; None where it is none, or is gone."""
+async def pdf_key_of(source: ReferenceSource, payload: ReferencesOf) -> str | None:
+    """Where the PDF lies in which the references stand; None where it is none, or is gone."""
     if source.text.result.get("media_type") != PDF:
         return None
     key = payload.key
     if payload.document_id is not None:
-        key = (await source.files.output_of_async(INGEST)).result["key"]
-    try:
-        return None if key is None else await source.files.storage.get_async(key)
-    except NotStored:
-        return None
+        key = str((await source.files.output_of_async(INGEST)).result["key"])
+    there = key is not None and await source.files.storage.exists_async(key)
+    return key if there else None
+
+
+def placed_in(
+    files_url: str, key: str, extractor: Any, references: Sequence[tuple[int, str]]
+) -> list[list[dict[str, Any]]]:
+    """The boxes of each reference (page and text) in a PDF, in a process that can be killed."""
+    from switchyard.services.citations.boxes import boxes_of
+    from switchyard.services.text.pages import Limits
+    from switchyard.services.text.pdf import extractor_named
+
+    raw = extractor_named(extractor).read(Storage(files_url).get(key), Limits())
+    return [[asdict(box) for box in boxes] for boxes in boxes_of(raw.pages, references)]

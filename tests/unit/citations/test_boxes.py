@@ -1,0 +1,55 @@
+"""Each reference's boxes: within its lines, in its column, on its pages."""
+
+from __future__ import annotations
+
+from switchyard.services.citations.boxes import Box, boxes_of
+from switchyard.services.text.composing import PageLines
+from switchyard.services.text.layout import Line
+
+
+def line(x: float, y: float, text: str) -> Line:
+    return Line(x, y, x + 200, y + 10, text, 10.0)
+
+
+def page(*lines: Line) -> PageLines:
+    return PageLines(600, 800, lines)
+
+
+def test_one_that_goes_on_in_the_next_column_and_one_on_the_next_page():
+    left = [
+        line(50, 100 + 12 * n, f"[{n}] The left column has its reference {n}.") for n in range(9)
+    ]
+    left.append(line(50, 208, "[9] A work on tides and their ca-"))
+    right = [line(320, 100, "uses, which goes on here. 1999.")]
+    right += [line(320, 112 + 12 * n, f"[1{n}] Others follow with number {n}.") for n in range(9)]
+    last = line(320, 220, "[20] A last one that begins here and")
+    second = page(line(50, 60, "ends on the next page, 2004."), line(50, 72, "Something else."))
+    found = boxes_of(
+        [page(*left, *right, last), second],
+        [
+            (1, "A work on tides and their causes, which goes on here. 1999."),
+            (1, "A last one that begins here and ends on the next page, 2004."),
+            (1, "Nothing of the kind stands anywhere."),
+            (7, "A page that there is not."),
+        ],
+    )
+    assert found == [
+        [Box(1, 50, 208, 200, 10), Box(1, 320, 100, 200, 10)],
+        [Box(1, 320, 220, 200, 10), Box(2, 50, 60, 200, 10)],
+        [],
+        [],
+    ]
+
+
+def test_those_that_begin_alike_have_places_of_their_own():
+    same = "Smith, A. and Roe, R. Tides and harbours, part"
+    one = page(
+        line(50, 100, f"{same} 1."), line(50, 112, f"{same} 2."), line(50, 124, f"{same} 3.")
+    )
+    found = boxes_of([one], [(1, f"{same} {n}.") for n in (1, 2, 3)])
+    assert [boxes[0].y for boxes in found] == [100, 112, 124]
+
+
+def test_a_page_that_can_t_be_read_has_no_boxes():
+    assert boxes_of([None], [(1, "A reference. 1999.")]) == [[]]
+    assert boxes_of([], [(1, "A reference. 1999."), (1, "")]) == [[], []]
