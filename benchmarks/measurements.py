@@ -101,6 +101,27 @@ def consume(stage: Stage, rounds: int, count: int) -> list[Row]:
     return list(rows.values())
 
 
+def progress(stage: Stage, rounds: int, count: int) -> list[Row]:
+    """No-op jobs worked off beside 8 handlers that say nothing, and that report 10,000 times/s."""
+    rows = {
+        "0": Row("8 silent handlers", "jobs/s"),
+        "10000": Row("10,000 reports a second", "jobs/s"),
+    }
+    for number in range(rounds):
+        # Whichever comes second finds a warmer machine: they take turns.
+        for reports in sorted(rows, reverse=bool(number % 2)):
+            samples = stage.directory / "samples"
+            settings = stage.switchyard(f"progress-{os.urandom(3).hex()}")
+            env = environment("", samples, BENCH_REPORTS=reports, **settings)
+            run_json(module_command("with_switchyard", "publish", count), env)
+            run_json(module_command("with_switchyard", "reporters"), env)
+            command = with_switchyard.worker_command(SLOTS, "hot,backfill")
+            rows[reports].rounds.append(drained_rate(command, env, count))
+    rows["10000"].ratio = rows["10000"].median / rows["0"].median
+    rows["10000"].target = "at least 0.95 ×"
+    return list(rows.values())
+
+
 def hot_latency(stage: Stage, rounds: int, count: int) -> list[Row]:
     """Hot jobs while `count` backfill jobs of 50 ms saturate 8 slots: publish to start, p99."""
     rows = [
@@ -217,6 +238,7 @@ Measurement = Callable[[Stage, int, int], list[Row]]
 ALL: dict[str, tuple[Measurement, int, int]] = {
     "publish": (publish, 3, 20_000),
     "consume": (consume, 3, 20_000),
+    "progress": (progress, 5, 20_000),
     "hot": (hot_latency, 2, 2_000),
     "backlog": (backlog, 3, 100_000),
     "footprint": (footprint, 1, 50),

@@ -54,6 +54,22 @@ async def hot(payload: Job, ctx: JobContext) -> Outcome:
     return Done()
 
 
+REPORTERS = 8
+"""Handlers of `progress`, which run for as long as the worker does."""
+
+
+@job("reporting", worker="llm", lanes=("hot",))
+async def reporting(payload: Job, ctx: JobContext) -> Outcome:
+    """Says how far it is, BENCH_REPORTS times a second in all of them."""
+    each = int(os.environ["BENCH_REPORTS"]) / REPORTERS
+    began, said = time.perf_counter(), 0
+    while True:
+        await asyncio.sleep(0.02)
+        while said < (time.perf_counter() - began) * each:
+            said += 1
+            ctx.progress(said % 1000 / 1000, "page 12 of 30")
+
+
 def worker_command(slots: int, lanes: str = "backfill") -> list[str]:
     return [sys.executable, "-m", MODULE, "work", str(slots), lanes]
 
@@ -71,6 +87,13 @@ async def publish(count: int, job_type: str = "noop") -> float:
     if refused:
         raise RuntimeError(f"{len(refused)} refused, the first: {refused[0]}")
     return seconds
+
+
+async def publish_reporters() -> float:
+    async with Publisher(Settings()) as publisher:
+        for number in range(REPORTERS):
+            await publisher.publish(_message(number, "reporting"), "hot.reporting")
+    return 0.0
 
 
 def _message(number: int, job_type: str) -> JobMessage:
@@ -93,6 +116,8 @@ async def work(slots: int, lanes: list[str]) -> None:
 def main() -> None:
     if sys.argv[1] == "work":
         asyncio.run(work(int(sys.argv[2]), sys.argv[3].split(",")))
+    elif sys.argv[1] == "reporters":
+        print(json.dumps({"seconds": asyncio.run(publish_reporters())}))
     else:
         count = int(sys.argv[2])
         assert count % SAMPLE_EVERY == 0

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger import schedules as ledger_schedules
 from switchyard.services.records import State
@@ -22,6 +23,7 @@ from switchyard.services.schedules.book import (
     UnknownSchedule,
     job_id_of,
 )
+from switchyard.services.schedules.defaults import DEFAULTS
 from switchyard.services.schedules.entry import ScheduleEntry
 from switchyard.services.schedules.firing import AGAIN, ScheduleRunner
 from switchyard.services.schedules.rule import InvalidSchedule
@@ -168,8 +170,6 @@ async def test_a_type_that_nobody_knows_is_not_fired_into_the_void(
 ) -> None:
     await add(system, entry(cron="0 13 10 3 *", grace=600))
     time.now = START - 30 + 3600
-    from switchyard.services.jobs.registry import Registry
-
     firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, look=0.05)
     for _ in range(3):
         assert await firing.turn() == 0
@@ -302,6 +302,27 @@ async def test_the_file_is_taken_over_and_what_it_no_longer_has_goes(
     write(tmp_path, "* * * * *", "d")
     with pytest.raises(ScheduleConflict, match="jobctl schedules remove d"):
         await book(system).adopt(own)
+
+
+async def test_what_fires_by_itself_can_be_had_otherwise(
+    system: System, time: Time, tmp_path: Path
+) -> None:
+    everything = Schedules(system.ledger, Registry.load(BUILT_IN_MODULES))
+    await everything.adopt(system.settings)
+    usual = {each.name: each for each, _ in await everything.all()}
+    assert set(usual) == {each.name for each in DEFAULTS}
+    assert {each.origin for each in usual.values()} == {"default"}
+    with pytest.raises(ScheduleConflict, match="JOBS_DEFAULT_SCHEDULES"):
+        await everything.remove("cleanup-expired")
+    # An entry of the file takes the place of one; a system without their types has none.
+    own = {"schedules": write(tmp_path, "0 1 * * *", "cleanup-expired")}
+    known = Registry([*Registry.load(BUILT_IN_MODULES), *system.registry])
+    book_of_all = Schedules(system.ledger, known)
+    await book_of_all.adopt(system.settings.model_copy(update=own))
+    assert (await everything.get("cleanup-expired")).origin == "file"
+    assert (await everything.get("cleanup-expired")).cron == "0 1 * * *"
+    await book(system).adopt(system.settings.model_copy(update={"default_schedules": False}))
+    assert await everything.all() == []
 
 
 async def test_a_due_time_is_not_lost_when_the_next_scheduler_takes_the_file_over(

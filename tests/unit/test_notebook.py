@@ -83,6 +83,14 @@ def test_a_check_point_is_json_and_not_large(given: Any) -> None:
     assert notebook.take() == Notes(None, '"before"')
 
 
+@pytest.mark.parametrize("given", [("half", ""), (0.5, b"half"), (0.5, None), ([], "")])
+def test_what_is_no_number_or_no_text_is_said_to_the_handler(given: tuple[Any, Any]) -> None:
+    notebook = Notebook()
+    with pytest.raises((TypeError, ValueError)):
+        notebook.report(*given)
+    assert notebook.take() is None
+
+
 def test_many_threads_lose_nothing_that_is_last() -> None:
     notebook = Notebook()
 

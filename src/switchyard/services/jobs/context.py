@@ -126,7 +126,7 @@ class JobContext:
         words, of which 200 characters are kept. Costs about a microsecond and waits for nothing: of
         many reports, the last of each second is recorded and announced, and always the last of all.
 
-        Raises TypeError for what is no number, or no text.
+        Raises TypeError or ValueError for what is no number, or no text.
         """
         self.notebook.report(fraction, note)
 

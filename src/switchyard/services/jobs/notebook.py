@@ -51,17 +51,22 @@ class Notebook:
         self._wake = wake
         self._lock = threading.Lock()
         self._told = False
-        self._progress: Reported | None = None
+        self._progress: tuple[float | None, str] | None = None
         self._checkpoint: str | None = None
 
     def report(self, fraction: float | None, note: str = "") -> None:
-        """Raises TypeError for what is no number, or no text."""
-        said = Reported(_share(fraction), note[:MAX_NOTE])
+        """Raises TypeError or ValueError for what is no number, or no text."""
+        # Ten thousand times a second: the record is made when somebody takes it.
+        if type(fraction) is not float or not 0.0 <= fraction <= 1.0:
+            fraction = _share(fraction)
+        if not isinstance(note, str):
+            raise TypeError(f"a note is text, not {type(note).__name__}")
         with self._lock:
-            self._progress = said
-            news, self._told = not self._told, True
-        if news:
-            self._wake()
+            self._progress = (fraction, note)
+            if self._told:
+                return
+            self._told = True
+        self._wake()
 
     def keep(self, data: Any) -> None:
         """Raises InvalidCheckpoint."""
@@ -78,17 +83,21 @@ class Notebook:
             self._told = False
             if self._progress is None and self._checkpoint is None:
                 return None
-            taken = Notes(self._progress, self._checkpoint)
+            taken = Notes(_reported(self._progress), self._checkpoint)
             self._progress = self._checkpoint = None
             return taken
 
     def put_back(self, notes: Notes) -> None:
         """Notes that could not be recorded, but where newer ones have come."""
         with self._lock:
-            if self._progress is None:
-                self._progress = notes.progress
+            if self._progress is None and notes.progress is not None:
+                self._progress = (notes.progress.fraction, notes.progress.note)
             if self._checkpoint is None:
                 self._checkpoint = notes.checkpoint
+
+
+def _reported(said: tuple[float | None, str] | None) -> Reported | None:
+    return None if said is None else Reported(said[0], said[1][:MAX_NOTE])
 
 
 def _share(fraction: float | None) -> float | None:

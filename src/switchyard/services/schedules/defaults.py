@@ -6,7 +6,10 @@ from __future__ import annotations
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.schedules.entry import ScheduleEntry
 
-DEFAULTS: tuple[ScheduleEntry, ...] = ()
+DEFAULTS = (
+    ScheduleEntry(name="compact-storage", cron="30 3 * * *", job="maintenance.compact_storage"),
+    ScheduleEntry(name="cleanup-expired", cron="0 4 * * *", job="maintenance.cleanup_expired"),
+)
 
 
 def defaults(registry: Registry) -> list[ScheduleEntry]:
