@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switchyard.services.jobs.registry import Registry
+from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.schedules.defaults import DEFAULTS, defaults
 from switchyard.services.schedules.entry import ScheduleEntry
 from switchyard.services.schedules.file import InvalidScheduleFile, read_file
 from switchyard.services.schedules.rule import AT_ONCE, CronRule, InvalidSchedule, put_off
@@ -227,3 +228,12 @@ def test_a_year_has_each_night_once_in_every_zone_with_summer_time() -> None:
             due = rule.after(due)
             days.append(datetime.fromtimestamp(due, ZoneInfo(zone)).date())
         assert days == [days[0] + timedelta(days=number) for number in range(365)]
+
+
+def test_all_that_fires_by_itself_can_be_published_as_it_stands() -> None:
+    registry = Registry.load(BUILT_IN_MODULES)
+    found = defaults(registry)
+    assert found == list(DEFAULTS)  # each of their types is there
+    for each in found:
+        each.check(registry, remote=True)
+    assert defaults(Registry.load(REGISTRY)) == []
