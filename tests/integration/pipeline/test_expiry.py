@@ -122,5 +122,17 @@ async def test_the_job_goes_by_the_settings(pipeline: Pipeline):
     put(storage, "uploads/incoming/new", age=2 * DAY)
     outcome = await pipeline.one("cleanup_expired", {}, lane="maintenance")
     assert isinstance(outcome, Done)
-    assert outcome.result == {"files": 1, "bytes": 7, "kept": 0, "unfinished": 0}
+    assert outcome.result == {"files": 1, "bytes": 7, "kept": 0, "unfinished": 0, "leases": 0}
     assert await left(storage) == ["uploads/incoming/new"]
+
+
+async def test_leases_that_ran_out_long_ago_are_forgotten(pipeline: Pipeline):
+    """Each web site that was ever visited has one."""
+    assert pipeline.ledger is not None
+    for name, ttl in (("web.a.pause", -2 * DAY), ("web.b.pause", -60.0), ("web.c.pause", 60.0)):
+        assert await pipeline.ledger.acquire_lease(name, "somebody", ttl)
+    outcome = await pipeline.one("cleanup_expired", {}, lane="maintenance")
+    assert isinstance(outcome, Done)
+    assert outcome.result["leases"] == 1
+    assert await pipeline.ledger.lease_remaining("web.c.pause") > 0
+    assert await pipeline.ledger.drop_old_leases(0) == 1
