@@ -142,6 +142,18 @@ class Settings(BrokerSettings):
         description="Several such servers instead of one, as a JSON list of objects with "
         "`name`, `base_url`, `model`, `api_key`, `order`, `weight`, `most` (docs/llm.md).",
     )
+    vision_model: str | None = Field(
+        default=None,
+        description="A model that sees pictures, for `describe_figures` and `analyze_image`; they "
+        "are dead without one.",
+    )
+    vision_base_url: str | None = Field(
+        default=None,
+        description="The OpenAI-compatible server that has it; JOBS_LLM_BASE_URL where unset.",
+    )
+    vision_api_key: SecretStr | None = Field(
+        default=None, description="Its API key; JOBS_LLM_API_KEY where no server of its own is set."
+    )
     llm_pacing: Literal["adaptive", "steps", "fixed"] = Field(
         default="adaptive",
         description="How the number of requests that a server gets at once is found: by the times "
@@ -483,6 +495,9 @@ class Settings(BrokerSettings):
         "hf_token",
         "llm_base_url",
         "llm_api_key",
+        "vision_model",
+        "vision_base_url",
+        "vision_api_key",
         "embed_base_url",
         "embed_api_key",
         "grobid_url",
@@ -542,6 +557,19 @@ class Settings(BrokerSettings):
         return (
             LlmServer(base_url=self.llm_base_url, model=self.llm_model, api_key=self.llm_api_key),
         )
+
+    @property
+    def for_vision(self) -> Self | None:
+        """The same settings with the vision model as the only language model; None where there is
+        none, or no server that has it."""
+        base_url = self.vision_base_url or self.llm_base_url
+        if self.vision_model is None or base_url is None:
+            return None
+        own_key = self.vision_api_key or (None if self.vision_base_url else self.llm_api_key)
+        server = LlmServer(
+            name="vision", base_url=base_url, model=self.vision_model, api_key=own_key
+        )
+        return self.model_copy(update={"llm_providers": (server,), "llm_base_url": None})
 
     @property
     def ledger_url(self) -> str:

@@ -108,6 +108,19 @@ def bibliography(document_id: str, format: BibliographyFormat = "bibtex") -> Cal
     return Call("GET", path, bytes.decode, {"format": format}, repeatable=True)
 
 
+@operation("documents-document_figures")
+def document_figures(document_id: str) -> Call[document_models.FigureList]:
+    """A document's figures, once the job `describe_figures` has run for it."""
+    return get(f"/documents/{in_path(document_id)}/figures", document_models.FigureList)
+
+
+@operation("documents-document_figure")
+def document_figure(document_id: str, number: int) -> Call[bytes]:
+    """The picture of a figure, from 1, as PNG or JPEG."""
+    path = f"/documents/{in_path(document_id)}/figures/{number}"
+    return Call("GET", path, bytes, repeatable=True)
+
+
 @operation("documents-document_page")
 def document_page(document_id: str, number: int) -> Call[document_models.PageView]:
     """The text of one page, from 1, as Markdown."""

@@ -124,6 +124,8 @@ class Operations:
     document_result = Method(document_calls.document_result)
     document_references = Method(document_calls.document_references)
     bibliography = Method(document_calls.bibliography)
+    document_figures = Method(document_calls.document_figures)
+    document_figure = Method(document_calls.document_figure)
     document_page = Method(document_calls.document_page)
     extract_text = Method(document_calls.extract_text)
     extracted_text = Method(document_calls.extracted_text)

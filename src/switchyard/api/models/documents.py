@@ -93,12 +93,31 @@ class DocumentSummary(BaseModel):
     size: int | None
     created_at: datetime
     updated_at: datetime
-    classes: list[str] = Field(default=[], examples=[["industry:energy", "privacy:public"]])
+    classes: list[ClassView] = []
 
 
 class DocumentList(BaseModel):
     documents: list[DocumentSummary]
     next_cursor: str | None = Field(description="For the following page; null after the last.")
+
+
+class FigureView(BaseModel):
+    """A figure or table of a document, cut out and described."""
+
+    figure: int = Field(description="From 1: its picture is at /documents/{id}/figures/{figure}.")
+    page: int
+    kind: str = Field(description="figure, table, or image: the document itself is one.")
+    caption: str = Field(description="Empty where none was found.")
+    description: str
+    model: str
+    width: int = Field(description="Pixels.")
+    height: int
+    media_type: str = Field(examples=["image/png"])
+    size: int = Field(description="Bytes.")
+
+
+class FigureList(BaseModel):
+    figures: list[FigureView]
 
 
 class GenerateBody(BaseModel):

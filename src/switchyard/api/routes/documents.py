@@ -26,6 +26,8 @@ from switchyard.api.models.documents import (
     DocumentSummary,
     DocumentView,
     FailureView,
+    FigureList,
+    FigureView,
     PageView,
 )
 from switchyard.services.access.api_keys import Scope
@@ -36,6 +38,8 @@ from switchyard.services.documents.status import DocumentStatus
 from switchyard.services.files.uploads import Upload
 
 router = APIRouter(tags=["documents"])
+
+PICTURE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 POLL_AFTER = "1"
 """Seconds, as `Retry-After` of a document that is on its way."""
@@ -151,7 +155,7 @@ async def list_documents(
             size=status.size,
             created_at=models.moment(status.created_at),
             updated_at=models.moment(status.updated_at),
-            classes=[each.name for each in status.classes],
+            classes=_classes(status),
         )
         for status in page.items
     ]
@@ -224,6 +228,37 @@ async def document_page(
     )
 
 
+@router.get(
+    "/documents/{document_id}/figures",
+    dependencies=[needs(Scope.READ)],
+    responses=READ_PROBLEMS,
+)
+async def document_figures(document_id: DocumentIdOf, documents: DocumentsOf) -> FigureList:
+    """A document's figures and tables, described. 404 until the job `describe_figures` has run for
+    it."""
+    found = await documents.figures(document_id)
+    return FigureList(figures=[FigureView.model_validate(each) for each in found])
+
+
+@router.get(
+    "/documents/{document_id}/figures/{number}",
+    dependencies=[needs(Scope.READ)],
+    response_class=Response,
+    responses={
+        200: {"content": dict.fromkeys(("image/png", "image/jpeg"), PICTURE)},
+        **READ_PROBLEMS,
+    },
+)
+async def document_figure(
+    document_id: DocumentIdOf,
+    number: Annotated[int, InPath(ge=1, le=1_000, description="From 1.")],
+    documents: DocumentsOf,
+) -> Response:
+    """The picture of a figure, as PNG or JPEG."""
+    content, media_type = await documents.figure(document_id, number)
+    return Response(content, media_type=media_type)
+
+
 def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:
     error = status.error
     return DocumentView(
@@ -248,9 +283,13 @@ def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:
         size=status.size,
         created_at=models.moment(status.created_at),
         updated_at=models.moment(status.updated_at),
-        classes=[
-            ClassView(kind=each.kind, label=each.label, score=each.score, why=dict(each.why))
-            for each in status.classes
-        ],
+        classes=_classes(status),
         duplicate=duplicate,
     )
+
+
+def _classes(status: DocumentStatus) -> list[ClassView]:
+    return [
+        ClassView(kind=each.kind, label=each.label, score=each.score, why=dict(each.why))
+        for each in status.classes
+    ]

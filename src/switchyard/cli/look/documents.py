@@ -25,6 +25,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.look.classes import ClassOption, classify, shown
+from switchyard.cli.look.figures import figures
 from switchyard.cli.look.samples import generate_documents
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ app = typer.Typer(
 
 app.command(name="generate")(generate_documents)
 app.command()(classify)
+app.command()(figures)
 
 
 class UploadLane(StrEnum):

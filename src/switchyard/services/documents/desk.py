@@ -19,7 +19,12 @@ from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.documents.reference_orders import ReferenceDesk
 from switchyard.services.documents.status import DocumentStatus, status_of
 from switchyard.services.errors import Unknown, WrongState
-from switchyard.services.files.storage import NotStored, result_key, stage_key
+from switchyard.services.files.storage import (
+    NotStored,
+    figures_key,
+    result_key,
+    stage_key,
+)
 from switchyard.services.files.uploads import Upload
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
@@ -263,6 +268,36 @@ class DocumentDesk:
                 "hot.process_references with its document_id"
             )
         return found
+
+    async def figures(self, document_id: str) -> list[dict[str, Any]]:
+        """The figures that `describe_figures` has cut out and had described.
+
+        Raises UnknownDocument, also where that job has not run yet.
+        """
+        found = await self._json(figures_key(document_id))
+        if found is None:
+            raise UnknownDocument(
+                f"the figures of document {document_id} have not been described: publish "
+                "vlm_ocr.describe_figures with its document_id"
+            )
+        figures: list[dict[str, Any]] = found["figures"]
+        return figures
+
+    async def figure(self, document_id: str, number: int) -> tuple[bytes, str]:
+        """The picture of a figure, from 1, and its media type, which is one of our own encodings.
+
+        Raises as `figures`, and UnknownDocument for a figure that there is not.
+        """
+        figures = await self.figures(document_id)
+        if number > len(figures):
+            raise UnknownDocument(
+                f"document {document_id} has no figure {number:,}: it has {len(figures):,}"
+            )
+        found = figures[number - 1]
+        try:
+            return await self.inbox.storage.get_async(found["key"]), found["media_type"]
+        except NotStored as error:
+            raise UnknownDocument(f"the picture of figure {number:,} was removed") from error
 
     async def page(self, document_id: str, number: int) -> DocumentPage:
         """A page's text, from 1, as soon as it was extracted, or read by OCR.

@@ -320,6 +320,16 @@ def result_key(document_id: str) -> str:
     return f"results/{document_id}/result.json"
 
 
+def figures_key(document_id: str) -> str:
+    """Where the list of a document's figures lies."""
+    return f"results/{document_id}/figures.json"
+
+
+def figure_key(document_id: str, number: int, suffix: str) -> str:
+    """Where the picture of a figure lies, from 1."""
+    return f"results/{document_id}/figures/{number}.{suffix}"
+
+
 def references_key(document_id: str) -> str:
     """Where a document's references lie."""
     return f"results/{document_id}/references.json"

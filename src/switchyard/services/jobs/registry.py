@@ -29,6 +29,7 @@ BUILT_IN_MODULES = (
     "switchyard.services.workers.ingest.huggingface",
     "switchyard.services.workers.ingest.web",
     "switchyard.services.workers.ocr",
+    "switchyard.services.workers.figures",
     "switchyard.services.workers.llm",
     "switchyard.services.workers.llm_requests",
     "switchyard.services.workers.embed",

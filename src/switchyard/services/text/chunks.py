@@ -14,6 +14,7 @@ CHUNK_WORDS = 180
 OVERLAP_WORDS = 40
 """Words at the end of a chunk, in whole sentences, with which the next begins again."""
 _MAX_SENTENCE_CHARACTERS = 2_000
+_MAX_FIGURE_CHARACTERS = 4_000
 _CHUNK_NAMESPACE = UUID("8f1e4c1a-6f0b-5d8e-9a57-3b1f0c9d2e64")
 
 
@@ -41,6 +42,22 @@ class _Sentence:
 def chunk_id(document_id: str, index: int) -> str:
     """The same for the same place in the same document: a repeat overwrites, never doubles."""
     return str(uuid5(_CHUNK_NAMESPACE, f"{document_id}/{index}"))
+
+
+def figure_chunks(
+    document_id: str, first: int, figures: Sequence[Mapping[str, Any]]
+) -> list[Chunk]:
+    """A chunk for each figure that was described, numbered from `first`: behind those of the
+    text."""
+    texts = [
+        (each["page"], f"{each.get('caption') or ''}\n\n{each['description']}".strip())
+        for each in figures
+        if each.get("description")
+    ]
+    return [
+        Chunk(chunk_id(document_id, index), document_id, index, page, text[:_MAX_FIGURE_CHARACTERS])
+        for index, (page, text) in enumerate(texts, first)
+    ]
 
 
 def split(document_id: str, pages: Sequence[Mapping[str, Any]]) -> list[Chunk]:

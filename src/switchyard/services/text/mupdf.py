@@ -53,6 +53,27 @@ def draw(data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> An
         return np.frombuffer(drawn.samples, np.uint8).reshape(drawn.h, drawn.w, 3).copy()
 
 
+@contextmanager
+def opened(data: bytes, limits: Limits) -> Iterator[tuple[Any, Any]]:
+    """The library, and a PDF opened with it. Raises as `Extractor.read`."""
+    library = _library()
+    with _reading(library, data, "it"), library.open(stream=data, filetype="pdf") as document:
+        _check_document(document, data, limits)
+        yield library, document
+
+
+@contextmanager
+def opened_page(
+    library: Any, document: Any, data: bytes, number: int, limits: Limits
+) -> Iterator[Any]:
+    """A page of it, from 1, that may be drawn. Raises CorruptDocument, DocumentTooLarge,
+    MemoryError."""
+    with _reading(library, data, f"page {number}"):
+        page = document.load_page(number - 1)
+        _check_pixels(page, number, limits)
+        yield page
+
+
 def _library() -> Any:
     """PyMuPDF, which is half typed: its objects are `Any` here."""
     import pymupdf
@@ -61,6 +82,7 @@ def _library() -> Any:
     # Its complaints would go to the worker's stderr, without saying of which document.
     library.TOOLS.mupdf_display_errors(False)
     library.TOOLS.mupdf_display_warnings(False)
+    library.no_recommend_layout()  # it would print an advertisement
     return library
 
 

@@ -12,7 +12,7 @@ from switchyard.services.index.opening import index_of
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.jobs.registry import job
-from switchyard.services.text.chunks import CHUNK_WORDS, OVERLAP_WORDS, split
+from switchyard.services.text.chunks import CHUNK_WORDS, OVERLAP_WORDS, figure_chunks, split
 from switchyard.services.workers.outputs import DocumentFiles, StageOutput
 from switchyard.services.workers.stages import (
     EMBED,
@@ -43,6 +43,7 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
     document_id = payload.document_id
     files = DocumentFiles.of(ctx, document_id)
     text = await files.output_of_async(EXTRACT)
+    figures = await files.figures(text.content)
     async with index_of(ctx) as index:
 
         async def work() -> dict[str, Any]:
@@ -52,6 +53,8 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
                 text.result["pages"],
                 characters=text.result["character_count"],
             )
+
+            chunks += figure_chunks(document_id, len(chunks), figures)
 
             async def put(table: ChunkIndex, embedder: Embedder) -> None:
                 for start in range(0, len(chunks), BATCH):
@@ -77,7 +80,7 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
         embedder = (await index.generations()).active.embedder
         return await files.reuse_or_run_async(
             EMBED,
-            content_hash([text.output_hash, embedder, CHUNK_WORDS, OVERLAP_WORDS]),
+            content_hash([text.output_hash, embedder, CHUNK_WORDS, OVERLAP_WORDS, *figures]),
             work,
             content=text.content,
             force=payload.force,

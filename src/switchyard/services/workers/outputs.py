@@ -23,6 +23,7 @@ from switchyard.services.files.storage import (
     NotStored,
     Storage,
     content_hash,
+    figures_key,
     result_key,
     stage_key,
 )
@@ -163,6 +164,14 @@ class DocumentFiles:
         key = result_key(self.document_id)
         await self.storage.put_async(key, encoded(result))
         return key
+
+    async def figures(self, content: str | None) -> list[dict[str, Any]]:
+        """The figures that were described of this content; none where they were not."""
+        try:
+            kept = json.loads(await self.storage.get_async(figures_key(self.document_id)))
+        except NotStored:
+            return []
+        return list(kept["figures"]) if kept["content"] == content else []
 
     def _key(self, stage: Stage) -> str:
         return stage_key(self.document_id, stage.name)

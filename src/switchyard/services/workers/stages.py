@@ -67,6 +67,7 @@ CLASSIFY = Stage("classify_document", "classifying")
 LINK = Stage("link_content", "linking")
 EXTRACT_REFERENCES = Stage("extract_references", "extracting references", version=2)
 PARSE_REFERENCES = Stage("parse_references", "parsing references")
+DESCRIBE_FIGURES = Stage("describe_figures", "describing figures")
 LINK_CITATIONS = Stage("link_citations", "linking citations")
 PROCESS_REFERENCES = Stage("process_references", "processing references")
 """These are beside the pipeline: no document waits for them, and they are never the

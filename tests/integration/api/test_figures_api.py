@@ -1,0 +1,65 @@
+"""Figures over HTTP: what they show, and the pictures themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from switchyard.services.files.storage import Storage, figure_key, figures_key
+from switchyard.services.settings import Settings
+from tests.integration.api.document_server import serving
+
+FIGURE = {
+    "figure": 1,
+    "page": 2,
+    "kind": "figure",
+    "caption": "Figure 1. Tides",
+    "description": "A curve that rises twice.",
+    "model": "eyes",
+    "width": 10,
+    "height": 20,
+    "media_type": "image/png",
+    "size": 8,
+}
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path / "data", amqp_url=None)
+
+
+@pytest.fixture
+async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(settings) as opened:
+        key = figure_key("some", 1, "png")
+        storage = Storage(settings.files_url)
+        kept = {"content": "x", "figures": [{**FIGURE, "key": key, "answer_reused": False}]}
+        await storage.put_async(figures_key("some"), json.dumps(kept).encode())
+        await storage.put_async(key, PNG)
+        yield opened
+
+
+async def test_figures_are_listed_without_their_keys(client: httpx.AsyncClient):
+    answer = await client.get("/documents/some/figures")
+    assert answer.json() == {"figures": [FIGURE]}
+
+
+async def test_a_picture_is_what_it_says_and_nothing_else(client: httpx.AsyncClient):
+    answer = await client.get("/documents/some/figures/1")
+    assert answer.content == PNG
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_what_there_is_not_is_said(client: httpx.AsyncClient, settings: Settings):
+    none_yet = await client.get("/documents/other/figures")
+    assert none_yet.status_code == 404
+    assert "vlm_ocr.describe_figures" in none_yet.json()["detail"]
+    assert "has no figure 2" in (await client.get("/documents/some/figures/2")).json()["detail"]
+    await Storage(settings.files_url).delete_async(figure_key("some", 1, "png"))
+    assert (await client.get("/documents/some/figures/1")).status_code == 404

@@ -1,0 +1,172 @@
+"""Figures are cut out, described by a model that sees them, kept, and found by search."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pymupdf
+import pytest
+from PIL import Image
+
+from switchyard.services.files.errors import UnsupportedDocument
+from switchyard.services.files.storage import figures_key
+from switchyard.services.jobs.outcomes import Next, RetryableError
+from switchyard.services.llm.vision import VisionNotSet
+from switchyard.services.samples.generating import generate
+from switchyard.services.workers import figures as figures_worker
+from switchyard.services.workers.figures import NoSuchFigure
+from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.test_document_pipeline import chunk_count, document, find
+from tests.support import llm_server as server
+from tests.support.llm_server import LlmServer
+
+SEEN = "A zeppelin hovers above two bars of a chart."
+
+
+@pytest.fixture
+def seeing(pipeline: Pipeline, llm: LlmServer) -> Pipeline:
+    llm.always(server.answers(SEEN))
+    update = {"vision_base_url": llm.url, "vision_model": "eyes", "llm_timeout": 5.0}
+    return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
+
+
+async def taken_in(pipeline: Pipeline, tmp_path: Path, content: bytes, name: str) -> str:
+    path = tmp_path / name
+    path.write_bytes(content)
+    await pipeline.run("ingest_document", {"path": str(path)})
+    return str(pipeline.result("ingest_document")["document_id"])
+
+
+def with_figures(seed: int = 1):
+    return next(generate(1, seed=seed, kinds=["figures"], languages=["en"]))
+
+
+def kept(pipeline: Pipeline, document_id: str) -> list[dict[str, Any]]:
+    return list(json.loads(pipeline.storage.get(figures_key(document_id)))["figures"])
+
+
+def picture_in(request: server.Request) -> Image.Image:
+    url = request.body["messages"][1]["content"][1]["image_url"]["url"]
+    return Image.open(io.BytesIO(base64.b64decode(url.partition("base64,")[2])))
+
+
+async def test_figures_are_cut_out_described_and_found(
+    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+):
+    sample = with_figures()
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    before = await chunk_count(seeing, document_id)
+    ran = await seeing.run("describe_figures", {"document_id": document_id}, lane="vlm_ocr")
+    assert ran == ["describe_figures", "embed_content", "classify_document", "link_content"]
+    figures = kept(seeing, document_id)
+    captions = [block.text for block in sample.blocks if block.kind == "caption"]
+    assert [each["caption"] for each in figures] == captions
+    assert {each["description"] for each in figures} == {SEEN}
+    for each in figures:
+        drawn = Image.open(io.BytesIO(seeing.storage.get(each["key"])))
+        assert (drawn.width, drawn.height) == (each["width"], each["height"])
+        assert drawn.format == {"image/png": "PNG", "image/jpeg": "JPEG"}[each["media_type"]]
+    asked = {
+        request.body["messages"][1]["content"][0]["text"]: picture_in(request).size
+        for request in llm.requests
+    }
+    for each in figures:
+        size = next(size for said, size in asked.items() if each["caption"] in said)
+        assert size == (each["width"], each["height"])
+    assert await chunk_count(seeing, document_id) == before + len(figures)
+    hits = await find(seeing, "zeppelin")
+    assert hits[0].document_id == document_id
+    assert (await document(seeing, document_id)).state == "completed"
+
+
+async def test_an_equal_picture_is_paid_for_once(seeing: Pipeline, llm: LlmServer, tmp_path: Path):
+    sample = with_figures()
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    await seeing.run("describe_figures", {"document_id": document_id}, lane="vlm_ocr")
+    paid = len(llm.requests)
+    await seeing.run("describe_figures", {"document_id": document_id, "force": True})
+    assert len(llm.requests) == paid == len(kept(seeing, document_id))
+    await seeing.run("describe_figures", {"document_id": document_id})
+    assert seeing.result("describe_figures")["reused"] is True
+    assert seeing.result("embed_content")["reused"] is True
+
+
+async def test_tables_are_told_from_figures(seeing: Pipeline, tmp_path: Path):
+    sample = next(generate(1, seed=1, kinds=["tables"], languages=["en"]))
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    await seeing.run("describe_figures", {"document_id": document_id})
+    figures = kept(seeing, document_id)
+    assert {each["kind"] for each in figures} == {"table"}
+    assert figures[0]["caption"].startswith("Table 1.")
+
+
+async def test_without_a_model_it_says_what_to_set(pipeline: Pipeline, tmp_path: Path):
+    sample = with_figures()
+    document_id = await taken_in(pipeline, tmp_path, sample.content, sample.filename)
+    for job_type in ("describe_figures", "analyze_image"):
+        with pytest.raises(VisionNotSet, match="JOBS_VISION_MODEL"):
+            await pipeline.one(job_type, {"document_id": document_id})
+
+
+async def test_a_model_that_is_away_is_asked_again_later(
+    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+):
+    sample = with_figures()
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    llm.always(server.fails(500))
+    with pytest.raises(RetryableError):
+        await seeing.one("describe_figures", {"document_id": document_id})
+    assert not await seeing.storage.exists_async(figures_key(document_id))
+
+
+async def test_what_a_shift_leaves_another_job_describes(
+    seeing: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sample = with_figures()
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    monkeypatch.setattr(figures_worker, "SHIFT", -1.0)
+    outcome = await seeing.one("describe_figures", {"document_id": document_id})
+    assert isinstance(outcome, Next)
+    assert [job.job_type for job in outcome.jobs] == ["describe_figures"]
+
+
+async def test_a_page_or_a_figure_is_asked_about(seeing: Pipeline, llm: LlmServer, tmp_path: Path):
+    sample = with_figures()
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    about = {"document_id": document_id, "question": "How many bars are there?"}
+    outcome = await seeing.one("analyze_image", about)
+    assert outcome.result["description"] == SEEN  # type: ignore[union-attr]
+    assert "How many bars" in llm.requests[-1].body["messages"][1]["content"][0]["text"]
+    assert max(picture_in(llm.requests[-1]).size) == 1_500
+    with pytest.raises(NoSuchFigure, match="has no figure 1: 0 were cut out"):
+        await seeing.one("analyze_image", {**about, "figure": 1})
+    await seeing.run("describe_figures", {"document_id": document_id})
+    outcome = await seeing.one("analyze_image", {**about, "figure": 1})
+    assert outcome.result["figure"] == 1  # type: ignore[union-attr]
+
+
+async def test_plain_text_has_no_figures(seeing: Pipeline, tmp_path: Path):
+    document_id = await taken_in(seeing, tmp_path, b"Just text.", "a.txt")
+    with pytest.raises(UnsupportedDocument, match="no figures"):
+        await seeing.one("describe_figures", {"document_id": document_id})
+
+
+async def test_a_page_that_is_a_drawing_of_thousands_of_lines_is_passed_over(
+    seeing: Pipeline, tmp_path: Path
+):
+    opened = pymupdf.open()
+    page = opened.new_page()
+    shape = page.new_shape()
+    for at in range(6_000):
+        shape.draw_line((50 + at % 400, 50), (60, 90 + at % 300))
+        shape.finish(width=0.1 + at % 7)
+    shape.commit()
+    page.insert_text((50, 700), "A map of many lines.")
+    document_id = await taken_in(seeing, tmp_path, bytes(opened.tobytes()), "map.pdf")
+    await seeing.run("describe_figures", {"document_id": document_id})
+    assert kept(seeing, document_id) == []
