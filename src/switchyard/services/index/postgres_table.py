@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -37,7 +36,7 @@ LONGEST_WORD = 100
 """Characters of a word that are kept: an inverted index takes no long ones."""
 _MAINTENANCE = 24 * 3600.0
 """Seconds that one statement of maintenance may take."""
-_CANDIDATES = 4
+_CANDIDATES = 2
 """For each chunk that is asked for by words, so many are compared."""
 _K1, _B = 1.2, 0.75
 """The usual parameters of BM25."""
@@ -57,7 +56,11 @@ async def create_table(connection: Any, generation: Generation) -> None:
         "WITH (toast_tuple_target = 128)"
     )
     storage = "PLAIN" if length <= INLINE_DIMENSIONS else "EXTERNAL"
-    await connection.execute(f"ALTER TABLE {name} ALTER COLUMN vector SET STORAGE {storage}")
+    await connection.execute(
+        f"ALTER TABLE {name} ALTER COLUMN id SET STORAGE PLAIN, "
+        "ALTER COLUMN document_id SET STORAGE PLAIN, "
+        f"ALTER COLUMN vector SET STORAGE {storage}"
+    )
     await connection.execute(f"CREATE INDEX {name}_documents ON {name} (document_id, index)")
     await connection.execute(f"CREATE INDEX {name}_words ON {name} USING gin (words)")
     told = json.dumps({"embedder": generation.embedder, "dimensions": length})
@@ -219,7 +222,7 @@ class PostgresTable:
                 limit * _CANDIDATES,
                 self._name,
             )
-        return (await asyncio.to_thread(_by_relevance, rows))[:limit]
+        return _by_relevance(rows)[:limit]
 
     async def compact(self) -> None:
         """Have the server clear away what was replaced, look at how words and documents are
@@ -257,33 +260,33 @@ total AS (
     SELECT CASE WHEN reltuples < 10000 THEN (SELECT count(*) FROM {table}) ELSE reltuples END AS n
     FROM pg_class WHERE oid = to_regclass($4)
 ),
-known AS (
-    SELECT word, ln(1 + (greatest(max(total.n), count(*)) - count(*) + 0.5) / (count(*) + 0.5)) AS w
+known AS MATERIALIZED (
+    SELECT word, ln(1 + (greatest(max(total.n), count(*)) - count(*) + 0.5::float8)
+        / (count(*) + 0.5::float8)) AS weight
     FROM found CROSS JOIN total GROUP BY word
 ),
 best AS (
-    SELECT found.id, array_agg(found.word) AS has, array_agg(known.w) AS weights
-    FROM found JOIN known USING (word)
+    SELECT found.id FROM found JOIN known USING (word)
     WHERE $2::text[] IS NULL OR found.document_id = ANY($2)
-    GROUP BY found.id ORDER BY sum(known.w) DESC, found.id LIMIT $3
+    GROUP BY found.id ORDER BY sum(known.weight) DESC, found.id LIMIT $3
 )
-SELECT {chunk}, has, weights FROM best JOIN {table} USING (id)
+SELECT {chunk}, cardinality(words) AS length,
+    ARRAY(SELECT weight FROM known ORDER BY word) AS weights,
+    ARRAY(SELECT cardinality(array_positions(words, word)) FROM known ORDER BY word) AS counts
+FROM best JOIN {table} USING (id)
 """
 
 
 def _by_relevance(rows: Sequence[Any]) -> list[WordMatch]:
     """The candidates in the order of BM25; the usual length of a chunk is theirs."""
-    counted = [Counter(word[:LONGEST_WORD] for word in words(row["text"])) for row in rows]
-    lengths = [max(counts.total(), 1) for counts in counted]
-    usual = sum(lengths) / max(len(lengths), 1)
+    usual = sum(row["length"] for row in rows) / max(len(rows), 1)
     matches = []
-    for row, counts, length in zip(rows, counted, lengths, strict=True):
-        relevance = 0.0
-        for word, weight in zip(row["has"], row["weights"], strict=True):
-            number = max(counts[word], 1)
-            relevance += (
-                weight * number * (_K1 + 1) / (number + _K1 * (1 - _B + _B * length / usual))
-            )
+    for row in rows:
+        longer = _K1 * (1 - _B + _B * row["length"] / usual)
+        relevance = sum(
+            weight * number * (_K1 + 1) / (number + longer)
+            for number, weight in zip(row["counts"], row["weights"], strict=True)
+        )
         matches.append(WordMatch(_chunk(row), row["title"], relevance))
     return sorted(matches, key=lambda match: (-match.relevance, match.chunk.id))
 
@@ -300,7 +303,7 @@ def _rows(
             chunk.page,
             _storable(title),
             _storable(chunk.text),
-            sorted({_storable(word[:LONGEST_WORD]) for word in words(chunk.text)}),
+            [_storable(word[:LONGEST_WORD]) for word in words(chunk.text)],
             list(vector),
         )
         for chunk, vector in zip(chunks, vectors, strict=True)
