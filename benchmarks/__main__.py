@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import bulk, graph, http_api, limits, llm, measurements, redrives
+from benchmarks.documents import extract, recognise, vectors
 from benchmarks.measurements import Row
 from benchmarks.search import evaluation
 from benchmarks.stage import stage
@@ -26,6 +27,9 @@ ALL = {
     **llm.ALL,
     **graph.ALL,
     **evaluation.ALL,
+    **extract.ALL,
+    **recognise.ALL,
+    **vectors.ALL,
 }
 
 

@@ -1,0 +1,1 @@
+"""Documents: reading them, by text and by OCR, and finding them again."""

@@ -1,0 +1,151 @@
+"""`make bench ARGS=index`: writing and searching many chunks, in LanceDB and in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import SecretStr
+
+from benchmarks.measurements import Measurement, Row
+from benchmarks.stage import Stage
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.embedder import Embedder
+from switchyard.services.index.modes import Mode
+from switchyard.services.index.opening import OpenIndex, open_index
+from switchyard.services.index.ranking import search
+from switchyard.services.settings import Settings
+from switchyard.services.text.chunks import Chunk, chunk_id
+from tests.support.missing import MissingError
+from tests.support.postgres import PostgresServer
+
+DOCUMENT = 20
+"""Chunks of a document; a batch of the embed worker has up to 512."""
+QUERIES = 100
+_VOCABULARY = 20_000
+_WORDS = 180
+Searched = Callable[[OpenIndex, str], Awaitable[object]]
+
+
+def _text(random: Random) -> str:
+    """Words as often as in a language: the n-th most frequent one every n-th time."""
+    return " ".join(f"w{int(_VOCABULARY ** random.random())}x" for _ in range(_WORDS))
+
+
+def _resident() -> float:
+    """MiB that this process has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1024 / 1024
+
+
+async def _fill(index: OpenIndex, count: int, row: Row, memory: Row) -> None:
+    random = Random(1)
+    half = 0.0
+    began = time.perf_counter()
+    for number in range(0, count, 25 * DOCUMENT):
+        chunks = [
+            Chunk(
+                chunk_id(f"doc-{n // DOCUMENT}", n % DOCUMENT),
+                f"doc-{n // DOCUMENT}",
+                n % DOCUMENT,
+                1,
+                _text(random),
+            )
+            for n in range(number, min(number + 25 * DOCUMENT, count))
+        ]
+
+        async def put(table: ChunkIndex, embedder: Embedder, chunks: list[Chunk] = chunks) -> None:
+            await table.put("Title", chunks, await embedder.embed([c.text for c in chunks]))
+
+        await index.write(put)
+        if not half and number >= count / 2:
+            half = _resident()
+    row.rounds.append(count / (time.perf_counter() - began))
+    memory.rounds.append(_resident() - half)
+
+
+async def _timed(index: OpenIndex, ask: Searched, row: Row) -> None:
+    random = Random(2)
+    taken = []
+    for _ in range(QUERIES):
+        query = " ".join(_text(random).split()[:5])
+        began = time.perf_counter()
+        await ask(index, query)
+        taken.append(1000 * (time.perf_counter() - began))
+    row.rounds.append(statistics.quantiles(taken, n=20)[-1])
+
+
+def _asking(mode: Mode) -> Searched:
+    async def ask(index: OpenIndex, query: str) -> object:
+        async with index.searched() as (table, embedder):
+            return await search(table, embedder, query, 10, mode=mode)
+
+    return ask
+
+
+async def _exactly(index: OpenIndex, query: str) -> object:
+    async with index.searched() as (table, embedder):
+        return await table.nearest((await embedder.embed([query]))[0], 10, exact=True)
+
+
+@asynccontextmanager
+async def _postgres() -> AsyncIterator[str]:
+    with TemporaryDirectory(prefix="switchyard-postgres-") as directory:
+        server = PostgresServer(Path(directory), with_vectors=True)
+        await asyncio.to_thread(server.start)
+        try:
+            yield server.create_database()
+        finally:
+            await asyncio.to_thread(server.stop)
+
+
+@asynccontextmanager
+async def _lance() -> AsyncIterator[str]:
+    with TemporaryDirectory(prefix="switchyard-index-") as directory:
+        yield directory
+
+
+async def _measured(kind: str, place: Any, count: int) -> list[Row]:
+    rows: list[Row] = []
+
+    def row(name: str, unit: str, target: str = "") -> Row:
+        rows.append(Row(f"{kind}: {name}", unit, target=target))
+        return rows[-1]
+
+    async with place() as url:
+        settings = Settings(index_url=SecretStr(url), embed_offline="hashed", amqp_url=None)
+        async with open_index(settings) as index:
+            grown = Row(f"{kind}: memory grown in the second half", "MiB", target="flat")
+            await _fill(index, count, row("written", "chunks/s"), grown)
+            rows.append(grown)
+            began = time.perf_counter()
+            async with index.searched() as (table, _):
+                await table.compact()
+            row("compacted", "s").rounds.append(time.perf_counter() - began)
+            for mode in Mode:
+                within = row(f"search, {mode}: p95", "ms", "under 30 ms")
+                await _timed(index, _asking(mode), within)
+            await _timed(index, _exactly, row("every vector compared: p95", "ms"))
+    return rows
+
+
+def index(stage: Stage, rounds: int, count: int) -> list[Row]:
+    """Chunks of 180 words with vectors of 256 numbers: written as the embed worker does, compacted,
+    and searched one query after the other."""
+    rows = asyncio.run(_measured("LanceDB", _lance, count))
+    try:
+        rows += asyncio.run(_measured("pgvector", _postgres, count))
+    except MissingError as error:
+        rows.append(Row(f"pgvector: {error}", "", [0]))
+    return rows
+
+
+ALL: dict[str, tuple[Measurement, int, int]] = {"index": (index, 1, 100_000)}
