@@ -6,7 +6,8 @@ import random
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -14,6 +15,9 @@ import pytest
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger import schedules as ledger_schedules
+from switchyard.services.monitoring.check import Finding
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.monitoring.checks.schedules import schedules as schedules_check
 from switchyard.services.records import State
 from switchyard.services.records.schedules import FiringOutcome
 from switchyard.services.schedules.book import (
@@ -272,6 +276,29 @@ async def test_the_history_is_bounded(
         time.now += 60
         await firing.turn()
     assert len(await outcomes(system)) <= 6
+
+
+async def test_the_doctor_finds_what_was_due_and_what_was_refused(
+    system: System, time: Time
+) -> None:
+    seen = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger))
+    assert await schedules_check(seen) == []
+    await add(system, entry(cron="0 13 10 3 *", grace=600))
+    (well,) = await schedules_check(seen)
+    assert well.status == "ok"
+    time.now = START - 30 + 3600 + 90  # due 90 s ago, and nobody was there
+    (late,) = await schedules_check(seen)
+    assert (late.finding, "tidy" in late.detail) == (Finding.SCHEDULE_OVERDUE, True)
+    firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, look=0.05)
+    await firing.turn()
+    time.now += 120  # its row is there, and its job is not
+    (late,) = await schedules_check(seen)
+    assert late.finding is Finding.SCHEDULE_OVERDUE
+    time.now += 600
+    await firing.turn()
+    (refused,) = await schedules_check(seen)
+    assert refused.finding is Finding.SCHEDULE_REFUSED
+    assert "no job type 'noop'" in refused.detail
 
 
 # --- the file -----------------------------------------------------------------------------------
