@@ -65,6 +65,7 @@ async def test_two_papers_that_cite_each_other_get_one_edge_each_way(ledger: Led
             ("arxiv:2001.00002", "cites", "doi:10.1234/tides"),
             ("doi:10.1234/tides", "cites", "arxiv:2001.00002"),
         ]
+        assert await ledger.graph_node("doi:10.1234/TIDES") is not None
         node = await ledger.graph_node("waves")
         assert node is not None
         assert (node.kind, node.cited, node.documents) == (NodeKind.DOCUMENT, 1, ("waves",))

@@ -20,6 +20,7 @@ from switchyard.services.citations.works import LinkStatus, WorkLink
 from switchyard.services.files.storage import links_key, references_key
 from switchyard.services.jobs.outcomes import Snooze
 from switchyard.services.ledger import Ledger
+from switchyard.services.records.graph import EdgeKind
 from switchyard.services.settings import Settings
 from switchyard.services.sources.errors import SourceBusy, SourceUnavailable
 from switchyard.services.workers.references.linking import NothingToLink
@@ -285,6 +286,13 @@ async def test_a_document_s_references_are_linked_and_every_repeat_changes_nothi
         "doi:10.1000/tides",
         "openalex:W3",
     ]
+    assert links.ledger is not None
+    page = await links.ledger.graph_neighbours(document_id, kinds=[EdgeKind.CITES])
+    assert page is not None
+    assert {(each.node.key, each.edge.told_by, each.node.told_by) for each in page.items} == {
+        ("doi:10.1000/tides", "openalex", "link"),
+        ("openalex:W3", "openalex", "link"),
+    }
     # The links of another list of references are not shown with this one.
     other = json.loads(links.storage.get(references_key(document_id))) | {"hash": "other"}
     links.storage.put(references_key(document_id), json.dumps(other).encode())

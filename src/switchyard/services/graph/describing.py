@@ -146,7 +146,7 @@ def work_of(reference: Mapping[str, Any], told_by: ToldBy = "reference") -> Desc
             doi_key(reference.get("doi")),
             arxiv_key(reference.get("arxiv_id")),
             *(
-                key(scheme, name.casefold())
+                key(scheme, name.upper())
                 for scheme in ("openalex", "wikidata")
                 if (name := tidy(reference.get(scheme), KEY))
             ),

@@ -24,9 +24,11 @@ from switchyard.services.records.graph import GraphNode, NodeKind
 
 
 def node_of(connection: Connection, key: str) -> int | None:
-    """The id of the node that has the key, or that the document is."""
+    """The id of the node that has the key, or that the document is. DOIs may be typed in capital
+    letters, too."""
+    typed = (key, key.casefold())
     found: int | None = connection.scalar(
-        select(graph_keys.c.node_id).where(graph_keys.c.key == key)
+        select(graph_keys.c.node_id).where(graph_keys.c.key.in_(typed)).limit(1)
     )
     if found is None:
         document_id = key.removeprefix("document:")

@@ -13,7 +13,13 @@ from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError, Snooze
 from switchyard.services.jobs.registry import job
 from switchyard.services.workers.outputs import DocumentFiles, encoded
-from switchyard.services.workers.stages import LINK_CITATIONS, DocumentJob, note_beside
+from switchyard.services.workers.stages import (
+    LINK_CITATIONS,
+    DocumentJob,
+    ends_when_superseded,
+    note_beside,
+)
+from switchyard.services.workers.telling import tell_references
 
 SHIFT = 240.0
 """Seconds after which a job asks no more; it goes on behind those that wait."""
@@ -25,6 +31,7 @@ class NothingToLink(PermanentError):
 
 
 @job("link_citations", worker="link", lanes=("hot", "maintenance"), timeout=LINK_TIMEOUT)
+@ends_when_superseded
 async def link_citations(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """Link a document's references to works. What catalogues have answered is kept for all
     documents, so a repeat, or a job that goes on, asks nothing again."""
@@ -54,6 +61,7 @@ async def link_citations(payload: DocumentJob, ctx: JobContext) -> Outcome:
     }
     key = links_key(document_id)
     await storage.put_async(key, encoded(made))
+    await tell_references(ctx, document_id)
     await note_beside(ctx, document_id, LINK_CITATIONS)
     return Done({"document_id": document_id, **_counted(links), "result": key})
 
