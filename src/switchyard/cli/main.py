@@ -106,7 +106,7 @@ PANELS = {
             "cli.look.graph:app",
             "The knowledge graph: show, neighbours, path, cocited, coupled, cited, draw, export.",
         ),
-        "jobs": ("cli.jobs.app:app", "Jobs: list, show, watch, cancel, release."),
+        "jobs": ("cli.jobs.app:app", "Jobs: list, show, watch, cancel, release, republish."),
     },
     "Repair": {
         "dead": ("cli.dead.app:app", "Dead letters: what died, why, and back again."),

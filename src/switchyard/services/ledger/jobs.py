@@ -22,7 +22,7 @@ from switchyard.services.records.results import (
     EndNoted,
     Recorded,
 )
-from switchyard.services.records.states import UNCONFIRMED, AttemptOutcome, State
+from switchyard.services.records.states import IN_QUEUES, UNCONFIRMED, AttemptOutcome, State
 
 Answer = TypeVar("Answer")
 
@@ -54,6 +54,19 @@ class JobWrites(LedgerBase):
                 raise answer
             found.append(answer)
         return found
+
+    async def publish_again(self, lane: str | None = None) -> int:
+        """The broker has lost what waited in its queues: all of it, or all of a lane, is pending
+        again, and so published by the scheduler. Returns how many jobs that are. A copy that the
+        broker has after all does no harm: of two, one runs."""
+        statement = (
+            update(jobs)
+            .where(jobs.c.state.in_(IN_QUEUES))
+            .values(state=State.PENDING, claim_id=None)
+        )
+        if lane is not None:
+            statement = statement.where(jobs.c.lane == lane)
+        return await self._database.write(lambda connection: connection.execute(statement).rowcount)
 
     async def mark_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
         """The broker has confirmed these jobs. Returns how many that changed: a job that a

@@ -47,6 +47,9 @@ class AttemptOutcome(StrEnum):
 UNCONFIRMED = frozenset({State.SCHEDULED, State.PENDING})
 """The broker has not confirmed the job yet."""
 
+IN_QUEUES = frozenset({State.QUEUED, State.RETRYING})
+"""The broker holds the job, in a lane or until its next attempt."""
+
 WAITING = frozenset({State.SCHEDULED, State.PENDING, State.QUEUED, State.RETRYING})
 """Not started; a claim may run it."""
 

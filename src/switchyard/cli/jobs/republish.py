@@ -1,0 +1,60 @@
+"""`jobctl jobs republish`: what waits by the ledger, sent to a broker that has lost it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
+from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.base.output import confirm, echo, say
+
+if TYPE_CHECKING:
+    from switchyard.services.settings import Settings
+
+
+def republish(
+    lane: Annotated[
+        str | None, typer.Option(help="Only jobs of this lane; of all where not given.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+) -> None:
+    """Publish again what waits in queues by the ledger: after the broker was lost or restored.
+
+    Harmless where the broker has the jobs: of two copies, one runs. The scheduler publishes them,
+    as fast as the lanes take them.
+    """
+    from switchyard.broker.lanes import lane_named
+
+    quiet_logs()
+    settings = load_settings()
+    if lane is not None:
+        try:
+            lane_named(lane)
+        except ValueError as error:
+            raise WrongUsage(str(error)) from error
+    number = run(_waiting(settings, lane))
+    if not number:
+        say("No job waits in a queue by the ledger: nothing to publish again.")
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise WrongUsage("to publish again without a terminal to ask at, give --yes")
+        confirm(f"Publish {number:,} jobs again?", abort=True)
+    echo(f"{run(_republish(settings, lane)):,} jobs are published again by the scheduler")
+
+
+async def _waiting(settings: Settings, lane: str | None) -> int:
+    from switchyard.services.records.states import IN_QUEUES
+
+    async with open_ledger(settings) as ledger:
+        counts = await ledger.counts()
+    wanted = counts.values() if lane is None else [counts.get(lane, {})]
+    return sum(states.get(state, 0) for states in wanted for state in IN_QUEUES)
+
+
+async def _republish(settings: Settings, lane: str | None) -> int:
+    async with open_ledger(settings) as ledger:
+        return await ledger.publish_again(lane)
