@@ -7,7 +7,9 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.schedules.entry import ScheduleEntry
 
 DEFAULTS = (
-    ScheduleEntry(name="compute-similarity", cron="0 1 * * *", job="maintenance.compute_similarity"),
+    ScheduleEntry(
+        name="compute-similarity", cron="0 1 * * *", job="maintenance.compute_similarity"
+    ),
     ScheduleEntry(name="recompute-graph", cron="30 2 * * *", job="maintenance.recompute_graph"),
     ScheduleEntry(name="compact-storage", cron="30 3 * * *", job="maintenance.compact_storage"),
     ScheduleEntry(name="cleanup-expired", cron="0 4 * * *", job="maintenance.cleanup_expired"),
