@@ -68,14 +68,16 @@ class Pipeline:
         """Run a job and all that follow; gives the job types in the order in which they ran."""
         self.ran, run_id = [], str(uuid4())
         waiting = [Job(job_type, payload, lane)]
-        while waiting:
-            job = waiting.pop(0)
+        joining: list[Job] = []  # each until all others have ended
+        while waiting or joining:
+            job = waiting.pop(0) if waiting else joining.pop()
             outcome = await self.one(
                 job.job_type, dict(job.payload), lane=job.lane or lane, run_id=run_id
             )
             self.ran.append((job.job_type, outcome))
             if isinstance(outcome, Next):
                 waiting.extend(outcome.jobs)
+                joining += [outcome.then] if outcome.then else []
         return [name for name, _ in self.ran]
 
     def result(self, job_type: str) -> dict[str, Any]:

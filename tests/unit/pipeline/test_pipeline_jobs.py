@@ -28,6 +28,7 @@ def test_stages_run_on_the_workers_and_in_the_lanes_of_the_specification():
         "ocr_pdf": ("ocr", ("vlm_ocr",), "task"),
         "describe_figures": ("ocr", ("vlm_ocr",), "task"),
         "analyze_image": ("ocr", ("vlm_ocr",), "task"),
+        "ocr_pages": ("ocr", ("vlm_ocr",), "task"),
         "summarize_content": ("llm", ("hot", "backfill"), "task"),
         "embed_content": ("embed", ("hot", "backfill"), "task"),
         "classify_document": ("embed", ("hot", "backfill"), "task"),

@@ -7,13 +7,14 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from pydantic import Field
 
 from switchyard.services.files.storage import NotStored, content_hash, page_key
 from switchyard.services.jobs.context import JobContext, ProcessCrashed
-from switchyard.services.jobs.outcomes import Job, Next, Outcome, PermanentError
+from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job
 from switchyard.services.workers.outputs import DocumentFiles, StageOutput
 from switchyard.services.workers.stages import (
@@ -30,6 +31,15 @@ PAGE_TIMEOUT = 120.0
 SHIFT = 120.0
 """Seconds after which a job begins no more pages: another one, behind those that wait, does."""
 OCR_TIMEOUT = SHIFT + 3 * PAGE_TIMEOUT
+ALONE = 20
+"""Pages up to which one job reads all of a document; of more, several jobs read some each."""
+RANGE = 10
+"""Pages of such a job at least."""
+RANGES = 20
+"""Such jobs of a document at most: their lane takes 100, and is not there for one document."""
+
+
+LANGUAGE = "^[a-z]{2,20}(_[a-z]{2,10})?$"
 
 
 class NoTextFound(PermanentError):
@@ -39,8 +49,22 @@ class NoTextFound(PermanentError):
 class OcrPdf(DocumentJob):
     """Read the pages of a document that have no text; with `force`, all of them."""
 
-    language: str | None = Field(default=None, pattern="^[a-z]{2,20}(_[a-z]{2,10})?$")
+    language: str | None = Field(default=None, pattern=LANGUAGE)
     """A code such as `de` or `ar`; None is any that the model of the package reads."""
+    divided: bool = False
+    """Other jobs have read the pages: what is left is to put them into the document, and to read
+    those that are missing all the same."""
+
+    def same(self) -> dict[str, Any]:
+        """The payload of a job that does the same."""
+        return self.model_dump(exclude_none=True, exclude=None if self.divided else {"divided"})
+
+
+class OcrPages(DocumentJob):
+    """Read these pages of a document, and keep their text for the job that waits for it."""
+
+    language: str | None = Field(default=None, pattern=LANGUAGE)
+    pages: list[int] = Field(min_length=1, max_length=10_000)
 
 
 @job("ocr_pdf", worker="ocr", lanes=("vlm_ocr",), timeout=OCR_TIMEOUT)
@@ -49,7 +73,9 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
     """Read pages, several at once, and put their text into the document.
 
     Each page is kept when it is read, so that no worker reads it again: not the one that takes
-    over from one that died, and not the next job, which goes on where this one's shift ends.
+    over from one that died, and not the next job, which goes on where this one's shift ends. The
+    pages of a long document are read by `ocr_pages`, as many at once as there are workers for, and
+    put together by another job of this type, which waits for those.
     """
     document_id = payload.document_id
     files = DocumentFiles.of(ctx, document_id)
@@ -60,12 +86,15 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
         numbers = [
             page["page"] for page in text.result["pages"] if payload.force or not page["text"]
         ]
+        if len(numbers) > ALONE and not payload.divided:
+            at.goes_on = True
+            return _divided(payload, numbers, ctx.message.priority)
         read = await pages.read(numbers)
         told: dict[str, Any] = {"document_id": document_id, "pages_read": pages.fresh}
         if len(read) < len(numbers):
             at.goes_on = True
             told |= {"pages_done": len(read), "pages": len(numbers)}
-            return Next([Job("ocr_pdf", payload.model_dump(exclude_none=True))], told)
+            return Next([Job("ocr_pdf", payload.same())], told)
         output = await _put_back(files, text, about, read)
     told |= {
         "page_count": output.result["page_count"],
@@ -74,6 +103,42 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
     }
     following = {"document_id": document_id, "force": payload.force}
     return Next([Job("summarize_content", following, lane=_lane_of(ctx))], told)
+
+
+@job("ocr_pages", worker="ocr", lanes=("vlm_ocr",), timeout=OCR_TIMEOUT)
+@ends_when_superseded
+async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
+    """Read some pages of a document; those that are left when the shift is over, another job
+    does."""
+    document_id = payload.document_id
+    files = DocumentFiles.of(ctx, document_id)
+    text = await files.output_of_async(EXTRACT)
+    about = (await files.output_of_async(INGEST)).result
+    pages = _Pages(ctx, payload, files, about, text.content)
+    read = await pages.read(payload.pages)
+    told = {"document_id": document_id, "pages": len(read), "pages_read": pages.fresh}
+    left = [number for number in payload.pages if number not in read]
+    if not left:
+        return Done(told)
+    return Next([Job("ocr_pages", payload.model_dump(exclude_none=True) | {"pages": left})], told)
+
+
+def _divided(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
+    """Jobs that read these pages, and the one that puts them together. It goes on without those
+    that are dead, and reads their pages itself. A book does not hold up letters: those come first.
+    """
+    size = max(RANGE, ceil(len(numbers) / RANGES))
+    given = payload.same()
+    ranges = [
+        Job(
+            "ocr_pages",
+            given | {"pages": list(numbers[start : start + size])},
+            priority=max(0, priority - 1),
+        )
+        for start in range(0, len(numbers), size)
+    ]
+    told = {"document_id": payload.document_id, "pages": len(numbers), "jobs": len(ranges)}
+    return Next(ranges, told, then=Job("ocr_pdf", given | {"divided": True}), when_dead="go_on")
 
 
 def _lane_of(ctx: JobContext) -> str:
@@ -106,7 +171,7 @@ class _Pages:
     def __init__(
         self,
         ctx: JobContext,
-        payload: OcrPdf,
+        payload: OcrPdf | OcrPages,
         files: DocumentFiles,
         about: Mapping[str, Any],
         content: str | None,
