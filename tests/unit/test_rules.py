@@ -197,7 +197,7 @@ def shown() -> dict[str, set[str]]:
 @pytest.mark.parametrize(("where", "query"), queries(), ids=lambda each: each[:60])
 def test_no_rule_and_no_panel_asks_for_what_does_not_exist(where: str, query: str) -> None:
     known = shown()
-    asked = set(re.findall(r"\b(?:switchyard_\w+|up\b)", query))
+    asked = set(re.findall(r"\b(?:(?:switchyard|llm)_\w+|up\b)", query))
     assert asked, where
     assert asked <= set(known)
     labels = {label for name in asked for label in known[name]}
@@ -215,7 +215,7 @@ def test_every_metric_of_the_system_is_on_a_dashboard() -> None:
         name
         for where, query in queries()
         if where not in NAMES
-        for name in re.findall(r"switchyard_\w+", query)
+        for name in re.findall(r"\b(?:switchyard|llm)_\w+", query)
     }
     missing = {each.name for each in ALL if not any(name.startswith(each.name) for name in asked)}
     assert missing == set()
@@ -223,7 +223,7 @@ def test_every_metric_of_the_system_is_on_a_dashboard() -> None:
 
 def test_dashboards_have_ids_of_their_own_and_let_grafana_choose_the_data_source() -> None:
     boards = [json.loads(path.read_text()) for path in (FILES / "dashboards").glob("*.json")]
-    assert len({board["uid"] for board in boards}) == len(boards) == 3
+    assert len({board["uid"] for board in boards}) == len(boards) == 4
     for board in boards:
         ids = [panel["id"] for panel in board["panels"]]
         assert len(set(ids)) == len(ids)

@@ -13,10 +13,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from switchyard.services.files.storage import Storage, StoredFile
-from switchyard.services.ledger import Ledger
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.ledger import Ledger
 
 BATCH = 100
 """Files between two looks at what is needed by now."""

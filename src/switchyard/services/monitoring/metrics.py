@@ -30,6 +30,9 @@ LOOK_TIMEOUT = 8.0
 OTHER = "other"
 """The label of what is not in a closed set: a lane or job type that nobody has declared."""
 
+LLM = "llm"
+"""The kind of worker that asks language models."""
+
 Samples = Mapping[tuple[str, ...], float]
 """Values by the labels, in the metric's order."""
 
@@ -97,6 +100,25 @@ NOT_RUN = Metric(
     "Deliveries without a run; `why`: skipped (ended before, or an older copy), returned to the "
     "queue, put_off (no room in a named limit), or buried as malformed.",
     ("why",),
+)
+LLM_PROCESSED = Metric(
+    "llm_requests_processed_total",
+    "counter",
+    "Attempts of the workers for language models; `status`: as the outcome of any attempt.",
+    ("status", "request_type"),
+)
+LLM_LATENCY = Metric(
+    "llm_request_latency_seconds",
+    "histogram",
+    "From the claim of such a request to its answer, the wait for its turn included.",
+    ("request_type",),
+    _LONG,
+)
+LLM_CONCURRENCY = Metric(
+    "llm_worker_concurrency",
+    "gauge",
+    "Requests to language models that this worker has under way.",
+    ("worker_id",),
 )
 SLOTS = Metric("switchyard_slots", "gauge", "Jobs that this worker runs at once.", ("worker",))
 SLOTS_USED = Metric("switchyard_slots_used", "gauge", "Slots in use.", ("worker",))
@@ -201,6 +223,21 @@ LIMIT_WAITING = Metric(
     "gauge",
     "Jobs that were put off for want of room in a named limit, all keys.",
     ("limit",),
+)
+LLM_DEPTH = Metric(
+    "llm_queue_depth", "gauge", "Requests to language models that wait in their lane.", ("lane",)
+)
+LLM_SERVER_LIMIT = Metric(
+    "switchyard_llm_server_limit", "gauge", "Calls that the fleet may make at once.", ("server",)
+)
+LLM_SERVER_CALLS = Metric(
+    "switchyard_llm_server_calls", "gauge", "Calls of the whole fleet under way.", ("server",)
+)
+LLM_SERVER_PAUSED = Metric(
+    "switchyard_llm_server_paused_seconds",
+    "gauge",
+    "For how long yet the server is left alone; 0 when it is not.",
+    ("server",),
 )
 BULK = Metric(
     "switchyard_bulk_operations",

@@ -23,6 +23,7 @@ from switchyard.services.monitoring.metrics import OTHER, Metric, Metrics, Sampl
 from switchyard.services.monitoring.worker_status import is_current, status_of
 from switchyard.services.records import Gauges, LedgerError, WorkerRecord
 from switchyard.services.records.limits import LimitReport
+from switchyard.services.records.llm import LlmServerReport
 from switchyard.services.settings import Settings
 
 FRESH_FOR = 4.0
@@ -85,6 +86,7 @@ class SystemMetrics:
             gauges = await self._ledger.gauges()
             workers = await self._ledger.list_workers()
             limited = await self._ledger.limit_reports()
+            servers = await self._ledger.llm_servers()
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             up["ledger",] = 0
@@ -97,6 +99,18 @@ class SystemMetrics:
             *self._open(gauges, now),
             (names.WORKERS, _workers(workers, kinds, takeover, now)),
             *_limits(self._registry, limited),
+            *self._llm_servers(servers),
+        ]
+
+    def _llm_servers(self, found: Iterable[LlmServerReport]) -> Shown:
+        """Those of the settings: the ledger may know others, of long ago."""
+        ours = {each.name for each in self._settings.llm_servers}
+        known = [each for each in found if each.name in ours]
+        most = self._settings.llm_concurrency_max
+        return [
+            (names.LLM_SERVER_LIMIT, {(each.name,): min(most, each.state.limit) for each in known}),
+            (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in known}),
+            (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in known}),
         ]
 
     def _open(self, gauges: Gauges, now: float) -> Shown:
@@ -145,7 +159,9 @@ def _queues(report: Report) -> Shown:
     depth: Counter[tuple[str, ...]] = Counter()
     for label, queue in found:
         depth[label,] += queue.ready
+    asking = [(label, queue) for label, queue in found if queue.name.endswith(f".{names.LLM}")]
     return [
+        (names.LLM_DEPTH, {(lane,): float(queue.ready) for lane, queue in asking}),
         (names.READY, {(lane, queue.name): float(queue.ready) for lane, queue in found}),
         (names.CONSUMERS, {(lane, queue.name): float(queue.consumers) for lane, queue in found}),
         (

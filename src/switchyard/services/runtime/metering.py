@@ -11,7 +11,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Delayed, Died, Succeeded
 from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.monitoring import metrics as names
-from switchyard.services.monitoring.metrics import OTHER, Metric, Metrics, Samples
+from switchyard.services.monitoring.metrics import LLM, OTHER, Metric, Metrics, Samples
 from switchyard.services.runtime.endings import Ending
 from switchyard.services.runtime.running import RunningJob
 
@@ -27,6 +27,8 @@ class Meter:
         self._duration = metrics.histogram(names.DURATION)
         self._wait = metrics.histogram(names.WAIT)
         self._used = metrics.histogram(names.ATTEMPTS_USED)
+        self._llm_processed = metrics.counter(names.LLM_PROCESSED)
+        self._llm_latency = metrics.histogram(names.LLM_LATENCY)
 
     def started(self, job: RunningJob) -> None:
         """Its handler is about to run."""
@@ -41,10 +43,12 @@ class Meter:
         """It has ended so, and the delivery is acknowledged."""
         worker, job_type = self._labels(job)
         lane = job.delivery.lane
+        seconds = max(0.0, self._clock.time() - job.started_at)
         self._attempts.labels(worker, lane, job_type, _outcome(ending)).inc()
-        self._duration.labels(worker, job_type).observe(
-            max(0.0, self._clock.time() - job.started_at)
-        )
+        self._duration.labels(worker, job_type).observe(seconds)
+        if worker == LLM:
+            self._llm_processed.labels(_outcome(ending), job_type).inc()
+            self._llm_latency.labels(job_type).observe(seconds)
         if isinstance(ending, Died):
             self._deaths.labels(worker, lane, job_type, str(ending.reason)).inc()
             self._used.labels(worker, job_type).observe(ending.attempts)
@@ -97,6 +101,7 @@ class ShareLike(Protocol):
 class WorkerGauges:
     """How a worker stands at this moment."""
 
+    worker_id: str
     shares: Sequence[ShareLike]
     consumers: Sequence[LaneConsumer]
     counters: CountersLike
@@ -105,10 +110,12 @@ class WorkerGauges:
         """For `Metrics.show`."""
         each = list(zip(self.shares, self.consumers, strict=True))
         counters = self.counters
+        asking = [uses.running for share, uses in each if share.kind == LLM]
         return [
             (names.SLOTS, {(share.kind,): float(share.slots) for share in self.shares}),
             (names.SLOTS_RESERVED, {(share.kind,): float(share.reserve) for share in self.shares}),
             (names.SLOTS_USED, {(share.kind,): float(uses.running) for share, uses in each}),
+            (names.LLM_CONCURRENCY, {(self.worker_id,): float(sum(asking))} if asking else {}),
             (
                 names.CONSUMING,
                 {

@@ -169,7 +169,9 @@ class Worker:
         ]
         if metrics is not None:
             show_publishes(metrics, self._publisher.counts)
-            metrics.show(WorkerGauges(self._shares, self._consumers, self.counters).shown)
+            metrics.show(
+                WorkerGauges(self.worker_id, self._shares, self._consumers, self.counters).shown
+            )
 
     async def run(self) -> None:
         """Work until `stop`; then finish what runs, within the grace, and return the rest.
