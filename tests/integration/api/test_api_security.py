@@ -219,6 +219,15 @@ async def test_a_body_that_is_too_large_is_refused(
     assert (await system.ledger.list_jobs()).items == ()
 
 
+@pytest.mark.parametrize("path", ["/documents/generate", "/documents/x", "/extract", "/process/x"])
+async def test_only_the_paths_that_take_files_take_the_size_of_files(
+    api: RunningApi, path: str
+) -> None:
+    body = b'{"kinds": [' + b'"a",' * 1_000_000 + b'"a"]}'
+    answer = await api.client.post(path, content=body, headers={"content-type": "application/json"})
+    problem(answer, 413, "too-large")
+
+
 async def test_a_payload_beyond_the_message_limit_is_invalid(api: RunningApi) -> None:
     body = NOOP | {"payload": {"text": "x" * (1024 * 1024)}}
     problem(await api.client.post("/jobs", json=body), 422, "invalid")

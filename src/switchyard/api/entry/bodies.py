@@ -14,8 +14,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from switchyard.api.http.problems import Problem, render
 from switchyard.services.settings import Settings
 
-UPLOADS = ("/documents", "/extract", "/parse", "/process", "/backfills/inputs")
-"""Paths that take files."""
+UPLOADS = frozenset(
+    {
+        "/documents",
+        "/extract/text",
+        "/extract/references",
+        "/parse/references",
+        "/process/references",
+        "/backfills/inputs",
+    }
+)
+"""Paths that take files, and read them piece by piece. What is sent anywhere else is read into
+memory as a whole, before it is known who sends it."""
 MULTIPART_OVERHEAD = 1024 * 1024
 """Bytes for the form around a file."""
 SLOWEST_UPLOAD = 64 * 1024
@@ -38,7 +48,7 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        upload = scope["path"].startswith(UPLOADS)
+        upload = scope["path"] in UPLOADS
         most = self._max_upload if upload else self._max_body
         length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length) > most:
