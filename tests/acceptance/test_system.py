@@ -109,7 +109,7 @@ def test_up_runs_until_it_is_told_and_restarts_what_dies(
 ) -> None:
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen(
-            [str(JOBCTL), "up", "--api-port", "0"],
+            [str(JOBCTL), "up", "--api-port", "0", "--scale", "embed=2", "--scale", "ocr=0"],
             env=environment,
             cwd=tmp_path,
             stdout=out,
@@ -126,6 +126,9 @@ def test_up_runs_until_it_is_told_and_restarts_what_dies(
     try:
         until_said("Ctrl-C stops everything.")
         data = tmp_path / ".switchyard"
+        logs = {each.name for each in (data / "logs").iterdir()}
+        assert {"worker-embed.log", "worker-embed-2.log", "worker-ingest.log"} <= logs
+        assert "worker-ocr.log" not in logs
         assert oct((data / "env").stat().st_mode & 0o777) == "0o600"
         exports = dict(
             line.removeprefix("export ").split("=", 1)

@@ -46,6 +46,13 @@ def up(
             help="Port of the HTTP API on this machine, 0 for any; JOBS_API_PORT where not given.",
         ),
     ] = None,
+    scale: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=N",
+            help="So many processes of that kind of worker, as in llm=6; repeatable.",
+        ),
+    ] = None,
     adopt: Annotated[
         bool,
         typer.Option(
@@ -69,7 +76,7 @@ def up(
     with _alone_in(directory):
         try:
             port = _port(settings.api_port if api_port is None else api_port)
-            _run_until_interrupted(directory, include or [], port, adopt)
+            _run_until_interrupted(directory, include or [], port, scale or [], adopt)
         except KeyboardInterrupt:
             say("Stopped.")
 
@@ -104,9 +111,11 @@ def _port(wanted: int) -> int:
         return port
 
 
-def _run_until_interrupted(directory: Path, include: list[str], api_port: int, adopt: bool) -> None:
+def _run_until_interrupted(
+    directory: Path, include: list[str], api_port: int, scale: list[str], adopt: bool
+) -> None:
     from switchyard.broker.errors import WrongSystem
-    from switchyard.cli.system.assembly import assemble, prepare, start_all
+    from switchyard.cli.system.assembly import assemble, prepare, read_scale, start_all
     from switchyard.cli.system.brokers import any_broker
     from switchyard.cli.system.ports import LOOPBACK
     from switchyard.cli.system.supervisor import Supervisor
@@ -125,6 +134,7 @@ def _run_until_interrupted(directory: Path, include: list[str], api_port: int, a
             api_port=str(api_port),
             api_url=f"http://{LOOPBACK}:{api_port}",
         )
+        processes = read_scale(scale, system.registry)
         try:
             run(prepare(system, adopt=adopt))
         except WrongSystem as error:
@@ -133,7 +143,7 @@ def _run_until_interrupted(directory: Path, include: list[str], api_port: int, a
             ) from error
         supervisor = Supervisor(directory / "logs", system.environment)
         try:
-            start_all(supervisor, system.registry)
+            start_all(supervisor, system.registry, processes)
             supervisor.start("api", "api")
             _await_api(supervisor, LOOPBACK, api_port)
             _print_addresses(found, system, directory)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from switchyard.cli.base.common import load_registry, open_ledger
-from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.errors import CommandFailed, WrongUsage
 
 if TYPE_CHECKING:
     from switchyard.cli.system.supervisor import Supervisor
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 OWN_ADDRESSES = ("database_url", "storage_url", "index_url")
 """Settings that lead out of the data directory."""
+MOST_PROCESSES = 64
+"""Of one kind of worker on one machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,30 @@ async def prepare(system: System, *, adopt: bool = False) -> None:
         await mark_broker(settings, ledger)
 
 
-def start_all(supervisor: Supervisor, registry: Registry) -> None:
-    """The scheduler, and a process for each kind of worker that has job types."""
+def start_all(
+    supervisor: Supervisor, registry: Registry, scale: Mapping[str, int] | None = None
+) -> None:
+    """The scheduler, and for each kind of worker that has job types so many processes as `scale`
+    says, one where it says nothing."""
     for kind in kinds_of(registry):
-        supervisor.start(f"worker-{kind}", "worker", kind)
+        for number in range(1, (scale or {}).get(kind, 1) + 1):
+            name = f"worker-{kind}" if number == 1 else f"worker-{kind}-{number}"
+            supervisor.start(name, "worker", kind)
     supervisor.start("scheduler", "scheduler")
+
+
+def read_scale(texts: Sequence[str], registry: Registry) -> dict[str, int]:
+    """What `--scale llm=6` says. Raises WrongUsage."""
+    kinds = kinds_of(registry)
+    found = {}
+    for text in texts:
+        kind, _, number = text.partition("=")
+        if kind not in kinds:
+            raise WrongUsage(f"--scale {text}: there is no {kind!r} among {', '.join(kinds)}")
+        if not (number.isascii() and number.isdigit() and int(number) <= MOST_PROCESSES):
+            raise WrongUsage(f"--scale {text}: write {kind}=N, with N from 0 to {MOST_PROCESSES}")
+        found[kind] = int(number)
+    return found
 
 
 def kinds_of(registry: Registry) -> list[str]:

@@ -1,0 +1,33 @@
+"""`jobctl up --scale`: what it takes, and what it says of the rest."""
+
+import pytest
+
+from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.system.assembly import MOST_PROCESSES, read_scale
+from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry.load(BUILT_IN_MODULES)
+
+
+def test_each_kind_gets_its_number_and_the_last_word_counts(registry: Registry) -> None:
+    assert read_scale(["llm=6", "ocr=0", "llm=2"], registry) == {"llm": 2, "ocr": 0}
+    assert read_scale([], registry) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("painter=2", "there is no 'painter' among ingest"),
+        ("llm", "write llm=N"),
+        ("llm=-1", "write llm=N"),
+        ("llm=1.5", "write llm=N"),
+        ("llm=²", "write llm=N"),
+        (f"llm={MOST_PROCESSES + 1}", f"from 0 to {MOST_PROCESSES}"),
+    ],
+)
+def test_what_is_no_number_of_a_kind_is_refused(registry: Registry, text: str, said: str) -> None:
+    with pytest.raises(WrongUsage, match=said):
+        read_scale([text], registry)
