@@ -31,6 +31,7 @@ class Receiver:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.status = 204
+        self.is_endless = False
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}/hook/secret-path"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
@@ -57,6 +58,11 @@ class Receiver:
                     receiver._take(body, self.headers["X-Switchyard-Signature"])
                 self.send_response(receiver.status)
                 self.end_headers()
+                while receiver.is_endless:
+                    try:
+                        self.wfile.write(b"and so on" * 4096)
+                    except OSError:
+                        return
 
             def log_message(self, *args: object) -> None:
                 """Nothing: the test says what is wrong."""
@@ -141,6 +147,21 @@ async def test_what_was_not_taken_is_sent_again_and_the_address_stays_secret(
             receiver.status = 204
             await eventually(lambda: "queue-unworked" in receiver.of("firing"), 30)
     assert "secret-path" not in json.dumps(logs, default=str)
+
+
+async def test_what_else_the_server_says_is_not_listened_to(
+    system: System, receiver: Receiver
+) -> None:
+    await system.ledger.create_bulk(
+        "backfill-3", kind="backfill", title="all", spec={}, created_by="me"
+    )
+    await system.ledger.move_bulk("backfill-3", BulkState.CANCELLED, among=[BulkState.WAITING])
+    receiver.status, receiver.is_endless = 200, True
+    try:
+        async with asyncio.timeout(10):
+            await Alerter(system.settings, system.ledger).look()
+    finally:
+        receiver.is_endless = False
 
 
 async def test_slack_gets_a_text_in_which_nobody_is_mentioned(

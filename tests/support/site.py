@@ -7,6 +7,7 @@ page put into `pages`, what the others do. It keeps every request, with the time
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import struct
@@ -164,6 +165,14 @@ def endless() -> Behaviour:
             return
 
     return behave
+
+
+def packed(layers: int = 3) -> Behaviour:
+    """A JSON text of 64 MB, packed that often: a few hundred bytes."""
+    body = b'"' + b"x" * (64 * 1024 * 1024) + b'"'
+    for _ in range(layers):
+        body = gzip.compress(body, 9)
+    return says(body, headers={"Content-Encoding": ", ".join(["gzip"] * layers)})
 
 
 def slow(seconds: float) -> Behaviour:

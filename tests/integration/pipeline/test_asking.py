@@ -110,6 +110,7 @@ async def test_an_unchanged_answer_to_no_such_question_is_nonsense(
         (server.says(b"<html>"), SourceNonsense, "no JSON"),
         (server.says(b"[" * 100_000), SourceNonsense, "no JSON"),
         (server.endless(), SourceNonsense, "exceeds"),
+        (server.packed(), SourceUnavailable, "packs its answer"),
         (server.moved("http://127.0.0.1:9/elsewhere"), SourceUnavailable, "301 to http"),
         (server.moved("http://[/"), SourceUnavailable, "301 to"),
     ],

@@ -27,7 +27,7 @@ from tests.integration.pipeline.pdfs import pdf
 from tests.support import llm_server
 from tests.support.grobid_server import KUHN, GrobidServer, tei
 from tests.support.llm_server import LlmServer
-from tests.support.site import cut, cut_in_the_middle, fails, says, throttled
+from tests.support.site import cut, cut_in_the_middle, fails, packed, says, throttled
 
 STRUCTURE = "Kuhn, T S. The structure of scientific revolutions. University of Chicago Press, 1962."
 SEA = "Smith, A. The sea. Oxford University Press, Oxford, 2004."
@@ -134,6 +134,12 @@ async def test_too_large_an_answer_is_not_read_to_its_end(
     monkeypatch.setattr(grobid_engine, "MAX_BYTES", 1000)
     grobid.next(says(b" " * 2000, "application/xml"))
     with pytest.raises(SourceNonsense, match="exceeds"):
+        await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
+
+
+async def test_a_packed_answer_is_not_unpacked(pipeline: Pipeline, grobid: GrobidServer):
+    grobid.next(packed())
+    with pytest.raises(SourceUnavailable, match="packs its answer"):
         await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
 
 

@@ -244,6 +244,12 @@ async def test_a_page_of_nonsense_does_no_harm() -> None:
         assert isinstance(said.text, str)
 
 
+@pytest.mark.parametrize("charset", ["idna", "undefined", "zip", "punycode", "utf-7"])
+def test_a_server_can_name_no_charset_that_fails(charset: str) -> None:
+    page = PAGE.encode().replace(b"<title>", b"<title>+2AA-")
+    assert isinstance(read_page(page, "http://example.org/", charset).text, str)
+
+
 def test_the_links_and_wishes_of_a_page_are_read() -> None:
     said = read_page(PAGE.encode(), "http://example.org/tides/")
     base = "http://example.org/tides/x"

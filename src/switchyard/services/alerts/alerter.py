@@ -55,7 +55,7 @@ class Alerter:
                 await self.look()
             except LedgerError as error:
                 self._log.warning("no look for alerts", error=str(error))
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 # Not its text: the address is a secret.
                 self._log.warning("an alert could not be delivered", error=type(error).__name__)
             await asyncio.sleep(self._settings.alert_interval)
@@ -108,6 +108,18 @@ class Alerter:
         headers = {"Content-Type": "application/json"}
         if secret is not None:
             headers[SIGNATURE] = signature(body, secret.get_secret_value())
-        async with httpx.AsyncClient(timeout=DELIVERY) as client:
-            answer = await client.post(url.get_secret_value(), content=body, headers=headers)
-        answer.raise_for_status()
+        # Of the answer, its status is what counts: what else it says may be endless.
+        limit = asyncio.timeout(DELIVERY)
+        try:
+            async with (
+                limit,
+                httpx.AsyncClient(timeout=DELIVERY) as client,
+                client.stream(
+                    "POST", url.get_secret_value(), content=body, headers=headers
+                ) as answer,
+            ):
+                answer.raise_for_status()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise httpx.ReadTimeout("no answer in time") from error

@@ -100,7 +100,7 @@ class SourceClient:
         for jobs: they wait for two turns at most, and not at all where others wait already. With
         a ledger, turns are those of the whole fleet; without one, of this client alone.
         """
-        import httpx
+        from switchyard.services.files.plain import plain_client
 
         interval = server.interval
         pace: RequestPace
@@ -116,9 +116,9 @@ class SourceClient:
             )
         else:
             pace = LocalPace(label=server.label, interval=interval, patience=waits)
-        headers = {"User-Agent": user_agent(settings), "Accept-Encoding": "identity"}
+        headers = {"User-Agent": user_agent(settings)}
         kept = KeptAnswers(Storage(settings.files_url), server.name)
-        async with httpx.AsyncClient(
+        async with plain_client(
             timeout=server.timeout, headers={**headers, **server.headers}
         ) as http:
             yield cls(server, http, pace, kept)

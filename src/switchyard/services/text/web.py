@@ -78,7 +78,7 @@ def _decoded(html: bytes, charset: str | None) -> str:
     if charset:
         try:
             return html.decode(charset, "replace")
-        except LookupError:
+        except (LookupError, UnicodeError):  # none, or one that is not for pages, as `idna`
             pass
     return decode_file(html)
 

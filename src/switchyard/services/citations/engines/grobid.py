@@ -95,11 +95,13 @@ class GrobidEngine:
     ) -> tuple[int, Mapping[str, str], bytes]:
         import httpx
 
+        from switchyard.services.files.plain import plain_client
+
         limit = asyncio.timeout(TIMEOUT)
         try:
             async with (
                 limit,
-                httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as http,
+                plain_client(timeout=TIMEOUT, trust_env=False) as http,
                 http.stream(
                     "POST",
                     self._base_url + path,
