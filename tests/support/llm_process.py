@@ -1,4 +1,5 @@
-"""A process that asks the LLM servers of its settings: `asking(…)` starts one.
+"""A process that asks the LLM servers of its settings: `asking(…)` starts one, `asking_directly(…)`
+one that does it with an LLMQueue.
 
 It prints one line when it is ready, asks when it reads one, and prints what became of each question
 as JSON: the answers' first words, or the errors' class.
@@ -12,8 +13,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
+from switchyard import LLMQueue
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
@@ -39,11 +41,37 @@ async def ask_all(questions: list[str]) -> list[str]:
         return await asyncio.gather(*(ask(lane, each) for each in questions))
 
 
-@contextmanager
-def asking(environment: dict[str, str], questions: list[str]) -> Iterator[subprocess.Popen[str]]:
+async def call_all(questions: list[str]) -> list[str]:
+    """The same by an LLMQueue, which says how each ended."""
+    async with LLMQueue.opened() as queue:
+
+        async def call(question: str) -> str:
+            asked = {"messages": [{"role": "user", "content": question}]}
+            return (await queue.call("chat_completion", asked, timeout=60)).status
+
+        return await asyncio.gather(*(call(each) for each in questions))
+
+
+def asking(
+    environment: dict[str, str], questions: list[str]
+) -> AbstractContextManager[subprocess.Popen[str]]:
     """The process, ready to begin; it is killed at the end."""
+    return _started(environment, questions)
+
+
+def asking_directly(
+    environment: dict[str, str], questions: list[str]
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    """The same with `call_all`."""
+    return _started(environment, questions, "queue")
+
+
+@contextmanager
+def _started(
+    environment: dict[str, str], questions: list[str], *how: str
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.llm_process", json.dumps(questions)],
+        [sys.executable, "-m", "tests.support.llm_process", json.dumps(questions), *how],
         env={**os.environ, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -61,4 +89,5 @@ def asking(environment: dict[str, str], questions: list[str]) -> Iterator[subpro
 if __name__ == "__main__":
     print("ready", flush=True)
     sys.stdin.readline()
-    print(json.dumps(asyncio.run(ask_all(json.loads(sys.argv[1])))), flush=True)
+    ask = call_all if sys.argv[2:] else ask_all
+    print(json.dumps(asyncio.run(ask(json.loads(sys.argv[1])))), flush=True)

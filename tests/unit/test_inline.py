@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -251,3 +252,15 @@ async def test_nothing_is_recorded_of_a_job_that_can_not_be_run(
     with pytest.raises(InvalidPayload, match="fail"):
         await runner.publish(JobRequest("hot.second", {"fail": "x"}))
     assert (await ledger.list_jobs()).items == ()
+
+
+async def test_a_job_whose_time_is_over_is_not_run(
+    runner: InlineRunner, ledger: Ledger, settings: Settings
+):
+    late = ledger.clock.now() - timedelta(seconds=1)
+    published = await runner.publish(JobRequest("hot.waiting", {}, expires_at=late))
+    await asyncio.wait_for(runner.finish(published.job_id), 20)
+    record = await ledger.get(published.job_id)
+    assert record is not None
+    assert (record.state, record.reason, record.attempts) == (State.DEAD, "expired", 0)
+    assert not (settings.data_dir / "runs").exists()

@@ -22,6 +22,7 @@ from switchyard.services.identity.places import claim_places
 from switchyard.services.index.opening import OpenIndex, open_index
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
+from switchyard.services.llm.queue import LLMQueue
 from switchyard.services.monitoring.job_events import EventFeed
 from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.monitoring.metrics import Metrics, show_publishes, watch_ledger
@@ -59,6 +60,8 @@ class ApiState:
     webhooks: WebhookSources
     broker: BrokerSide | None
     """None without JOBS_AMQP_URL."""
+    direct: LLMQueue | None
+    """Asks language models from this process; None without JOBS_LLM_DIRECT."""
 
     def require_broker(self) -> BrokerSide:
         """Raises Problem where the service runs without one."""
@@ -82,6 +85,7 @@ async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
         _looking_for(settings, ledger),
         _open_broker(settings, registry, ledger) as broker,
         open_index(settings) as index,
+        _open_direct(settings, registry, ledger) as direct,
     ):
         metrics = Metrics()
         ledger.observe(watch_ledger(metrics))
@@ -99,7 +103,19 @@ async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
             metrics=metrics,
             webhooks=webhooks,
             broker=broker,
+            direct=direct,
         )
+
+
+@asynccontextmanager
+async def _open_direct(
+    settings: Settings, registry: Registry, ledger: Ledger
+) -> AsyncIterator[LLMQueue | None]:
+    if not settings.llm_direct:
+        yield None
+        return
+    async with LLMQueue.direct(settings, registry, ledger) as queue:
+        yield queue
 
 
 @asynccontextmanager

@@ -171,6 +171,11 @@ class Settings(BrokerSettings):
     llm_concurrency_max: int = Field(
         default=50, ge=1, le=10_000, description="The most that it gets at once."
     )
+    llm_direct: bool = Field(
+        default=False,
+        description="Processes that ask language models call the servers themselves instead of "
+        "publishing a job; with the same limits and kept answers (docs/llm.md#direct-mode).",
+    )
     llm_answers_days: float = Field(
         default=90,
         ge=0,
@@ -538,6 +543,8 @@ class Settings(BrokerSettings):
         names = [each.name for each in self.llm_providers]
         if len(set(names)) < len(names):
             raise ValueError("two servers of JOBS_LLM_PROVIDERS have the same name")
+        if self.llm_direct and not self.llm_servers:
+            raise ValueError("JOBS_LLM_DIRECT is set: set JOBS_LLM_BASE_URL")
         if self.llm_concurrency_min > self.llm_concurrency_max:
             raise ValueError("JOBS_LLM_CONCURRENCY_MIN is more than JOBS_LLM_CONCURRENCY_MAX")
         return self

@@ -17,6 +17,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.llm import queue as queue_module
 from switchyard.services.llm.queue import LlmStatus, UnknownLlmRequest
 from switchyard.services.monitoring import ending
+from switchyard.services.monitoring.job_events import EventFeed
 from switchyard.services.records import State
 from tests.support import llm_server
 from tests.support.api_server import serving
@@ -86,7 +87,7 @@ async def test_an_event_that_never_came_is_made_up_for(
     system: System, queue: LLMQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "LOOK", 0.2)
-    monkeypatch.setattr(queue._feed, "heard", lambda event: None)
+    monkeypatch.setattr(EventFeed, "heard", lambda self, event: None)
     await system.start_worker("llm")
     result = await queue.call("chat_completion", {"messages": [{"role": "user", "content": "?"}]})
     assert result.status is LlmStatus.COMPLETED

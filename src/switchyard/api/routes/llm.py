@@ -13,9 +13,11 @@ from switchyard.api.models import llm as models
 from switchyard.api.routes.jobs import JobIdInPath, known_job, prepared, published
 from switchyard.api.state import BrokerSide, Shared
 from switchyard.services.access.api_keys import Scope
-from switchyard.services.llm.queue import LlmStatus, result_of
+from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
+from switchyard.services.llm.queue import LLMQueue, LlmResult, LlmStatus, result_of
 from switchyard.services.monitoring.ending import ended
-from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.publishing.requests import refused
 from switchyard.services.records import JobRecord
 
 router = APIRouter(prefix="/llm/requests", tags=["llm"])
@@ -38,6 +40,8 @@ async def ask(
     body: models.QuestionToModel, state: Shared, response: Response
 ) -> models.AnswerOfModel:
     """Ask a language model. With `wait`, its answer is the answer to this request."""
+    if state.direct is not None:
+        return await _ask_directly(body, state.direct, response)
     broker = state.require_broker()
     if body.wait:
         _check_room(state.settings.api_max_streams, broker)
@@ -82,6 +86,8 @@ async def answer(
 ) -> models.AnswerOfModel:
     """Give the answer to a question that was asked before, waiting for it if that is wanted."""
     record = await known_job(state, job_id)
+    if wait and state.direct is not None:
+        return _shown(await state.direct.result(job_id, timeout=wait), response)
     if wait:
         broker = state.require_broker()
         _check_room(state.settings.api_max_streams, broker)
@@ -89,8 +95,32 @@ async def answer(
     return _view(record, response)
 
 
+async def _ask_directly(
+    body: models.QuestionToModel, queue: LLMQueue, response: Response
+) -> models.AnswerOfModel:
+    try:
+        job_id = await queue.submit(
+            body.type,
+            body.payload,
+            lane=body.lane,
+            priority=body.priority,
+            expires_in=body.expires_in,
+            source=body.source,
+        )
+    except (InvalidJob, InvalidPayload, UnknownJobType) as error:
+        raise refused(error, by_routing_key=False) from error
+    response.headers["Location"] = f"/llm/requests/{job_id}"
+    result = LlmResult(job_id, LlmStatus.WAITING)
+    if body.wait:
+        result = await queue.result(job_id, timeout=body.wait)
+    return _shown(result, response)
+
+
 def _view(record: JobRecord, response: Response) -> models.AnswerOfModel:
-    result = result_of(record)
+    return _shown(result_of(record), response)
+
+
+def _shown(result: LlmResult, response: Response) -> models.AnswerOfModel:
     if result.status is LlmStatus.WAITING:
         response.status_code = 202
     return models.AnswerOfModel(

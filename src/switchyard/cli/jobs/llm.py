@@ -75,7 +75,8 @@ def ask(
         given["fresh"] = True
     quiet_logs()
     settings = load_settings()
-    require_broker(settings)
+    if not settings.llm_direct:
+        require_broker(settings)
     seconds = optional_duration(timeout) or 600.0
     result = run(_ask(settings, job_type, given, lane, priority, seconds))
     if as_json:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -18,10 +18,11 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.errors import Unknown
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
+from switchyard.services.llm.direct import DirectRequests
 from switchyard.services.monitoring.ending import ended
 from switchyard.services.monitoring.job_events import EventFeed
 from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.publishing.publisher import JobPublisher, Published
 from switchyard.services.records import JobRecord, State
 from switchyard.services.settings import Settings
 
@@ -80,20 +81,51 @@ def result_of(record: JobRecord) -> LlmResult:
     return LlmResult(record.id, status, error=record.error_message)
 
 
-class LLMQueue:
-    """Asks through the lanes; the workers answer. Open it with `LLMQueue.opened`."""
+class Way(Protocol):
+    """Where requests are run: through the lanes, or here (DirectRequests)."""
+
+    async def publish(self, request: JobRequest) -> Published: ...
+
+    async def ended(self, job_id: str, *, timeout: float) -> JobRecord | None: ...
+
+
+class QueuedRequests:
+    """Through the lanes; the workers answer."""
 
     def __init__(self, ledger: Ledger, jobs: JobPublisher, feed: EventFeed) -> None:
         self._ledger = ledger
         self._jobs = jobs
         self._feed = feed
 
+    async def publish(self, request: JobRequest) -> Published:
+        return await self._jobs.publish(request)
+
+    async def ended(self, job_id: str, *, timeout: float) -> JobRecord | None:
+        return await ended(self._feed, self._ledger, job_id, timeout=timeout)
+
+
+class LLMQueue:
+    """Asks through the lanes, where workers answer; with JOBS_LLM_DIRECT in this process, without
+    a broker. Open it with `LLMQueue.opened`."""
+
+    def __init__(self, ledger: Ledger, way: Way) -> None:
+        self._ledger = ledger
+        self._way = way
+
     @classmethod
     @asynccontextmanager
     async def opened(cls, settings: Settings | None = None) -> AsyncIterator[LLMQueue]:
-        """A queue at the broker and ledger of the settings (JOBS_…), closed at the end."""
+        """A queue at the broker and ledger of the settings (JOBS_…), closed at the end. What is
+        asked directly and not answered by then is cancelled."""
         settings = settings or Settings()
         registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
+        if settings.llm_direct:
+            async with (
+                await Ledger.open(settings.ledger_url, check=True) as ledger,
+                cls.direct(settings, registry, ledger) as queue,
+            ):
+                yield queue
+            return
         log = structlog.get_logger("llm")
         feed = EventFeed(settings)
         background = Background(log)
@@ -107,9 +139,19 @@ class LLMQueue:
                     await asyncio.wait_for(feed.is_listening.wait(), HEARING)
                 except TimeoutError:
                     log.warning("events are not heard yet")
-                yield cls(ledger, JobPublisher(registry, ledger, publisher), feed)
+                jobs = JobPublisher(registry, ledger, publisher)
+                yield cls(ledger, QueuedRequests(ledger, jobs, feed))
             finally:
                 await background.close()
+
+    @classmethod
+    @asynccontextmanager
+    async def direct(
+        cls, settings: Settings, registry: Registry, ledger: Ledger
+    ) -> AsyncIterator[LLMQueue]:
+        """Requests that this process runs itself, whatever JOBS_LLM_DIRECT says."""
+        async with DirectRequests.opened(settings, registry, ledger) as requests:
+            yield cls(ledger, requests)
 
     async def submit(
         self,
@@ -130,7 +172,7 @@ class LLMQueue:
         expires_at = None
         if expires_in is not None:
             expires_at = self._ledger.clock.now() + timedelta(seconds=expires_in)
-        published = await self._jobs.publish(
+        published = await self._way.publish(
             JobRequest(
                 f"{lane}.{job_type}",
                 payload,
@@ -145,7 +187,7 @@ class LLMQueue:
     async def result(self, job_id: str, *, timeout: float = 600.0) -> LlmResult:
         """What became of a request, as soon as it has ended; `waiting` when that takes longer than
         `timeout` seconds. Raises UnknownLlmRequest, LedgerError."""
-        record = await ended(self._feed, self._ledger, job_id, timeout=timeout)
+        record = await self._way.ended(job_id, timeout=timeout)
         if record is None:
             raise UnknownLlmRequest(f"there is no request {job_id}")
         return result_of(record)

@@ -1,6 +1,7 @@
 """The pipeline without a broker: jobs run in the process that was asked for them.
 
-For one process with a ledger of its own. The way of a job is the workers': claim, attempt, record;
+For one process with a ledger of its own, and for what a process asks language models itself
+(`services/llm/direct.py`). The way of a job is the workers': claim, attempt, record;
 the handlers, the stages and the ledger's rules are the same. What the broker would do is done in
 memory: the next jobs wait in a list, a retry waits in its coroutine.
 Nothing is lost with the process: `finish` takes up what the ledger says is not done.
@@ -25,7 +26,7 @@ from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.context import JobContext, Shared, Usage
 from switchyard.services.jobs.limits import LimitRefused, needs_of
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.jobs.retry import Decision, Delayed, Died
+from switchyard.services.jobs.retry import Decision, Delayed, Died, Failure
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.publishing.publisher import Published
@@ -37,6 +38,7 @@ from switchyard.services.records import (
     Existing,
     HeldBy,
     JobRecord,
+    LedgerError,
     NewJob,
     RowRejected,
     State,
@@ -44,6 +46,8 @@ from switchyard.services.records import (
 from switchyard.services.records.limits import NoRoom, RoomRequest
 from switchyard.services.runtime.attempt import Attempt, attempt
 from switchyard.services.runtime.endings import (
+    CalledOff,
+    Ending,
     finish_request,
     invalid_outcome,
     joined_died,
@@ -73,15 +77,21 @@ class InlineRunner:
         ledger: Ledger,
         *,
         patience: float = PATIENCE,
+        slots: int | None = None,
+        shared_ledger: bool = False,
     ) -> None:
+        """With `shared_ledger` other processes run jobs of the same ledger: theirs are left alone,
+        and what is under way here at the end is cancelled, as no process takes it up.
+        `slots`: how many pipelines run at once."""
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
         self._patience = patience
         self._executor = Executor(min(settings.worker_concurrency, os.cpu_count() or 1))
         self._shared = Shared()
-        self._slots = asyncio.Semaphore(settings.worker_concurrency)
-        self._worker_id = f"inline-{new_instance_id()}"
+        self._slots = asyncio.Semaphore(slots or settings.worker_concurrency)
+        self._shared_ledger = shared_ledger
+        self.worker_id = f"inline-{new_instance_id()}"
         self._claims = count(1)
         self._notes = NoteTaker(ledger)
         self._runs: dict[str, asyncio.Task[None]] = {}
@@ -97,12 +107,31 @@ class InlineRunner:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop what runs; `finish` takes it up again in the next process."""
-        for task in self._runs.values():
+        """Stop what runs; `finish` takes it up again in the next process, unless others share the
+        ledger."""
+        left = dict(self._runs)
+        for task in left.values():
             task.cancel()
-        await asyncio.gather(*self._runs.values(), return_exceptions=True)
+        await asyncio.gather(*left.values(), return_exceptions=True)
+        if self._shared_ledger:
+            await self._cancel_waiting(list(left))
         await self._executor.close()
         await self._shared.close()
+
+    @property
+    def under_way(self) -> int:
+        """Pipelines that have not ended."""
+        return len(self._runs)
+
+    async def wait(self, job_id: str, timeout: float) -> None:
+        """Return when the pipeline is not under way here any more, or `timeout` seconds are over.
+        Raises LedgerUnavailable."""
+        task = self._runs.get(job_id)
+        if task is None:
+            return
+        done, _ = await asyncio.wait([task], timeout=timeout)
+        if done and not task.cancelled() and (error := task.exception()) is not None:
+            raise error
 
     async def publish(self, request: JobRequest) -> Published:
         """Record a job and start it; it runs on when the caller has gone.
@@ -157,9 +186,14 @@ class InlineRunner:
                 claim_id, claim = await self._claim(job)
                 if claim is None:
                     return []
-                decision, following = await self._decide(job, claim_id, claim, usage)
+                try:
+                    decision, following = await self._decide(job, claim_id, claim, usage)
+                except asyncio.CancelledError:
+                    if self._shared_ledger:
+                        await self._record_end(job, claim_id, CalledOff())
+                    raise
             if isinstance(decision, Delayed):
-                pause = _pause(decision, self._ledger.clock.now())
+                pause = min(_pause(decision, self._ledger.clock.now()), self._time_left(job))
                 waited += pause
                 if waited > self._patience:
                     decision = Died(Reason.EXHAUSTED, decision.attempts, decision.failure)
@@ -191,8 +225,8 @@ class InlineRunner:
             yield usage
             return
         request = RoomRequest(
-            hold=f"{self._worker_id}/{next(self._claims)}",
-            holder=self._worker_id,
+            hold=f"{self.worker_id}/{next(self._claims)}",
+            holder=self.worker_id,
             needs=needs,
             job_id=message.job_id,
             redrives=message.metadata.redrives,
@@ -205,7 +239,11 @@ class InlineRunner:
         )
         answer = await self._ledger.take_room(request)
         while isinstance(answer, NoRoom):
-            await asyncio.sleep(answer.seconds)
+            left = self._time_left(job)
+            if left <= 0:
+                yield usage  # it is not run any more
+                return
+            await asyncio.sleep(min(answer.seconds, left))
             answer = await self._ledger.take_room(request)
         try:
             yield usage
@@ -219,12 +257,12 @@ class InlineRunner:
             lane=job.lane,
             worker=job.worker,
             routing_key=job.routing_key,
-            worker_id=self._worker_id,
-            claim_id=f"{self._worker_id}/{next(self._claims)}",
+            worker_id=self.worker_id,
+            claim_id=f"{self.worker_id}/{next(self._claims)}",
             now=self._ledger.clock.time(),
         )
         claim = await self._ledger.claim(request)
-        if isinstance(claim, HeldBy):
+        if isinstance(claim, HeldBy) and not self._shared_ledger:
             # Of a process that is gone: in this one, a job has one run at a time.
             request = replace(request, takeover_from=claim.claim_id, now=self._ledger.clock.time())
             claim = await self._ledger.claim(request)
@@ -237,6 +275,9 @@ class InlineRunner:
         join = await self._ledger.join(job.message.job_id) if claim.joins else None
         if (died := joined_died(job.message, join)) is not None:
             return died, []
+        if self._time_left(job) <= 0:
+            late = Failure("Expired", "its time was over before it was run")
+            return Died(Reason.EXPIRED, job.message.metadata.attempts, late), []
         ended = await self._attempt(job, claim_id, claim, usage)
         return ended.decision, within(claim.join_id, ended.following)
 
@@ -246,7 +287,7 @@ class InlineRunner:
             ctx = JobContext(
                 message=job.message,
                 lane=job.lane,
-                worker_id=self._worker_id,
+                worker_id=self.worker_id,
                 settings=self._settings,
                 ledger=self._ledger,
                 shared=self._shared,
@@ -256,7 +297,7 @@ class InlineRunner:
             )
             return await attempt(self._registry, ctx, self._executor, crashes=claim.crashes)
 
-    async def _record_end(self, job: NewJob, claim_id: str, decision: Decision) -> list[NewJob]:
+    async def _record_end(self, job: NewJob, claim_id: str, decision: Ending) -> list[NewJob]:
         """Gives the jobs that had waited for this one, and may run now."""
         request = finish_request(job.message, claim_id, decision, now=self._ledger.clock.time())
         if isinstance(decision, Delayed | Died):
@@ -270,6 +311,21 @@ class InlineRunner:
         noted = await self._ledger.finish(request)
         due = [await self._ledger.get(each) for each in noted.due] if noted else []
         return [_job_of(record) for record in due if record is not None]
+
+    async def _cancel_waiting(self, job_ids: list[str]) -> None:
+        """Cancel what had not begun, or waited for its next attempt."""
+        for job_id in job_ids:
+            try:
+                await self._ledger.cancel(job_id, self._ledger.clock.time())
+            except LedgerError as error:
+                self._log.error("not cancelled", job_id=job_id, error=str(error))
+
+    def _time_left(self, job: NewJob) -> float:
+        """Seconds until it is not to be run any more."""
+        expires_at = job.message.metadata.expires_at
+        if expires_at is None:
+            return float("inf")
+        return (expires_at - self._ledger.clock.now()).total_seconds()
 
 
 def _pause(delayed: Delayed, now: datetime) -> float:

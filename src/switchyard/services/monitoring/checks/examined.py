@@ -56,6 +56,8 @@ class Examined:
         now = ledger.clock.time()
         by_status: dict[str, list[WorkerRecord]] = {"alive": [], "silent": [], "stopped": []}
         for worker in found:
+            if not worker.kinds:
+                continue  # a process that asks language models directly: it serves no queue
             status = status_of(worker, takeover_after=self.settings.takeover_after, now=now)
             by_status[status].append(worker)
         alive = by_status["alive"]

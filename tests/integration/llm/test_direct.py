@@ -1,0 +1,296 @@
+"""Direct mode: who asks a model calls the server itself, by the rules of the lanes, and no broker
+is there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from switchyard import LLMQueue
+from switchyard.broker.errors import LaneFull
+from switchyard.services.jobs.registry import InvalidPayload
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm import direct
+from switchyard.services.llm.queue import LlmStatus
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.publishing.preparing import InvalidJob
+from switchyard.services.records import JobFilter, State
+from switchyard.services.settings import Settings
+from tests.support import llm_server
+from tests.support.api_server import serving
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.llm_process import asking_directly
+from tests.support.llm_server import LlmServer
+from tests.support.system import open_system
+
+CLASSIFY = {"text": "The sea is salt.", "labels": ["sea", "land"]}
+SEA = llm_server.answers('{"label": "sea"}')
+
+
+def chat(text: str) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+@pytest.fixture
+def llm() -> Iterator[LlmServer]:
+    with LlmServer() as server:
+        yield server
+
+
+@pytest.fixture
+def settings(llm: LlmServer, plain_ledger: Ledger, sqlite_url: str, tmp_path: Path) -> Settings:
+    return Settings(
+        amqp_url=None,
+        database_url=SecretStr(sqlite_url),
+        data_dir=tmp_path,
+        llm_base_url=llm.url,
+        llm_timeout=20.0,
+        llm_direct=True,
+    )
+
+
+@pytest.fixture
+async def queue(settings: Settings) -> AsyncIterator[LLMQueue]:
+    async with LLMQueue.opened(settings) as opened:
+        yield opened
+
+
+async def test_a_question_is_answered_and_recorded_without_a_broker(
+    queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger
+) -> None:
+    llm.next(SEA)
+    result = await queue.call("classify", CLASSIFY, priority=5)
+    assert (result.status, result.value) == (LlmStatus.COMPLETED, {"label": "sea"})
+    record = await plain_ledger.get(result.job_id)
+    assert record is not None
+    assert (record.state, record.lane, record.priority) == (State.SUCCEEDED, "hot", 5)
+    again = await queue.call("classify", CLASSIFY)
+    assert again.result is not None
+    assert again.result["answer_reused"] is True
+    assert len(llm.requests) == 1, "what was answered is not paid for again"
+
+
+async def test_another_process_finds_the_result_by_its_id(
+    settings: Settings, queue: LLMQueue, llm: LlmServer
+) -> None:
+    until = threading.Event()
+    llm.next(llm_server.held(until, SEA))
+    async with LLMQueue.opened(settings) as other:
+        job_id = await queue.submit("classify", CLASSIFY, key="once")
+        assert await other.submit("classify", CLASSIFY, key="once") == job_id
+        assert (await other.result(job_id, timeout=0.1)).status is LlmStatus.WAITING
+        until.set()
+        assert (await other.result(job_id, timeout=20)).value == {"label": "sea"}
+    assert len(llm.requests) == 1
+
+
+async def test_nothing_is_published(
+    broker310: TestBroker, settings: Settings, sqlite_url: str, tmp_path: Path
+) -> None:
+    """A broker that is there is left alone, the fleet finds nothing to do, and the doctor takes
+    the process for no worker."""
+    modules = ("switchyard.services.workers.llm_requests",)
+    async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as system:
+        given = {"llm_base_url": settings.llm_base_url, "llm_direct": True}
+        both = system.settings.model_copy(update=given)
+        async with LLMQueue.opened(both) as queue:
+            assert (await queue.call("chat_completion", chat("?"))).status is LlmStatus.COMPLETED
+            (known,) = await system.ledger.list_workers()
+            assert (known.kinds, known.stopped_at) == ((), None)
+            examined = Examined(both, system.registry, ledger=system.ledger)
+            assert await examined.workers() == ([], [])
+        for lane in ("hot", "backfill"):
+            assert await system.ready(f"{lane}.llm") == 0
+        (known,) = await system.ledger.list_workers()
+        assert known.stopped_at is not None
+
+
+async def test_what_runs_directly_is_not_taken_for_a_dead_workers(
+    queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger
+) -> None:
+    until = threading.Event()
+    llm.next(llm_server.held(until, SEA))
+    job_id = await queue.submit("classify", CLASSIFY)
+    await eventually(lambda: llm.requests)
+    assert await plain_ledger.stale_running(60.0, 10) == []
+    until.set()
+    assert (await queue.result(job_id, timeout=20)).status is LlmStatus.COMPLETED
+
+
+async def test_two_processes_together_keep_the_limit_and_ask_the_same_once(
+    settings: Settings, llm: LlmServer, sqlite_url: str
+) -> None:
+    busy = _Busy()
+    llm.always(busy)
+    environment = {
+        "JOBS_DATABASE_URL": sqlite_url,
+        "JOBS_DATA_DIR": str(settings.data_dir),
+        "JOBS_LLM_BASE_URL": llm.url,
+        "JOBS_LLM_DIRECT": "true",
+        "JOBS_LLM_PACING": "fixed",
+        "JOBS_LLM_CONCURRENCY": "3",
+        "JOBS_LLM_CONCURRENCY_MIN": "1",
+    }
+    both = [f"both {number}" for number in range(5)]
+    with (
+        asking_directly(environment, [*both, *(f"a {n}" for n in range(5))]) as one,
+        asking_directly(environment, [*both, *(f"b {n}" for n in range(5))]) as other,
+    ):
+        said = await asyncio.gather(
+            *(asyncio.to_thread(each.communicate, "go\n", 90) for each in (one, other))
+        )
+    assert [each[0].count("completed") for each in said] == [10, 10]
+    assert len(llm.requests) == 15, "equal questions are one call"
+    assert busy.most == 3, "never more than the limit, and the limit is used"
+
+
+class _Busy:
+    """Answers after a moment, and counts how many it has at once."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, exchange: llm_server.Exchange, request: llm_server.Request) -> None:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        try:
+            exchange.server.owner.stopped.wait(0.3)
+        finally:
+            with self._lock:
+                self._now -= 1
+        llm_server.answers()(exchange, request)
+
+
+async def test_a_pause_that_a_server_asks_for_is_kept_and_uses_up_no_attempt(
+    settings: Settings, queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger
+) -> None:
+    llm.next(llm_server.rate_limited(2))
+    began = time.monotonic()
+    first = asyncio.create_task(queue.call("chat_completion", chat("one"), timeout=60))
+    (report,) = await eventually(lambda: _paused(plain_ledger))
+    assert report.paused_for > 0
+    async with LLMQueue.opened(settings) as other:
+        second = await other.call("chat_completion", chat("two"), timeout=60)
+    assert second.status is LlmStatus.COMPLETED
+    assert time.monotonic() - began > 1.9, "the pause is every client's"
+    result = await first
+    record = await plain_ledger.get(result.job_id)
+    assert record is not None
+    assert (result.status, record.attempts) == (LlmStatus.COMPLETED, 0)
+    assert len(llm.requests) == 3
+
+
+async def _paused(ledger: Ledger) -> list:
+    return [each for each in await ledger.llm_servers() if each.paused_for]
+
+
+async def test_a_pause_longer_than_the_requests_time_is_a_timeout(
+    queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger
+) -> None:
+    llm.always(llm_server.rate_limited(120))
+    result = await queue.call("chat_completion", chat("?"), timeout=2)
+    assert result.status is LlmStatus.TIMEOUT
+    record = await plain_ledger.get(result.job_id)
+    assert record is not None
+    assert (record.state, record.reason) == (State.DEAD, "expired")
+
+
+async def test_what_expires_while_it_is_asked_is_a_timeout_at_once(
+    queue: LLMQueue, llm: LlmServer
+) -> None:
+    llm.always(llm_server.slow(30))
+    began = time.monotonic()
+    job_id = await queue.submit("classify", CLASSIFY, expires_in=1.0)
+    result = await queue.result(job_id, timeout=30)
+    assert result.status is LlmStatus.TIMEOUT
+    assert time.monotonic() - began < 10
+
+
+async def test_what_can_not_be_asked_directly_is_said_and_not_recorded(
+    queue: LLMQueue, plain_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidJob, match="no single question"):
+        await queue.submit("ingest_document", {})
+    with pytest.raises(InvalidPayload):
+        await queue.submit("classify", {})
+    monkeypatch.setattr(direct, "MOST", 0)
+    with pytest.raises(LaneFull):
+        await queue.submit("classify", CLASSIFY)
+    assert not (await plain_ledger.list_jobs(JobFilter(), limit=1)).items
+
+
+async def test_the_end_of_the_process_cancels_what_is_under_way(
+    settings: Settings, llm: LlmServer, plain_ledger: Ledger
+) -> None:
+    llm.next(llm_server.slow(30))
+    async with LLMQueue.opened(settings) as queue:
+        asked = await queue.submit("classify", CLASSIFY)
+        await eventually(lambda: llm.requests)
+        llm.always(llm_server.rate_limited(120))
+        waits = await queue.submit("chat_completion", chat("?"))
+        await eventually(lambda: _state(plain_ledger, waits, State.RETRYING))
+    for job_id in (asked, waits):
+        assert await _state(plain_ledger, job_id, State.CANCELLED)
+
+
+async def _state(ledger: Ledger, job_id: str, state: State) -> bool:
+    record = await ledger.get(job_id)
+    return record is not None and record.state is state
+
+
+async def test_after_a_crash_the_fleet_has_it_published_and_asking_again_is_answered(
+    settings: Settings, queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger, sqlite_url: str
+) -> None:
+    llm.next(llm_server.slow(60))
+    environment = {
+        "JOBS_DATABASE_URL": sqlite_url,
+        "JOBS_DATA_DIR": str(settings.data_dir),
+        "JOBS_LLM_BASE_URL": llm.url,
+        "JOBS_LLM_DIRECT": "true",
+    }
+    with asking_directly(environment, ["hello"]) as process:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        await eventually(lambda: llm.requests, 30)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(10)
+    (left,) = await plain_ledger.stale_running(0.0, 10)
+    assert left.state is State.RUNNING, "the scheduler publishes it, where there is one"
+    result = await queue.call("chat_completion", chat("hello"), timeout=60)
+    assert result.status is LlmStatus.COMPLETED
+
+
+async def test_over_http_an_answer_comes_without_a_broker(
+    settings: Settings, llm: LlmServer
+) -> None:
+    llm.next(SEA)
+    asked = {"type": "classify", "payload": CLASSIFY}
+    async with serving(settings) as api:
+        answer = await api.client.post("/llm/requests", json={**asked, "wait": 30})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["result"]["value"] == {"label": "sea"}
+        later = await api.client.post("/llm/requests", json=asked)
+        assert (later.status_code, later.json()["status"]) == (202, "waiting")
+        found = await api.client.get(later.headers["location"], params={"wait": 30})
+        assert (found.status_code, found.json()["status"]) == (200, "completed")
+        wrong = await api.client.post("/llm/requests", json={**asked, "payload": {}})
+        assert wrong.status_code == 422
+        assert (await api.client.get("/llm/requests/nothing?wait=1")).status_code == 404
+
+
+def test_direct_mode_without_a_server_is_a_wrong_setting() -> None:
+    with pytest.raises(ValueError, match="JOBS_LLM_DIRECT is set: set JOBS_LLM_BASE_URL"):
+        Settings(llm_direct=True)
