@@ -139,6 +139,23 @@ def cut_in_the_middle() -> Behaviour:
     return lambda exchange, _: exchange.send(200, b'{"id": "1', claimed_length=500)
 
 
+def endless(status: int) -> Behaviour:
+    """A body that does not end while somebody listens."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        exchange.send_response(status)
+        exchange.send_header("Content-Type", "application/json")
+        exchange.end_headers()
+        exchange.close_connection = True
+        try:
+            while True:
+                exchange.wfile.write(b" " * 65536)
+        except OSError:
+            return
+
+    return behave
+
+
 def slow(seconds: float) -> Behaviour:
     """The right answer, too late; ends early when the server stops."""
 

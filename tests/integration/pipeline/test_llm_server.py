@@ -247,6 +247,22 @@ async def test_nonsense_for_vectors_is_tried_again_later(
         await embedder.embed(["a"])
 
 
+@pytest.mark.parametrize("status", [200, 400, 500])
+async def test_no_answer_fills_the_memory(
+    llm: LlmServer,
+    asking: Settings,
+    embedder: RemoteEmbedder,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+):
+    monkeypatch.setattr("switchyard.services.llm.bounded.MAX_BODY", 4_000_000)
+    llm.always(server.endless(status))
+    with pytest.raises((LlmNonsense, LlmUnavailable), match="longer than"):
+        await embedder.embed(["a"])
+    with pytest.raises((LlmNonsense, LlmUnavailable), match="longer than"):
+        await ask(asking)
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://[::1/v1"])
 async def test_an_address_that_there_is_none_of_is_refused_for_good(url: str):
     with pytest.raises(LlmRefused, match="not the address"):

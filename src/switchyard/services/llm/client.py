@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from switchyard.services.llm.bounded import bounded_http
 from switchyard.services.llm.errors import (
     LlmNonsense,
     LlmRefused,
@@ -137,7 +138,11 @@ async def open_api(
     # The SDK insists on a key and would take one from OPENAI_API_KEY; a server of one's own
     # often has none, and must not be sent another's.
     async with openai.AsyncOpenAI(
-        base_url=base_url, api_key=api_key or "none", max_retries=0, timeout=timeout
+        base_url=base_url,
+        api_key=api_key or "none",
+        max_retries=0,
+        timeout=timeout,
+        http_client=bounded_http(timeout),
     ) as api:
         yield api
 
