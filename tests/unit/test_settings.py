@@ -1,6 +1,7 @@
 """Settings from the environment, where that says less than it seems to."""
 
 import pytest
+from pydantic import ValidationError
 
 from switchyard.services.settings import Settings
 
@@ -17,3 +18,15 @@ def test_an_empty_address_is_no_address(monkeypatch: pytest.MonkeyPatch, name: s
 def test_an_empty_list_of_directories_is_one_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS_INGEST_PATHS", "")
     assert Settings().ingest_paths == ()
+
+
+@pytest.mark.parametrize("secret", [" ", "hunter2", "x" * 15])
+def test_a_secret_of_webhooks_that_can_be_guessed_is_refused(
+    monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    monkeypatch.setenv("JOBS_GITHUB_WEBHOOK_SECRET", secret)
+    with pytest.raises(ValidationError, match="github_webhook_secret") as refused:
+        Settings()
+    assert repr(secret) not in str(refused.value)
+    monkeypatch.setenv("JOBS_GITHUB_WEBHOOK_SECRET", "x" * 16)
+    assert Settings().github_webhook_secret is not None

@@ -17,7 +17,12 @@ DEFAULT_MANAGEMENT_PORT = 15672
 class BrokerSettings(BaseSettings):
     """Settings of this package. Every field is the environment variable `JOBS_<FIELD>`."""
 
-    model_config = SettingsConfigDict(env_prefix="JOBS_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="JOBS_",
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,  # it may be a secret
+    )
 
     amqp_url: SecretStr | None = Field(
         default=None,

@@ -328,7 +328,9 @@ class Settings(BrokerSettings):
     )
     github_webhook_secret: SecretStr | None = Field(
         default=None,
-        description="The secret of GitHub's webhooks, which `POST /webhooks/github` takes then.",
+        min_length=16,
+        description="The secret of GitHub's webhooks, 16 characters or more, with which "
+        "`POST /webhooks/github` takes them.",
     )
     webhooks: Path | None = Field(
         default=None,
