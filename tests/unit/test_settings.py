@@ -30,3 +30,20 @@ def test_a_secret_of_webhooks_that_can_be_guessed_is_refused(
     assert repr(secret) not in str(refused.value)
     monkeypatch.setenv("JOBS_GITHUB_WEBHOOK_SECRET", "x" * 16)
     assert Settings().github_webhook_secret is not None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["127.0.0.1", "http://a.example:80", "a.example:http", "a.example:80/x", ":80", "u@a:80"],
+)
+def test_a_host_of_ones_own_without_its_port_is_refused_and_not_ignored(
+    monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    monkeypatch.setenv("JOBS_WEB_HOSTS", f"a.example:80, [::1]:8080, {wrong}")
+    with pytest.raises(ValidationError, match="HOST:PORT"):
+        Settings()
+
+
+def test_hosts_of_ones_own_are_named_with_their_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBS_WEB_HOSTS", "a.example:80, [::1]:8080")
+    assert Settings().web_hosts == ("a.example:80", "[::1]:8080")

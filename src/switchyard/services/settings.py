@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
@@ -518,6 +519,19 @@ class Settings(BrokerSettings):
     def _empty_is_unset(cls, value: object) -> object:
         """As in a compose file's `${NAME:-}`: an address of nothing is no address."""
         return None if value == "" else value
+
+    @field_validator("web_hosts")
+    @classmethod
+    def _hosts_with_ports(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            try:
+                parts = urlsplit(f"//{each}")
+                complete = parts.netloc == each and parts.hostname and parts.port
+            except ValueError:
+                complete = False
+            if not complete or "@" in each:
+                raise ValueError("each host is HOST:PORT, such as intranet.example:80")
+        return value
 
     @field_validator("ingest_paths", mode="before")
     @classmethod

@@ -41,6 +41,10 @@ class FetchRefused(PermanentError):
         super().__init__(message)
 
 
+class NotPublic(FetchRefused):
+    """The address is none of the open internet, and the guard trusts it not."""
+
+
 class FetchMoved(FetchRefused):
     """It is elsewhere, and redirects are for the caller to follow: to `target`, which may be
     anywhere."""
@@ -102,7 +106,7 @@ class Guard:
     """Hosts and ports that the operator has named in the settings: these may be anywhere."""
 
     async def address_of(self, host: str, port: int) -> str:
-        """A checked address of that name. Raises FetchRefused when any of them is none of the
+        """A checked address of that name. Raises NotPublic when any of them is none of the
         open internet: a mixture has no honest reason."""
         try:
             found = await self.resolve(host, port)
@@ -110,7 +114,7 @@ class Guard:
             raise FetchFailed(f"the name {host!r} can't be resolved") from error
         for address in found if (host, port) not in self.trusted else ():
             if not self.is_allowed(ipaddress.ip_address(address)):
-                raise FetchRefused(f"{host!r} is not an address of the open internet")
+                raise NotPublic(f"{host!r} is not an address of the open internet")
         if not found:
             raise FetchFailed(f"the name {host!r} has no address")
         return found[0]

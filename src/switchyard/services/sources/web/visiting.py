@@ -104,9 +104,8 @@ class Visitor:
     def _guard(self) -> Guard:
         from switchyard.services.files.fetching import Guard
 
-        named = (each.rpartition(":") for each in self._ctx.settings.web_hosts)
-        trusted = {(host, int(port)) for host, _, port in named if port.isdecimal()}
-        return Guard(trusted=frozenset(trusted))
+        named = self._ctx.settings.web_hosts
+        return Guard(trusted=frozenset(place_of(f"http://{each}") for each in named))
 
     def _pace(self, url: str, delay: float) -> RequestPace:
         host, _ = place_of(url)
@@ -223,9 +222,15 @@ class _Fetch:
             raise translated from raised
 
     def _translated(self, error: Exception) -> Exception:
-        from switchyard.services.files.fetching import FetchFailed, FetchMoved, FetchRefused
+        from switchyard.services.files.fetching import (
+            FetchFailed,
+            FetchMoved,
+            FetchRefused,
+            NotPublic,
+        )
 
-        host = place_of(self._url)[0]
+        host, port = place_of(self._url)
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         match error:
             case FetchMoved():
                 return error
@@ -235,6 +240,12 @@ class _Fetch:
                 return _after(host, error, after)
             case FetchFailed():
                 return SourceUnavailable(f"{host}: {error}")
+            case NotPublic():
+                # Of the host, not of the robots.txt there, which is asked for first.
+                return SourceRefused(
+                    f"{error}; if it is yours and may be asked, "
+                    f"name it in JOBS_WEB_HOSTS of the ingest workers, as {shown}"
+                )
             case FetchRefused(status=404 | 410):
                 return SourceNotFound(f"there is no page {self._url[:300]} ({error})")
             case FetchRefused(status=int()):
