@@ -22,3 +22,9 @@ def test_other_times_need_their_zone(wrong: str) -> None:
 def test_options_that_no_database_takes_are_refused(field: str, value: str) -> None:
     with pytest.raises(ValidationError):
         DocumentOptions.model_validate({field: value})
+
+
+@pytest.mark.parametrize("wrong", ["restricted", "Privacy:public", "privacy:public\n"])
+def test_a_class_that_is_none_is_refused_and_told_how_one_is_written(wrong: str) -> None:
+    with pytest.raises(ValidationError, match="write kind:label"):
+        DocumentOptions.model_validate({"class": wrong})

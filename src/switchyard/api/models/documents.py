@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from switchyard.api.models.jobs import Moment
 from switchyard.services.index.modes import MAX_LIMIT, Mode
-from switchyard.services.records.classes import CLASS_PATTERN
+from switchyard.services.records.classes import CLASS_PATTERN, checked_class
 
 SampleName = Annotated[str, Field(pattern="^[a-z]{2,20}$")]
 
@@ -167,7 +167,7 @@ class ExtractionView(BaseModel):
 
 
 DocumentIdField = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-ClassField = Annotated[str, Field(pattern=CLASS_PATTERN)]
+ClassField = Annotated[str, BeforeValidator(checked_class), Field(pattern=CLASS_PATTERN)]
 SourceField = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]+$")]
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from switchyard.broker.message import Moment
 from switchyard.services.backfill.sources import Cursor, Item, Source, Unusable
 from switchyard.services.records import DocumentFilter
-from switchyard.services.records.classes import CLASS_PATTERN
+from switchyard.services.records.classes import CLASS_PATTERN, checked_class
 
 PAGE = 500
 
@@ -25,7 +25,9 @@ class DocumentOptions(BaseModel):
     """queued, extracting, …, completed or failed."""
     source: str | None = Field(default=None, max_length=2000, pattern=r"^[^\x00]*$")
     """What their source begins with: `arxiv:`."""
-    label: str | None = Field(default=None, alias="class", pattern=CLASS_PATTERN)
+    label: Annotated[str | None, BeforeValidator(checked_class)] = Field(
+        default=None, alias="class", pattern=CLASS_PATTERN
+    )
     """What they are classified as: `privacy:public`."""
     media_type: str | None = Field(default=None, max_length=200, pattern=r"^[^\x00]*$")
     since: Moment | None = None

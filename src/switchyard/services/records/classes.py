@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 CLASS_PATTERN = "^[a-z][a-z0-9_]{0,39}:[a-z][a-z0-9_]{0,39}$"
 """How a class is written in a filter: `privacy:restricted`."""
+
+
+def checked_class(value: object) -> object:
+    """The value, if it can be a class in a filter; what is no text is for others to refuse.
+
+    Raises ValueError, which says how one is written.
+    """
+    if isinstance(value, str) and not re.match(CLASS_PATTERN.replace("$", r"\Z"), value):
+        raise ValueError(
+            f"{value[:100]!r} is no class: write kind:label, such as privacy:restricted"
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True)
