@@ -94,7 +94,7 @@ async def test_what_can_t_be_asked_is_said(client: httpx.AsyncClient, path: str)
     assert answer.json()["type"].endswith("/invalid")
 
 
-async def jobctl(settings: Settings, url: str, *arguments: str) -> str:
+async def jobctl(settings: Settings, url: str, *arguments: str, code: int = 0) -> str:
     ended = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "switchyard.cli.main", "graph", *arguments],
@@ -104,7 +104,7 @@ async def jobctl(settings: Settings, url: str, *arguments: str) -> str:
         timeout=60,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == code, ended.stderr
     assert "\x1b[2J" not in ended.stdout
     return ended.stdout + ended.stderr
 
@@ -112,8 +112,8 @@ async def jobctl(settings: Settings, url: str, *arguments: str) -> str:
 async def test_the_graph_at_the_terminal(
     client: httpx.AsyncClient, settings: Settings, tmp_path: Path
 ):
-    async def graph(*arguments: str) -> str:
-        return await jobctl(settings, str(client.base_url), *arguments)
+    async def graph(*arguments: str, code: int = 0) -> str:
+        return await jobctl(settings, str(client.base_url), *arguments, code=code)
 
     shown = json.loads(await graph("show", "a", "--json"))
     assert (shown["key"], shown["cited"]) == ("arxiv:2001.00001", 0)
@@ -126,6 +126,12 @@ async def test_the_graph_at_the_terminal(
     assert "doi:10.1234/c" in await graph("cocited", "doi:10.1234/b")
     assert "document:z" in await graph("coupled", "a")
     assert "doi:10.1234/e" in await graph("cited")
+
+    none = await graph("neighbours", "a", "--kind", "cites", "--direction", "in")
+    assert none == "There is nothing that hangs together with it so.\n"
+    assert await graph("cocited", "a") == "No works.\n"
+    png = str(tmp_path / "around.png")
+    assert "must end with .svg" in await graph("draw", "a", "--out", png, code=2)
 
     picture = tmp_path / "around.svg"
     assert "5 nodes" in await graph("draw", "a", "--out", str(picture))

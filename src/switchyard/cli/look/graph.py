@@ -10,6 +10,7 @@ import typer
 
 from switchyard.cli.base.calling import calling
 from switchyard.cli.base.common import load_settings, open_ledger, run
+from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
@@ -108,6 +109,9 @@ def neighbours(
     if as_json:
         print_json([each.model_dump(mode="json") for each in found])
         return
+    if not found:
+        say("There is nothing that hangs together with it so.")
+        return
     rows = table("", "EDGE", "WEIGHT", "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"))
     for each in found:
         arrow = "→" if each.direction == "out" else "←"
@@ -196,6 +200,13 @@ def cited(
     if as_json:
         print_json([each.model_dump(mode="json") for each in found])
         return
+    if not found:
+        say(
+            "Nothing has a rank yet: jobctl publish maintenance.recompute_graph --payload '{}'"
+            if by_rank and community is None
+            else "No works."
+        )
+        return
     columns = ("CITED", "RANK", "COMMUNITY", "YEAR", "NODE", "LABEL")
     rows = table(*columns, flexible=("NODE", "LABEL"), right=("CITED", "RANK", "COMMUNITY"))
     for each in found:
@@ -209,7 +220,9 @@ def cited(
 @app.command()
 def draw(
     node: NodeArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The SVG file.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="Its name ends with .svg.")
+    ],
     kind: KindOption = None,
     direction: WayOption = Direction.BOTH,
     depth: Annotated[int, typer.Option(min=1, max=4, help="Edges away at most.")] = 1,
@@ -218,6 +231,8 @@ def draw(
     """Draw what is around a node, as an SVG picture."""
     from switchyard.services.graph.drawing import draw as drawn
 
+    if out.suffix.lower() != ".svg":
+        raise WrongUsage(f"{out.name}: its name must end with .svg")
     kinds = kind or ()
     with calling() as client:
         found = client.neighbourhood(
@@ -304,6 +319,9 @@ def _print_near(found: models.NeighbourhoodView, as_json: bool) -> None:
 def _print_related(found: models.RelatedList, heading: str, as_json: bool) -> None:
     if as_json:
         print_json(found.model_dump(mode="json"))
+        return
+    if not found.works:
+        say("No works.")
         return
     rows = table(heading, "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"), right=(heading,))
     for each in found.works:

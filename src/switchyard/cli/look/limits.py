@@ -42,7 +42,11 @@ def limits(
         print_json([plain(each) for each in found])
         return
     if not found:
-        say("No limit is in use. Job types declare them: docs/limits.md.")
+        say(
+            "No job waits for a limit."
+            if waiting
+            else "No limit is in use. Job types declare them: docs/limits.md."
+        )
         return
     rows = table(
         "LIMIT",
