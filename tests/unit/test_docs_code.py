@@ -1,0 +1,29 @@
+"""Python that the documentation prints can be copied as it stands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_docs_paths import PAGES, ROOT
+
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_is_whole(page: Path) -> None:
+    """It compiles, and each name in it is defined by it, or further up on its page."""
+    source = "\n\n".join(BLOCK.findall(page.read_text()))
+    compile(source, str(page), "exec")
+    checked = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "-"],
+        input=source,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
