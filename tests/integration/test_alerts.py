@@ -32,6 +32,8 @@ class Receiver:
         self.bodies: list[dict[str, Any]] = []
         self.status = 204
         self.is_endless = False
+        self.refused = ""
+        """The key of a message that is never taken."""
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}/hook/secret-path"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
@@ -54,9 +56,12 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                if receiver.status == 204:
+                status = receiver.status
+                if receiver.refused and receiver.refused.encode() in body:
+                    status = 400
+                if status == 204:
                     receiver._take(body, self.headers["X-Switchyard-Signature"])
-                self.send_response(receiver.status)
+                self.send_response(status)
                 self.end_headers()
                 while receiver.is_endless:
                     try:
@@ -162,6 +167,24 @@ async def test_what_else_the_server_says_is_not_listened_to(
             await Alerter(system.settings, system.ledger).look()
     finally:
         receiver.is_endless = False
+
+
+async def test_a_message_that_is_refused_holds_up_no_other(
+    system: System, receiver: Receiver
+) -> None:
+    for number in range(2):
+        await system.ledger.create_bulk(
+            f"backfill-{number}", kind="backfill", title=f"{number}", spec={}, created_by="me"
+        )
+        await system.ledger.move_bulk(
+            f"backfill-{number}", BulkState.CANCELLED, among=[BulkState.WAITING]
+        )
+    receiver.refused = "backfill-1.cancelled"
+    await Alerter(system.settings, system.ledger).look()
+    assert receiver.of("ended") == ["backfill-0.cancelled"]
+    receiver.refused = ""
+    await Alerter(system.settings, system.ledger).look()
+    assert receiver.of("ended") == ["backfill-0.cancelled", "backfill-1.cancelled"]
 
 
 async def test_slack_gets_a_text_in_which_nobody_is_mentioned(

@@ -55,14 +55,11 @@ class Alerter:
                 await self.look()
             except LedgerError as error:
                 self._log.warning("no look for alerts", error=str(error))
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                # Not its text: the address is a secret.
-                self._log.warning("an alert could not be delivered", error=type(error).__name__)
             await asyncio.sleep(self._settings.alert_interval)
 
     async def look(self) -> None:
-        """Post what is new. Raises LedgerError, httpx.HTTPError where a message was not taken; what
-        was not told then is told by the next look."""
+        """Post what is new; what was not taken is posted again by the next look. Raises
+        LedgerError."""
         found = {str(each.finding): each for each in await self._findings()}
         lasting = {key: check for key, check in found.items() if key in self._last}
         self._last = found
@@ -76,8 +73,8 @@ class Alerter:
                 await self._tell(of_operation(operation, system=system, at=now))
         for key in (key for key in told if key in set(Finding) and key not in found):
             over = Check(key, "ok", "it is no more", finding=Finding(key))
-            await self._post(of_check(over, firing=False, system=system, at=now))
-            await self._ledger.forget_alert(key)
+            if await self._delivered(of_check(over, firing=False, system=system, at=now)):
+                await self._ledger.forget_alert(key)
         await self._ledger.forget_alerts_before(
             now - 2 * RECENT, keep=[str(each) for each in Finding]
         )
@@ -96,9 +93,20 @@ class Alerter:
         return [each for each in page.items if each.updated_at > now - RECENT]
 
     async def _tell(self, alert: Alert) -> None:
-        await self._post(alert)
-        await self._ledger.remember_alert(alert.key, alert.at)
-        self._log.info("told", alert=alert.key, status=alert.status)
+        if await self._delivered(alert):
+            await self._ledger.remember_alert(alert.key, alert.at)
+            self._log.info("told", alert=alert.key, status=alert.status)
+
+    async def _delivered(self, alert: Alert) -> bool:
+        """Whether it was taken. One that is refused again and again holds up no other."""
+        try:
+            await self._post(alert)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # Not its text: the address is a secret.
+            name = type(error).__name__
+            self._log.warning("an alert could not be delivered", alert=alert.key, error=name)
+            return False
+        return True
 
     async def _post(self, alert: Alert) -> None:
         url, secret = self._settings.alert_webhook, self._settings.alert_secret

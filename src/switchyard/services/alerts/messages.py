@@ -15,6 +15,8 @@ from switchyard.services.records import BulkOperation
 Form = Literal["json", "slack"]
 SIGNATURE = "X-Switchyard-Signature"
 """`sha256=` and the HMAC of the body, by the secret that both sides know."""
+LONGEST_DETAIL = 3_000
+"""Characters: chat services refuse longer texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def of_check(check: Check, *, firing: bool, system: str, at: float) -> Alert:
         key=str(check.finding),
         status="firing" if firing else "resolved",
         title=f"{check.name}: {check.finding}",
-        detail=check.detail,
+        detail=check.detail[:LONGEST_DETAIL],
         remedy=check.remedy,
         system=system,
         at=at,
@@ -77,7 +79,7 @@ def of_operation(operation: BulkOperation, *, system: str, at: float) -> Alert:
         key=operation_key(operation),
         status="ended",
         title=f"{operation.kind} {operation.state}",
-        detail=f"{operation.title}{note}",
+        detail=f"{operation.title}{note}"[:LONGEST_DETAIL],
         remedy=f"`jobctl {command} show {operation.id}`",
         system=system,
         at=at,

@@ -119,12 +119,7 @@ class ReferenceDesk:
         if isinstance(result.get("references"), list):
             return result
         if result.get("result") == extraction_key(record.id):
-            try:
-                raw = await self.inbox.storage.get_async(extraction_key(record.id))
-            except NotStored:
-                return None
-            made: dict[str, Any] = json.loads(raw)
-            return made
+            return await self.output(record)
         document_id = record.payload.get("document_id")
         if document_id is None:
             return None
