@@ -63,7 +63,7 @@ def test_worker_says_what_is_missing(bare: CommandLine) -> None:
 
 def test_worker_of_an_unknown_kind_or_lane_is_refused(jobctl: CommandLine) -> None:
     unknown = jobctl.fails("worker", "nobody")
-    assert "kinds with work are: embed, ingest, link, llm, ocr, tester" in unknown
+    assert "kinds with work are: embed, ingest, link, llm, ocr, reindex, tester" in unknown
     assert "its lanes are: hot, backfill" in jobctl.fails("worker", "tester", "--lanes", "vlm_ocr")
     assert "can't import the job module 'nope'" in jobctl.fails(
         "worker", "tester", "--include", "nope"
@@ -76,7 +76,7 @@ def test_all_kinds_in_one_process(jobctl: CommandLine) -> None:
         job_id = jobctl.publish(n=1)
         jobctl.ok("jobs", "watch", job_id)
         (worker,) = jobctl.json("workers")
-        assert worker["kinds"] == ["embed", "ingest", "link", "llm", "ocr", "tester"]
+        assert worker["kinds"] == [*("embed", "ingest", "link", "llm", "ocr", "reindex", "tester")]
 
 
 def test_scheduler_publishes_what_is_due_and_stops_in_order(jobctl: CommandLine) -> None:

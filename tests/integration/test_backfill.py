@@ -456,7 +456,7 @@ async def test_hot_jobs_overtake_a_backfill_that_fills_every_slot(
         await system.start_worker(slots=4)
         operation = await user.start("numbers", {"to": 100_000})
         async with user.running():
-            await eventually(lambda: len(journal.starts) > 200)
+            await eventually(lambda: len(journal.starts) > 200, 30)
             for number in range(30):
                 began = len(journal.starts)
                 hot = await system.publish("hot.noop", {"n": -number})

@@ -276,8 +276,8 @@ async def test_requests_keep_their_distance_in_all_processes_together(
         )
     times = sorted(request.at for request in site.requests)
     assert len(times) == 4
-    # The clock of the ledger counts milliseconds.
-    assert min(b - a for a, b in pairwise(times)) > 0.48
+    # They are kept at their start, and seen where they arrive: on a busy machine some take longer.
+    assert min(b - a for a, b in pairwise(times)) > 0.4
     assert site.most_at_once == 1
 
 
