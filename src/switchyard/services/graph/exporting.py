@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 from xml.sax.saxutils import XMLGenerator
 from xml.sax.xmlreader import AttributesImpl
 
 from switchyard.services.errors import InvalidInput
-from switchyard.services.ledger import Ledger
 from switchyard.services.records.graph import GraphEdge, GraphNode
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.ledger import Ledger
 
 PAGE = 5_000
 """Nodes or edges that are in memory at once."""

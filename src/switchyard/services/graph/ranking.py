@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.graph_rankings import EdgeMark
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from switchyard.services.ledger import Ledger
 
 PAGE = 50_000
 """Edges that are read at once."""

@@ -6,11 +6,13 @@ Each call replaces what the same stage has told before, so it may be repeated, i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from switchyard.services.graph.describing import cited_works, document_of, similar_documents
-from switchyard.services.ledger import Ledger
 from switchyard.services.records.graph import Described, EdgeKind, NewEdge, NodeKind
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.ledger import Ledger
 
 _ABOUT_ITSELF = (EdgeKind.WRITTEN_BY, EdgeKind.PUBLISHED_IN, EdgeKind.ABOUT)
 

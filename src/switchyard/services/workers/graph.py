@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,12 +13,14 @@ from switchyard.services.index.similarity import TOP_K, similar_documents
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job
-from switchyard.services.ledger import Ledger
 from switchyard.services.records import DocumentFilter
 from switchyard.services.records.document_states import COMPLETED
 from switchyard.services.records.graph import Ranking
 from switchyard.services.workers.stages import DocumentJob, ends_when_superseded
 from switchyard.services.workers.telling import tell_references
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.ledger import Ledger
 
 RANKING_LEASE = "graph ranking"
 RANKING_TIMEOUT = 600.0

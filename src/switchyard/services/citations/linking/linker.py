@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -20,7 +20,6 @@ from switchyard.services.citations.reference import Reference
 from switchyard.services.citations.works import CitedWork, LinkStatus, WorkLink
 from switchyard.services.errors import NotNow
 from switchyard.services.instance import new_instance_id
-from switchyard.services.ledger import Ledger
 from switchyard.services.records import LedgerError
 from switchyard.services.settings import Settings
 from switchyard.services.sources.asking import SourceClient
@@ -31,6 +30,9 @@ from switchyard.services.sources.errors import (
     SourceRefused,
     SourceUnavailable,
 )
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.ledger import Ledger
 
 CLAIM = 30.0
 """Seconds after which the question of a process that has died is asked by another."""
