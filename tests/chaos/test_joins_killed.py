@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from switchyard.broker.dead.certificate import Reason
 from switchyard.services.publishing.preparing import THEN, job_id_of
 from switchyard.services.records import State
 from tests.support.brokers import TestBroker
@@ -70,11 +71,13 @@ class Fleet:
 
 async def assert_joined_once(system: System, fan_id: str, leaves: int) -> None:
     """The job that waited left `joining` once and ended once, and when it ran, all that it waited
-    for had ended."""
+    for had ended: well, or as one that was there at too many deaths of workers."""
     then = job_id_of(fan_id, "gather", THEN)
     record = await system.wait_for_state(then, State.SUCCEEDED, timeout=120)
     result = record.result or {}
-    assert (result["states"], len(result["numbers"])) == ({"succeeded": leaves}, leaves)
+    assert result["states"].keys() <= {"succeeded", "dead"}
+    assert sum(result["states"].values()) == leaves
+    assert len(result["numbers"]) == result["states"]["succeeded"] > leaves / 2
     changes = await history_of(system.settings.ledger_url)
     of_it = Counter((old, new) for job_id, old, new in changes if job_id == then)
     assert of_it[State.JOINING, State.PENDING] == 1
@@ -96,7 +99,9 @@ async def test_a_thousand_jobs_are_joined_once_whoever_is_killed_every_second(
         try:
             until, rounds = time.monotonic() + 60, 0
             while time.monotonic() < until:
-                fan_id = await system.publish("backfill.fan", {"leaves": 1000})
+                fan_id = await system.publish(
+                    "backfill.fan", {"leaves": 1000, "when_dead": "go_on"}
+                )
                 await assert_joined_once(system, fan_id, 1000)
                 rounds += 1
         finally:
@@ -104,7 +109,8 @@ async def test_a_thousand_jobs_are_joined_once_whoever_is_killed_every_second(
             await asyncio.gather(killing, return_exceptions=True)
         print(f"{rounds} rounds, {fleet.killed} killed")  # for whoever runs it with -s
         await wait_until_lanes_are_empty(system, 60)
-        assert await system.letters() == []
+        reasons = {letter.certificate.reason for letter in await system.letters()}
+        assert reasons <= {Reason.CRASHED}
 
 
 async def test_joins_three_deep_come_to_their_end_once_whoever_is_killed(

@@ -264,6 +264,7 @@ def run_build(url: str) -> None:
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(300)
 async def test_a_building_that_is_killed_five_times_has_all_in_the_end(url: str):
     async with opened(url) as index:
         for n in range(120):
