@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 
 PIPE_WIDTH = 10_000
 """Columns of a table that goes to a file or a pipe: nothing is cut off there."""

@@ -23,10 +23,17 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
-from switchyard.cli.base.output import JsonOption, confirm, echo, print_json, say, shown_json
+from switchyard.cli.base.output import (
+    JsonOption,
+    YesOption,
+    confirm,
+    echo,
+    print_json,
+    say,
+    shown_json,
+)
 from switchyard.cli.dead.letters import bring_up_to_date
 from switchyard.cli.dead.options import IdsArgument
-from switchyard.cli.dead.purge import YesOption
 
 if TYPE_CHECKING:
     from switchyard.services.dead.edits import Undone

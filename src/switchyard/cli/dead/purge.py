@@ -21,6 +21,7 @@ from switchyard.cli.base.durations import age
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import (
     JsonOption,
+    YesOption,
     cell,
     confirm,
     echo,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from switchyard.services.records import BulkOperation
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 
 
 @filtered

@@ -17,7 +17,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
-from switchyard.cli.base.output import JsonOption, echo, print_json, say
+from switchyard.cli.base.output import JsonOption, YesOption, echo, print_json, say
 from switchyard.cli.bulk.rates import RateOption, WhyOption, optional_rate
 from switchyard.cli.dead.changes import (
     AttemptsOption,
@@ -30,7 +30,7 @@ from switchyard.cli.dead.changes import (
 )
 from switchyard.cli.dead.letters import bring_up_to_date
 from switchyard.cli.dead.options import AllOption, IdsArgument, chosen, filtered
-from switchyard.cli.dead.purge import DryRunOption, YesOption, ask, wait_aloud
+from switchyard.cli.dead.purge import DryRunOption, ask, wait_aloud
 
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry

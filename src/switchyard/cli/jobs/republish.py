@@ -9,7 +9,7 @@ import typer
 
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.base.output import confirm, echo, say
+from switchyard.cli.base.output import YesOption, confirm, echo, say
 
 if TYPE_CHECKING:
     from switchyard.services.settings import Settings
@@ -19,7 +19,7 @@ def republish(
     lane: Annotated[
         str | None, typer.Option(help="Only jobs of this lane; of all where not given.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Publish again what waits in queues by the ledger: after the broker was lost or restored.
 
