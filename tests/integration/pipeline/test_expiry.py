@@ -47,6 +47,7 @@ async def test_by_products_go_after_a_day_and_documents_stay(storage: Storage, l
     put(storage, "uploads/incoming/old")
     put(storage, "results/jobs/some-job/result.json")
     put(storage, "intermediate/doc/ocr_pdf/pages/1.json")
+    put(storage, "intermediate/jobs/some-job/extract_text/pages/1.json")
     put(storage, "sources/github/0123")
     kept = [
         put(storage, "uploads/incoming/new", age=DAY / 2),
@@ -59,7 +60,7 @@ async def test_by_products_go_after_a_day_and_documents_stay(storage: Storage, l
         put(storage, "backfills/lines.jsonl"),
     ]
     done = await clean(storage, ledger, KEPT)
-    assert (done.files, done.bytes, done.kept) == (4, 28, 0)
+    assert (done.files, done.bytes, done.kept) == (5, 35, 0)
     assert await left(storage) == sorted(kept)
     assert (await clean(storage, ledger, KEPT)).files == 0
 

@@ -12,12 +12,17 @@ from switchyard.services.citations.kept import kept_references
 from switchyard.services.documents.extractions import ExtractionNotFinished
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.errors import Unknown
-from switchyard.services.files.storage import FileTooLarge, NotStored, extraction_key, stage_key
+from switchyard.services.files.storage import (
+    FileTooLarge,
+    NotStored,
+    extraction_key,
+    job_folder,
+    stage_key,
+)
 from switchyard.services.files.uploads import Upload
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import JobRecord, State
-from switchyard.services.workers.references.reading import job_folder
 from switchyard.services.workers.stages import REFERENCE_STAGES
 
 Order = Literal["extract_references", "parse_references", "process_references"]

@@ -28,7 +28,7 @@ _OVERLAP = 10.0
 _HOUR = 3600.0
 _BY_PRODUCTS = re.compile(
     r"uploads/incoming/[^/]+|results/jobs/[^/]+/[^/]+|intermediate/[^/]+/[^/]+/pages/[^/]+"
-    r"|sources/[^/]+/[^/]+"
+    r"|intermediate/jobs/.+|sources/[^/]+/[^/]+"
 )
 """Uploads that became a document, results of jobs without one, pages that are in the text; what
 other people's servers answered, which is asked for again."""

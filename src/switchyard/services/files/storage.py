@@ -244,8 +244,17 @@ class Storage:
         except FileNotFoundError as error:
             _not_stored(source, error)
 
-    async def delete_async(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         """Remove a file; it does not matter whether it is there. Raises InvalidKey."""
+        import obstore
+
+        try:
+            obstore.delete(self._store, check_key(key))
+        except FileNotFoundError:
+            return  # local directories say so, S3 does not; both mean it is gone
+
+    async def delete_async(self, key: str) -> None:
+        """`delete`, for event loops."""
         import obstore
 
         try:
@@ -338,6 +347,11 @@ def references_key(document_id: str) -> str:
 def links_key(document_id: str) -> str:
     """Where the works lie that a document's references are linked to."""
     return f"results/{document_id}/links.json"
+
+
+def job_folder(job_id: str) -> str:
+    """In place of a document's id in a key, where there is no document."""
+    return f"jobs/{job_id}"
 
 
 def extraction_key(job_id: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.files.media import IMAGES, PDF, decode_text
+from switchyard.services.text.drafts import Drafts
 from switchyard.services.text.images import count_pages
 from switchyard.services.text.pages import Limits, PdfPage
 from switchyard.services.text.pdf import ExtractorName, read_pdf
@@ -21,15 +22,18 @@ def extract(
     title: str | None,
     filename: str | None,
     extractor: ExtractorName = "pymupdf",
+    drafts: Drafts | None = None,
+    on_page: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """The output of the stage `extract_text`, as JSON.
 
     `title` is what the sender named; else it comes from the document, else from `filename`.
+    `drafts` and `on_page` are as in `read_pdf`.
     Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, UnsupportedDocument, MemoryError.
     """
     outline: list[dict[str, Any]] = []
     if media_type == PDF:
-        read = read_pdf(data, extractor=extractor)
+        read = read_pdf(data, extractor=extractor, drafts=drafts, on_page=on_page)
         pages, found, metadata = read.pages, read.title, read.metadata
         needs_ocr, repaired = read.needs_ocr, read.repaired
         outline = [asdict(entry) for entry in read.outline]

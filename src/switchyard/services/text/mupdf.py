@@ -4,34 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
-from switchyard.services.text.pages import Limits, RawPdf, check_count, check_pixels, has_end
+from switchyard.services.text.pages import Limits, OpenPdf, check_count, check_pixels, has_end
 
 _BOLD = 16
 """Flag of a span."""
 _MOST_HEADINGS = 5_000
 
 
-def read(data: bytes, limits: Limits) -> RawPdf:
+@contextmanager
+def opening(data: bytes, limits: Limits) -> Iterator[OpenPdf]:
     """See `pdf.Extractor`."""
-    library = _library()
-    with _reading(library, data, "it"), library.open(stream=data, filetype="pdf") as document:
-        _check_document(document, data, limits)
-        pages = _pages(library, document, data, limits)
-        return RawPdf(
-            pages=pages,
-            outline=_outline(document),
-            metadata={
-                name: value
-                for name, value in (document.metadata or {}).items()
-                if isinstance(value, str)
-            },
-            repaired=bool(document.is_repaired),
-        )
+    with opened(data, limits) as (library, document):
+        yield _Pdf(library, document, data, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pdf:
+    """See `pages.OpenPdf`."""
+
+    library: Any
+    document: Any
+    data: bytes
+    limits: Limits
+
+    @property
+    def page_count(self) -> int:
+        return int(self.document.page_count)
+
+    @property
+    def repaired(self) -> bool:
+        return bool(self.document.is_repaired)
+
+    @property
+    def outline(self) -> list[Heading]:
+        return _outline(self.document)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        said = self.document.metadata or {}
+        return {name: value for name, value in said.items() if isinstance(value, str)}
+
+    def page(self, number: int) -> PageLines:
+        with _reading(self.library, self.data, f"page {number}"):
+            self.library.TOOLS.reset_mupdf_warnings()
+            page = self.document.load_page(number - 1)
+            _check_pixels(page, number, self.limits)
+            lines = _lines(self.library, page)
+            said = self.library.TOOLS.mupdf_warnings()
+            if said and not lines and not page.get_images():
+                # It goes on with an empty page where there was one that it can't read.
+                raise ValueError(said)
+            return PageLines(page.rect.width, page.rect.height, lines)
 
 
 def draw(data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> Any:
@@ -110,34 +139,6 @@ def _check_document(document: Any, data: bytes, limits: Limits) -> None:
         # MuPDF finds some of the pages in such a file; half a document must not pass for one.
         raise CorruptDocument(f"the PDF is truncated: it ends after {len(data):,} bytes")
     check_count(document.page_count, limits)
-
-
-def _pages(library: Any, document: Any, data: bytes, limits: Limits) -> list[PageLines | None]:
-    found: list[PageLines | None] = []
-    characters = 0
-    first: CorruptDocument | None = None
-    for number in range(1, document.page_count + 1):
-        try:
-            with _reading(library, data, f"page {number}"):
-                library.TOOLS.reset_mupdf_warnings()
-                page = document.load_page(number - 1)
-                _check_pixels(page, number, limits)
-                lines = _lines(library, page)
-                said = library.TOOLS.mupdf_warnings()
-                if said and not lines and not page.get_images():
-                    # It goes on with an empty page where there was one that it can't read.
-                    raise ValueError(said)
-                read = PageLines(page.rect.width, page.rect.height, lines)
-        except CorruptDocument as error:
-            first = first or error
-            found.append(None)
-            continue
-        characters += sum(len(line.text) for line in lines)
-        limits.check_characters(characters, number)
-        found.append(read)
-    if first is not None and not any(found):
-        raise first
-    return found
 
 
 def _check_pixels(page: Any, number: int, limits: Limits) -> None:

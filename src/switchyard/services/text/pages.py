@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.text.composing import Heading, PageLines
@@ -72,6 +73,28 @@ class RawPdf:
     metadata: Mapping[str, str]
     """As the file has it, with `title`."""
     repaired: bool
+
+
+class OpenPdf(Protocol):
+    """A PDF that is being read."""
+
+    @property
+    def page_count(self) -> int: ...
+
+    @property
+    def repaired(self) -> bool:
+        """Whether its damage had to be mended, as far as it has been read."""
+
+    @property
+    def outline(self) -> list[Heading]: ...
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """As the file has it, with `title`."""
+
+    def page(self, number: int) -> PageLines:
+        """What stands on a page, from 1, in any order. Raises CorruptDocument, DocumentTooLarge,
+        MemoryError."""
 
 
 def check_count(count: int, limits: Limits) -> None:

@@ -6,13 +6,15 @@ that process with it. Limits stop what can be seen before it hurts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, cast
 
 from switchyard.services.files.errors import CorruptDocument
 from switchyard.services.text.composing import Heading, PageLines, compose
+from switchyard.services.text.drafts import RANGE, Draft, Drafts
 from switchyard.services.text.layout import Line
-from switchyard.services.text.pages import Limits, PdfPage, PdfText, RawPdf
+from switchyard.services.text.pages import Limits, OpenPdf, PdfPage, PdfText, RawPdf
 from switchyard.services.text.plain import clean, count_words, unwrap
 
 ExtractorName = Literal["pymupdf", "pypdfium2"]
@@ -21,16 +23,17 @@ ExtractorName = Literal["pymupdf", "pypdfium2"]
 class Extractor(Protocol):
     """A library that reads PDFs: a module with two functions."""
 
-    def read(self, data: bytes, limits: Limits) -> RawPdf:
-        """What stands on the pages, in any order.
+    def opening(self, data: bytes, limits: Limits) -> AbstractContextManager[OpenPdf]:
+        """A PDF, to be read page by page.
 
-        Raises CorruptDocument (also for a file that is empty or cut off, or of which no page can
-        be read), EncryptedDocument, DocumentTooLarge, and MemoryError.
+        Raises CorruptDocument (also for a file that is empty or cut off), EncryptedDocument,
+        DocumentTooLarge, and MemoryError.
         """
 
     def draw(self, data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> Any:
         """A page, from 1, as rows of pixels (red, green, blue): at that resolution, or at a lower
-        one where it would be longer or wider than `side` pixels. Raises as `read`."""
+        one where it would be longer or wider than `side` pixels. Raises as `opening`, and as
+        OpenPdf.page."""
 
 
 def extractor_named(name: ExtractorName) -> Extractor:
@@ -41,13 +44,21 @@ def extractor_named(name: ExtractorName) -> Extractor:
 
 
 def read_pdf(
-    data: bytes, limits: Limits | None = None, extractor: ExtractorName = "pymupdf"
+    data: bytes,
+    limits: Limits | None = None,
+    extractor: ExtractorName = "pymupdf",
+    *,
+    drafts: Drafts | None = None,
+    on_page: Callable[[int, int], None] | None = None,
 ) -> PdfText:
-    """Read a whole PDF. Raises as Extractor.read."""
+    """Read a whole PDF: what `drafts` has of it is not read again.
+
+    `on_page` is told of each page that was read: its number, and of how many. Raises
+    CorruptDocument (also where no page can be read), EncryptedDocument, DocumentTooLarge,
+    MemoryError, and what keeping drafts raises.
+    """
     limits = limits or Limits()
-    if not data:
-        raise CorruptDocument("the PDF is empty")
-    raw = extractor_named(extractor).read(data, limits)
+    raw = read_pages(data, limits, extractor, drafts=drafts, on_page=on_page)
     there = [page for page in raw.pages if page is not None]
     texts = iter(compose(there, raw.outline))
     pages = []
@@ -62,6 +73,70 @@ def read_pdf(
         repaired=raw.repaired or broken,
         outline=_cleaned(raw.outline),
     )
+
+
+def read_pages(
+    data: bytes,
+    limits: Limits,
+    extractor: ExtractorName,
+    *,
+    drafts: Drafts | None = None,
+    on_page: Callable[[int, int], None] | None = None,
+) -> RawPdf:
+    """What stands on the pages of a PDF, in any order. Raises as `read_pdf`."""
+    if not data:
+        raise CorruptDocument("the PDF is empty")
+    with extractor_named(extractor).opening(data, limits) as pdf:
+        count, characters = pdf.page_count, 0
+        pages: list[PageLines | str] = []
+        repaired = False
+        kept = drafts if count > RANGE else None
+        for first in range(1, count + 1, RANGE):
+            last = min(first + RANGE - 1, count)
+            draft = kept.kept(first, last) if kept is not None else None
+            if draft is None:
+                draft = _read(pdf, range(first, last + 1), limits, characters, on_page)
+                if kept is not None:
+                    kept.keep(first, draft)
+            elif on_page is not None:
+                on_page(last, count)
+            characters += sum(map(_characters, draft.pages))
+            pages.extend(draft.pages)
+            repaired = repaired or draft.repaired
+        found = [None if isinstance(page, str) else page for page in pages]
+        if not any(found):
+            raise CorruptDocument(next(page for page in pages if isinstance(page, str)))
+        return RawPdf(found, pdf.outline, pdf.metadata, repaired or pdf.repaired)
+
+
+def _read(
+    pdf: OpenPdf,
+    numbers: range,
+    limits: Limits,
+    characters: int,
+    on_page: Callable[[int, int], None] | None,
+) -> Draft:
+    """These pages; `characters` were on those before."""
+    pages: list[PageLines | str] = []
+    for number in numbers:
+        pages.append(_page(pdf, number))
+        characters += _characters(pages[-1])
+        limits.check_characters(characters, number)
+        if on_page is not None:
+            on_page(number, pdf.page_count)
+    return Draft(pages, pdf.repaired)
+
+
+def _page(pdf: OpenPdf, number: int) -> PageLines | str:
+    """A page, or why it can't be read."""
+    try:
+        return pdf.page(number)
+    except CorruptDocument as error:
+        return str(error)
+
+
+def _characters(page: PageLines | str) -> int:
+    return 0 if isinstance(page, str) else sum(len(line.text) for line in page.lines)
 
 
 def draw_page(

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
-from switchyard.services.text.pages import Limits, RawPdf, check_count, check_pixels, has_end
+from switchyard.services.text.pages import Limits, OpenPdf, check_count, check_pixels, has_end
 
 _BOLD = 600
 """Weight from which letters are bold."""
@@ -21,46 +22,54 @@ _SOFT_HYPHEN = "\x02"
 _MOST_RECTANGLES = 200_000
 
 
-def read(data: bytes, limits: Limits) -> RawPdf:
+@contextmanager
+def opening(data: bytes, limits: Limits) -> Iterator[OpenPdf]:
     """See `pdf.Extractor`."""
     if not has_end(data):
         # It finds some of the pages in such a file; half a document must not pass for one.
         raise CorruptDocument(f"the PDF is truncated: it ends after {len(data):,} bytes")
     with _opened(data) as document:
         check_count(len(document), limits)
-        pages: list[PageLines | None] = []
-        characters = 0
-        first: CorruptDocument | None = None
-        for number in range(1, len(document) + 1):
+        yield _Pdf(document, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pdf:
+    """See `pages.OpenPdf`."""
+
+    document: Any
+    limits: Limits
+
+    @property
+    def page_count(self) -> int:
+        return len(self.document)
+
+    @property
+    def repaired(self) -> bool:
+        return False
+
+    @property
+    def outline(self) -> list[Heading]:
+        return _outline(self.document)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        said = self.document.get_metadata_dict()
+        return {
+            name[:1].lower() + name[1:]: value
+            for name, value in said.items()
+            if isinstance(value, str)
+        }
+
+    def page(self, number: int) -> PageLines:
+        with _reading(f"page {number}"):
+            page = self.document[number - 1]
             try:
-                with _reading(f"page {number}"):
-                    page = document[number - 1]
-                    try:
-                        width, height = page.get_size()
-                        check_pixels(number, [("", width * 150 / 72, height * 150 / 72)], limits)
-                        lines = _lines(page, height)
-                    finally:
-                        page.close()
-            except CorruptDocument as error:
-                first = first or error
-                pages.append(None)
-                continue
-            characters += sum(len(line.text) for line in lines)
-            limits.check_characters(characters, number)
-            pages.append(PageLines(width, height, lines))
-        if first is not None and not any(pages):
-            raise first
-        said = document.get_metadata_dict()
-        return RawPdf(
-            pages=pages,
-            outline=_outline(document),
-            metadata={
-                name[:1].lower() + name[1:]: value
-                for name, value in said.items()
-                if isinstance(value, str)
-            },
-            repaired=False,
-        )
+                width, height = page.get_size()
+                check_pixels(number, [("", width * 150 / 72, height * 150 / 72)], self.limits)
+                return PageLines(width, height, _lines(page, height))
+            finally:
+                page.close()
 
 
 def draw(data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from switchyard.services.files.storage import (
     Storage,
     content_hash,
     extraction_key,
+    job_folder,
 )
 from switchyard.services.files.uploads import (
     INCOMING_KEY,
@@ -174,8 +176,10 @@ class ExtractText(BaseModel):
 def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
     """The text of a document, page by page. A document of images alone goes to OCR.
 
-    Of an upload alone, the text is the job's result in storage, and nothing follows.
+    Of an upload alone, the text is the job's result in storage, and nothing follows. What was read
+    of a long document before the process died is not read again.
     """
+    from switchyard.services.text.drafts import Drafts
     from switchyard.services.text.extraction import extract
 
     if payload.document_id is None:
@@ -185,29 +189,35 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
     original = files.output_of(INGEST)
     about = original.result
 
+    extractor = ctx.settings.pdf_extractor
+    input_hash = content_hash([original.input_hash, about["title"], about["filename"], extractor])
+    run = [original.content, extractor, ctx.pipeline if payload.force else None]
+    drafts = Drafts(files.storage, payload.document_id, EXTRACT.name, content_hash(run))
+
     def work() -> dict[str, Any]:
-        data = files.storage.get(about["key"])
         return extract(
-            data,
+            files.storage.get(about["key"]),
             about["media_type"],
             title=about["title"],
             filename=about["filename"],
-            extractor=ctx.settings.pdf_extractor,
+            extractor=extractor,
+            drafts=drafts,
+            on_page=_telling(ctx),
         )
 
-    extractor = ctx.settings.pdf_extractor
-    input_hash = content_hash([original.input_hash, about["title"], about["filename"], extractor])
     try:
         output = files.reuse_or_run(
             EXTRACT, input_hash, work, content=original.content, force=payload.force
         )
     except ContentReplaced:
         return superseded(payload.document_id)
+    drafts.drop()
     needs_ocr = output.result["needs_ocr"]
     result = {
         "document_id": payload.document_id,
         "title": output.result["title"],
         "page_count": output.result["page_count"],
+        "pages_read": 0 if output.reused else output.result["page_count"] - drafts.given,
         "word_count": output.result["word_count"],
         "needs_ocr": needs_ocr,
         "reused": output.reused,
@@ -216,7 +226,12 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
     return Next([Job(following, following_payload)], result)
 
 
+def _telling(ctx: JobContext) -> Callable[[int, int], None]:
+    return lambda number, count: ctx.progress(number / count, f"page {number} of {count}")
+
+
 def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
+    from switchyard.services.text.drafts import Drafts
     from switchyard.services.text.extraction import extract
 
     storage = Storage(ctx.settings.files_url)
@@ -225,17 +240,24 @@ def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
     except NotStored as error:
         raise PermanentError(f"the upload {payload.key!r} is gone: send it again") from error
     identity = identify(data, payload.filename)
+    extractor = ctx.settings.pdf_extractor
+    made_of = content_hash([identity.sha256, extractor])
+    drafts = Drafts(storage, job_folder(ctx.job_id), EXTRACT.name, made_of)
     text = extract(
         data,
         identity.media_type,
         title=payload.title,
         filename=payload.filename,
-        extractor=ctx.settings.pdf_extractor,
+        extractor=extractor,
+        drafts=drafts,
+        on_page=_telling(ctx),
     )
     key = extraction_key(ctx.job_id)
     storage.put(key, json.dumps({"job_id": ctx.job_id, **text}, ensure_ascii=False).encode())
+    drafts.drop()
     kept = ("title", "page_count", "word_count", "needs_ocr")
-    return Done({name: text[name] for name in kept} | {"result": key})
+    told = {name: text[name] for name in kept}
+    return Done(told | {"pages_read": text["page_count"] - drafts.given, "result": key})
 
 
 @job("await_ocr", worker="ingest", lanes=("hot", "backfill"), timeout=60)

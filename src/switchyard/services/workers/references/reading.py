@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from switchyard.services.files.media import PDF
-from switchyard.services.files.storage import NotStored, Storage, content_hash
+from switchyard.services.files.storage import NotStored, Storage, content_hash, job_folder
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.text.plain import clean
@@ -40,11 +40,6 @@ def files_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> Docume
     """Where the job's stages keep what they make: with the document, else under the job's id."""
     document_id = payload.document_id if isinstance(payload, ReferencesOf) else None
     return DocumentFiles.of(ctx, document_id or job_folder(ctx.job_id))
-
-
-def job_folder(job_id: str) -> str:
-    """In place of a document's id, where there is no document."""
-    return f"jobs/{job_id}"
 
 
 async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> ReferenceSource:
@@ -104,7 +99,7 @@ def placed_in(
     """The boxes of each reference (page and text) in a PDF, in a process that can be killed."""
     from switchyard.services.citations.boxes import boxes_of
     from switchyard.services.text.pages import Limits
-    from switchyard.services.text.pdf import extractor_named
+    from switchyard.services.text.pdf import read_pages
 
-    raw = extractor_named(extractor).read(Storage(files_url).get(key), Limits())
+    raw = read_pages(Storage(files_url).get(key), Limits(), extractor)
     return [[asdict(box) for box in boxes] for boxes in boxes_of(raw.pages, references)]

@@ -1,0 +1,60 @@
+"""A worker that is killed in the middle of a long document: what it had read is not read again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from switchyard.services.files.storage import page_key, stage_key
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.records import State
+from switchyard.services.text.drafts import RANGE
+from tests.integration.pipeline.pdfs import lines_of_text
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.system import open_system
+from tests.support.worker_process import Processes
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+
+PAGES = 2_000
+KILLED_AT = 1_500
+
+
+async def test_a_document_of_2000_pages_goes_on_at_page_1500_when_its_worker_is_killed_there(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    texts = [f"This is page {number} of the book." for number in range(1, PAGES + 1)]
+    path = tmp_path / "book.pdf"
+    path.write_bytes(lines_of_text(texts, lines=5))
+    async with (
+        open_system(
+            broker310, sqlite_url, modules=BUILT_IN_MODULES, data_dir=tmp_path, takeover_after=0.8
+        ) as system,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        victim = await processes.start("worker", kind="ingest")
+        request = JobRequest("hot.ingest_document", {"path": str(path)})
+        job_id = (await system.jobs.publish(request)).job_id
+        ingested = await system.wait_for_state(job_id, State.SUCCEEDED, timeout=30)
+        document_id = str((ingested.result or {})["document_id"])
+        files = {
+            first: tmp_path / "files" / page_key(document_id, "extract_text", first)
+            for first in range(1, PAGES, RANGE)
+        }
+        await eventually(files[KILLED_AT + 1 - RANGE].exists, 60)
+        victim.kill()
+        await victim.ended()
+        kept = sum(file.exists() for file in files.values()) * RANGE
+        assert KILLED_AT <= kept < PAGES
+        (extracting,) = [job.id for job in await system.ledger.pipeline(job_id) if job.id != job_id]
+        assert (await system.record(extracting)).progress is not None
+        await processes.start("worker", kind="ingest")
+        done = await system.wait_for_state(extracting, State.SUCCEEDED, timeout=60)
+        assert done.result is not None
+        assert (done.result["page_count"], done.result["pages_read"]) == (PAGES, PAGES - kept)
+        kept_text = tmp_path / "files" / stage_key(document_id, "extract_text")
+        pages = json.loads(kept_text.read_text())["result"]["pages"]
+        assert [page["text"].splitlines()[0] for page in pages] == texts
+        assert not any(file.exists() for file in files.values())

@@ -1,0 +1,110 @@
+"""Long documents are read in ranges that are kept: an attempt goes on where the one before died."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.files.storage import page_key
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import Done
+from switchyard.services.records.progress import Reported
+from switchyard.services.text.drafts import RANGE, Drafts
+from switchyard.services.text.pdf import ExtractorName, read_pdf
+from switchyard.services.workers.ingest.documents import ExtractText, extract_text
+from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.pdfs import lines_of_text
+from tests.integration.pipeline.test_pdf_extraction import with_a_broken_page
+
+PAGES = 2 * RANGE + 30
+TEXTS = [f"This is page {number} of the book." for number in range(1, PAGES + 1)]
+
+
+class Died(Exception):
+    """The process, as far as a test without one goes."""
+
+
+@pytest.fixture(scope="module")
+def book() -> bytes:
+    return lines_of_text(TEXTS, lines=2)
+
+
+def drafts_in(pipeline: Pipeline, input_hash: str = "content") -> Drafts:
+    return Drafts(pipeline.storage, "book", "extract_text", input_hash)
+
+
+def read_until(data: bytes, drafts: Drafts, last: int, extractor: ExtractorName) -> None:
+    def on_page(number: int, count: int) -> None:
+        assert count == PAGES
+        if number == last:
+            raise Died
+
+    with pytest.raises(Died):
+        read_pdf(data, extractor=extractor, drafts=drafts, on_page=on_page)
+
+
+@pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
+def test_the_next_attempt_reads_from_the_last_range_on_and_finds_the_same(
+    pipeline: Pipeline, book: bytes, extractor: ExtractorName
+):
+    read_until(book, drafts_in(pipeline), 2 * RANGE + 10, extractor)
+    told: list[int] = []
+    drafts = drafts_in(pipeline)
+    read = read_pdf(
+        book,
+        extractor=extractor,
+        drafts=drafts,
+        on_page=lambda number, _: told.append(number),
+    )
+    assert told == [RANGE, 2 * RANGE, *range(2 * RANGE + 1, PAGES + 1)]
+    assert drafts.given == 2 * RANGE
+    assert read == read_pdf(book, extractor=extractor)
+    assert [page.text.splitlines()[0] for page in read.pages] == TEXTS
+
+
+def test_a_range_of_other_content_or_one_that_is_damaged_is_read_anew(
+    pipeline: Pipeline, book: bytes
+):
+    read_until(book, drafts_in(pipeline, "older content"), PAGES, "pymupdf")
+    drafts = drafts_in(pipeline)
+    read_pdf(book, drafts=drafts)
+    assert drafts.given == 0
+    key = page_key("book", "extract_text", RANGE + 1)
+    kept = json.loads(pipeline.storage.get(key))
+    kept["pages"] = kept["pages"][:5]
+    pipeline.storage.put(key, json.dumps(kept).encode())
+    pipeline.storage.put(page_key("book", "extract_text", 1), b"{")
+    drafts = drafts_in(pipeline)
+    assert len(read_pdf(book, drafts=drafts).pages) == PAGES
+    assert drafts.given == PAGES - 2 * RANGE
+
+
+def test_broken_pages_stay_broken_in_what_is_kept(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("switchyard.services.text.pdf.RANGE", 2)
+    data = with_a_broken_page(5)
+    read = read_pdf(data, drafts=drafts_in(pipeline))
+    drafts = drafts_in(pipeline)
+    assert read_pdf(data, drafts=drafts) == read
+    assert drafts.given == 5
+    assert [page.number for page in read.pages if page.is_broken] == [2]
+
+
+async def test_the_job_says_how_far_it_is_and_leaves_no_ranges_behind(
+    pipeline: Pipeline, book: bytes
+):
+    key = "uploads/incoming/book"
+    pipeline.storage.put(key, book)
+    message = JobMessage(job_type="extract_text", payload={"key": key})
+    ctx = JobContext(message, "hot", "test", pipeline.settings)
+    done = extract_text(ExtractText(key=key), ctx)
+    assert isinstance(done, Done)
+    assert (done.result or {})["pages_read"] == PAGES
+    notes = ctx.notebook.take()
+    assert notes is not None
+    assert notes.progress == Reported(1.0, f"page {PAGES} of {PAGES}")
+    left = [stored.key async for stored in pipeline.storage.list_async("intermediate")]
+    assert left == []
