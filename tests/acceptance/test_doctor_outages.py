@@ -164,16 +164,19 @@ async def test_a_worker_without_consumers_and_a_queue_that_nobody_takes_from(
         await asyncio.to_thread(fill, jobctl, 2)
         with closing(sqlite3.connect(ledger_file(jobctl))) as database, database:
             database.execute("UPDATE jobs SET queued_at = queued_at - 100")
-            database.execute(
-                "INSERT INTO workers (worker_id, kinds, lanes, host, pid, concurrency, "
-                "started_at, beat, beat_at) SELECT 'idle', '[\"tester\"]', '[\"hot\"]', 'here', "
-                "1, 4, updated_at, 1, updated_at + 3600 FROM jobs LIMIT 1"
-            )
+            for worker, age in (("idle", 60), ("just started", 0)):
+                database.execute(
+                    "INSERT INTO workers (worker_id, kinds, lanes, host, pid, concurrency, "
+                    "started_at, beat, beat_at) VALUES (?, '[\"tester\"]', '[\"hot\"]', 'here', "
+                    "1, 4, unixepoch() - ?, 1, unixepoch() + 3600)",
+                    (worker, age),
+                )
         wanted = {"consumer-lost", "queue-stalled"}
         deadline = time.monotonic() + PATIENCE
         while not wanted <= (found := await asyncio.to_thread(findings, jobctl)).keys():
             assert time.monotonic() < deadline, found
     assert "on here: `kill -9 1`" in found["consumer-lost"]["remedy"]
+    assert "just started" not in found["consumer-lost"]["detail"]
     assert "hot.tester" in found["queue-stalled"]["detail"]
     with jobctl.worker():
         await asyncio.to_thread(until_gone, jobctl, "queue-stalled")

@@ -8,6 +8,10 @@ from switchyard.services.ledger.leases import SCHEDULER
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined, restart_of
 
+SHOWN_AFTER = 20.0
+"""Seconds after its start at which a worker's consumers are listed for certain: it opens them when
+its processes are ready, and the broker's list is some seconds old."""
+
 
 async def scheduler(system: Examined) -> list[Check]:
     """One has to be active."""
@@ -47,7 +51,8 @@ async def consuming(system: Examined) -> list[Check]:
     lost = [
         worker
         for worker in alive
-        if busy[worker.worker_id] < worker.concurrency
+        if system.now() - worker.started_at > SHOWN_AFTER
+        and busy[worker.worker_id] < worker.concurrency
         and not any(tag.startswith(f"{worker.worker_id}.") for tag in tags)
     ]
     if not lost:
