@@ -24,6 +24,7 @@ import yaml
 
 from switchyard.cli.system.ports import free_port
 from switchyard.services.samples.articles import write_samples
+from switchyard.services.samples.generating import generate
 
 ROOT = Path(__file__).parents[2]
 IMAGES = Path(__file__).parent / "images"
@@ -183,6 +184,14 @@ def exercise(system: Composed, env: dict[str, str], pdfs: list[Path]) -> None:
         assert httpx.get(f"{url}/metrics", trust_env=False).status_code == 401
         document = send(api, pdfs[0])
         until(f"{pdfs[0].name} went through every stage", lambda: is_done(api, document), WORK)
+
+        (made,) = generate(1, seed=3, kinds=["scan"], languages=["en"])
+        scan = system.directory / made.filename
+        scan.write_bytes(made.content)
+        document = send(api, scan)
+        until(f"{scan.name} was read by OCR", lambda: is_done(api, document), WORK)
+        found = api.post("/search", json={"query": made.title}).json()["hits"]
+        assert found[0]["document_id"] == document, found
 
         documents = [send(api, each) for each in pdfs]
         killed = system.containers("worker-llm")[0]
