@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
-from switchyard.broker.settings import with_vhost
+from switchyard.broker.addresses import with_vhost
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.model import Policy

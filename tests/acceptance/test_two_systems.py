@@ -85,7 +85,7 @@ async def test_up_takes_a_virtual_host_of_its_own(
     vhosts = []
     try:
         if older:
-            shared = permanent_vhost(found, "switchyard")
+            shared = await permanent_vhost(found, "switchyard")
             vhosts.append("switchyard")
             first = await own_vhost(found, one)  # makes the ledger
             vhosts.append(first.rpartition("/")[2])

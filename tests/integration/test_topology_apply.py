@@ -10,9 +10,9 @@ from urllib.parse import quote, urlsplit
 import aio_pika
 import pytest
 
+from switchyard.broker.addresses import with_vhost
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.lanes import Route
-from switchyard.broker.settings import with_vhost
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.definitions import render
 from switchyard.broker.topology.differences import diff

@@ -177,6 +177,14 @@ def falls_silent_once_open(peer: socket) -> None:
         continue
 
 
+def lets_in(peer: socket) -> None:
+    """As a broker that nobody asks for anything, up to the orderly end."""
+    open_(peer)
+    while (seen := peer.recv(1_000)) and b"\x00\x0a\x00\x32" not in seen:  # close
+        continue
+    send(peer, spec.Connection.CloseOk())
+
+
 def greet(peer: socket) -> None:
     peer.recv(8)
     send(peer, _START)

@@ -5,6 +5,7 @@ BrokerError
 │   └── ForeignCopy           one with the id of another job
 ├── TopologyMismatch          a live queue or exchange differs in what can't be changed in place
 ├── ManagementError           the management HTTP API refused, or can't be reached
+│   └── ManagementForbidden   it does not let this user do that, or does not know the user
 └── PublishError              a publish that did not end in `Accepted`
     ├── Refused               the broker answered with a nack
     │   └── LaneFull          the queue is at its maximum length; says what became of the message
@@ -42,6 +43,10 @@ class TopologyMismatch(BrokerError):
 
 class ManagementError(BrokerError):
     """The management API can't be reached or refused a request."""
+
+
+class ManagementForbidden(ManagementError):
+    """The user or the password is refused, or the user may not do that."""
 
 
 class PublishError(BrokerError):

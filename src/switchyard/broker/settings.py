@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from switchyard.broker.addresses import AMQP_PORTS, checked, nodes_of, vhost_of, with_login
 from switchyard.broker.lanes import RETRY_DELAYS
 
 Profile = Literal["classic", "quorum"]
 DEFAULT_MANAGEMENT_PORT = 15672
+AMQP_EXAMPLE = "amqp://user:password@host:5672/vhost"
+MANAGEMENT_EXAMPLE = "http://user:password@host:15672"
 
 
 class BrokerSettings(BaseSettings):
@@ -26,11 +29,13 @@ class BrokerSettings(BaseSettings):
 
     amqp_url: SecretStr | None = Field(
         default=None,
-        description="AMQP address of the broker, with user, password and vhost.",
+        description="AMQP address of the broker, with user, password and vhost; of a cluster, with "
+        "several hosts: amqp://user:password@a:5672,b:5672/vhost (docs/cluster.md).",
     )
     management_url: SecretStr | None = Field(
         default=None,
-        description="Address of the management HTTP API; from the AMQP address where unset.",
+        description="Address of the management HTTP API, of a cluster with several hosts; from the "
+        "AMQP address where unset.",
     )
     profile: Profile = Field(
         default="classic",
@@ -47,6 +52,26 @@ class BrokerSettings(BaseSettings):
     confirm_timeout: float = Field(
         default=30, gt=0, description="Seconds to wait for a publisher confirm."
     )
+
+    @field_validator("amqp_url", "management_url", mode="before")
+    @classmethod
+    def _empty_is_no_address(cls, value: object) -> object:
+        """As in a compose file's `${NAME:-}`: an address of nothing is no address."""
+        return None if value == "" else value
+
+    @field_validator("amqp_url")
+    @classmethod
+    def _can_be_reached(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            checked(value.get_secret_value(), tuple(AMQP_PORTS), AMQP_EXAMPLE)
+        return value
+
+    @field_validator("management_url")
+    @classmethod
+    def _can_be_asked(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            checked(value.get_secret_value(), ("http", "https"), MANAGEMENT_EXAMPLE)
+        return value
 
     @field_validator("retry_delays", mode="before")
     @classmethod
@@ -71,34 +96,32 @@ class BrokerSettings(BaseSettings):
         return self.amqp_url.get_secret_value()
 
     def require_management_url(self) -> str:
-        """The management address with credentials; made from the AMQP address where unset.
-
-        Raises ValueError when neither is set.
+        """The management address with credentials, of each node; made from the AMQP address where
+        unset. Raises ValueError when neither is set.
         """
-        amqp = urlsplit(self.require_amqp_url()) if self.amqp_url is not None else None
+        amqp = self._amqp_nodes()
         if self.management_url is None:
-            if amqp is None:
+            if not amqp:
                 raise ValueError("no management API: set JOBS_MANAGEMENT_URL or JOBS_AMQP_URL")
-            scheme = "https" if amqp.scheme == "amqps" else "http"
-            user = f"{amqp.username or 'guest'}:{amqp.password or 'guest'}"
-            host = f"[{amqp.hostname}]" if ":" in (amqp.hostname or "") else amqp.hostname
-            return f"{scheme}://{user}@{host or 'localhost'}:{DEFAULT_MANAGEMENT_PORT}"
+            return ",".join(_management_of(node) for node in amqp)
         url = self.management_url.get_secret_value().rstrip("/")
-        parts = urlsplit(url)
-        if parts.username is None and amqp is not None and amqp.username is not None:
-            user = f"{amqp.username}:{amqp.password or ''}"
-            return parts._replace(netloc=f"{user}@{parts.netloc}").geturl()
+        if urlsplit(nodes_of(url)[0]).username is None and amqp and amqp[0].username is not None:
+            return with_login(url, f"{amqp[0].username}:{amqp[0].password or ''}")
         return url
 
     @property
     def vhost(self) -> str:
         """The virtual host of the AMQP address, `/` where it names none."""
-        path = urlsplit(self.require_amqp_url()).path
-        if path in ("", "/"):
-            return "/"
-        return unquote(path[1:])
+        return vhost_of(self.require_amqp_url())
+
+    def _amqp_nodes(self) -> list[SplitResult]:
+        if self.amqp_url is None:
+            return []
+        return [urlsplit(node) for node in nodes_of(self.require_amqp_url())]
 
 
-def with_vhost(amqp_url: str, vhost: str) -> str:
-    """The same broker, another virtual host."""
-    return urlsplit(amqp_url)._replace(path="/" + quote(vhost, safe="")).geturl()
+def _management_of(node: SplitResult) -> str:
+    scheme = "https" if node.scheme == "amqps" else "http"
+    user = f"{node.username or 'guest'}:{node.password or 'guest'}"
+    host = f"[{node.hostname}]" if ":" in (node.hostname or "") else node.hostname
+    return f"{scheme}://{user}@{host or 'localhost'}:{DEFAULT_MANAGEMENT_PORT}"

@@ -5,6 +5,7 @@ pika's loop is driven in the calling thread, and only while there is something t
 
 from __future__ import annotations
 
+import random
 import ssl
 import time
 from base64 import b64decode
@@ -24,10 +25,11 @@ from pika.channel import Channel
 from pika.exceptions import ChannelWrongStateError, ConnectionOpenAborted, ShortStringTooLong
 from pika.spec import Basic
 
+from switchyard.broker.addresses import AMQP_PORTS, address_of, nodes_of, vhost_of
 from switchyard.broker.errors import BrokerAway, PublishError
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.confirms import Unconfirmed
-from switchyard.broker.wire.connection import CONNECT_TIMEOUT, address_of
+from switchyard.broker.wire.connection import CONNECT_TIMEOUT
 from switchyard.broker.wire.envelope import Envelope
 
 HEARTBEAT = 60
@@ -35,7 +37,7 @@ HEARTBEAT = 60
 loses its connection; the next publish notices before it sends anything, and connects again."""
 CLOSE_TIMEOUT = 1.0
 """Seconds to wait for the broker's answer when a connection is closed."""
-_NO_ANSWER = f"no answer within {CONNECT_TIMEOUT:g} s"
+_NO_ANSWER = "no answer in time"
 CATCH_UP = 0.005
 """Seconds after which a publish first reads what has come in, and then leaves at once. Publishes
 that follow each other faster leave in groups."""
@@ -58,7 +60,8 @@ class Session:
     Everything happens inside `drive`: frames leave, frames arrive, callbacks are called.
     """
 
-    def __init__(self, settings: BrokerSettings, name: str) -> None:
+    def __init__(self, node: str, name: str, limit: float) -> None:
+        """Starts to connect to the node of that address, in so many seconds; `drive` does it."""
         self._unconfirmed: Unconfirmed[Sent] = Unconfirmed()
         self._channel: Channel | None = None
         self._confirming = False
@@ -66,7 +69,7 @@ class Session:
         self._driven_at = 0.0
         self.is_blocked = False
         """The broker has said `connection.blocked` (a memory or disk alarm)."""
-        parameters = _parameters(settings, name)
+        parameters = _parameters(node, name, limit)
         self._loop = IOLoop()
         self._loop.activate_poller()
         self._connection = pika.SelectConnection(
@@ -81,18 +84,28 @@ class Session:
 
     @classmethod
     def opened(cls, settings: BrokerSettings, name: str) -> Self:
-        """Connect. Raises BrokerAway after CONNECT_TIMEOUT seconds at the latest."""
-        session = cls(settings, name)
-        # A little more than pika's own time-out, which ends an attempt in better order.
-        session.drive(lambda: session._confirming or bool(session._loss), CONNECT_TIMEOUT + 0.2)
-        if session._confirming:
-            return session
-        reason = session._loss or _NO_ANSWER
-        session.close()
+        """Connect to one of the broker's nodes, in an order of chance. Raises BrokerAway after
+        CONNECT_TIMEOUT seconds at the latest, of which each node gets its part."""
+        nodes = list(nodes_of(settings.require_amqp_url()))
+        random.shuffle(nodes)
+        deadline = time.monotonic() + CONNECT_TIMEOUT
+        reasons = []
+        while nodes:
+            node = nodes.pop()
+            limit = (deadline - time.monotonic()) / (len(nodes) + 1)
+            session = cls(node, name, limit)
+            # A little more than pika's own time-out, which ends an attempt in better order.
+            session.drive(session._decided, limit + 0.2)
+            if session._confirming:
+                return session
+            reasons.append(f"{address_of(node)}: {session._loss or _NO_ANSWER}")
+            session.close()
         raise BrokerAway(
-            f"can't connect to the broker at {address_of(settings.require_amqp_url())}: {reason}",
-            maybe_accepted=False,
+            f"can't connect to the broker at {'; '.join(reasons)}", maybe_accepted=False
         )
+
+    def _decided(self) -> bool:
+        return self._confirming or bool(self._loss)
 
     @property
     def is_open(self) -> bool:
@@ -218,21 +231,21 @@ def _wake() -> None:
     """For timers that only end a poll."""
 
 
-def _parameters(settings: BrokerSettings, name: str) -> pika.ConnectionParameters:
+def _parameters(node: str, name: str, limit: float) -> pika.ConnectionParameters:
     """As the asyncio publisher connects: the same address means the same in both."""
-    parts = urlsplit(settings.require_amqp_url())
+    parts = urlsplit(node)
     options = {key: values[-1] for key, values in parse_qs(parts.query).items()}
     tls = parts.scheme == "amqps"
     return pika.ConnectionParameters(
         host=parts.hostname or "localhost",
-        port=parts.port or (5671 if tls else 5672),
-        virtual_host=settings.vhost,
+        port=parts.port or AMQP_PORTS[parts.scheme],
+        virtual_host=vhost_of(node),
         credentials=pika.PlainCredentials(
             unquote(parts.username or "guest"), unquote(parts.password or "guest")
         ),
         heartbeat=int(options.get("heartbeat", HEARTBEAT)),
         socket_timeout=None,
-        stack_timeout=CONNECT_TIMEOUT,  # for TCP, TLS and the AMQP handshake together
+        stack_timeout=limit,  # for TCP, TLS and the AMQP handshake together
         ssl_options=pika.SSLOptions(_tls(options)) if tls else None,
         client_properties={"connection_name": name},
     )

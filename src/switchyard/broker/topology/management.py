@@ -11,11 +11,11 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 import httpx
 
-from switchyard.broker.errors import ManagementError
+from switchyard.broker.errors import ManagementError, ManagementForbidden
 from switchyard.broker.topology.live import (
     LiveQueue,
     LiveTopology,
@@ -24,6 +24,7 @@ from switchyard.broker.topology.live import (
     policy_from,
     queue_from,
 )
+from switchyard.broker.topology.management_http import ManagementHttp
 from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue
 
 REQUEST_TIMEOUT_SECONDS = 10.0
@@ -35,7 +36,9 @@ _WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
 class ManagementClient:
     """Reads and declares exchanges, queues, bindings and policies of one virtual host.
 
-    `url` is the address of the API with user and password, `http://user:password@host:15672`.
+    `url` is the address of the API with user and password, `http://user:password@host:15672`; of a
+    cluster, with several hosts, of which the first is asked that can be reached. No answer takes
+    more than three times `timeout` seconds, or MOST_BYTES.
     Use it as an async context manager, or call `close`. Every method raises ManagementError,
     whose text says what to do.
     """
@@ -48,23 +51,9 @@ class ManagementClient:
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            # `from None`: the message quotes the part that it can't read, perhaps a password.
-            raise ManagementError(_BAD_ADDRESS) from None
-        if parts.scheme not in ("http", "https") or not host:
-            raise ManagementError(_BAD_ADDRESS)
-        address = f"[{host}]" if ":" in host else host
-        self._base = f"{parts.scheme}://{address}{f':{port}' if port else ''}{parts.path}"
+        """Raises ManagementError where the address can't be one. Nothing is asked yet."""
         self._vhost = vhost
-        self._client = httpx.AsyncClient(
-            base_url=self._base.rstrip("/") + "/api",
-            auth=(unquote(parts.username or "guest"), unquote(parts.password or "guest")),
-            timeout=timeout,
-            transport=transport,
-        )
+        self._http = ManagementHttp(url, timeout=timeout, transport=transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,7 +67,7 @@ class ManagementClient:
         await self.close()
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._http.close()
 
     async def fetch(self) -> LiveTopology:
         """Everything that a topology is compared with."""
@@ -97,12 +86,12 @@ class ManagementClient:
 
     async def time(self) -> float:
         """The broker's own time, to the second; seconds since the epoch."""
-        response = await self._request("GET", "/whoami")
+        response = await self._http.request("GET", "/whoami")
         self._check(response)
         try:
             return parsedate_to_datetime(response.headers["date"]).timestamp()
         except (KeyError, ValueError) as error:
-            raise ManagementError(f"{self._base} does not tell its time") from error
+            raise ManagementError(f"{self._http.base} does not tell its time") from error
 
     async def exchanges(self) -> tuple[Exchange, ...]:
         return tuple(exchange_from(item) for item in await self.get(self._path("exchanges")))
@@ -168,6 +157,10 @@ class ManagementClient:
         }
         await self._send("PUT", self._path("policies", policy.name), body)
 
+    async def has_vhost(self) -> bool:
+        """Whether the broker has the virtual host."""
+        return bool(await self.get(f"/vhosts/{_quote(self._vhost)}", missing={}))
+
     async def put_vhost(self, user: str) -> None:
         """Make the virtual host, and permit the user everything in it. Needs the tag
         `administrator`; so with users and permissions."""
@@ -205,7 +198,7 @@ class ManagementClient:
         self, path: str, *, params: Mapping[str, str] | None = None, missing: Any = None
     ) -> Any:
         """The JSON at a path below `/api`. `missing`, where it is given, stands for a 404."""
-        response = await self._request("GET", path, params=params)
+        response = await self._http.request("GET", path, params=params)
         if response.status_code == HTTPStatus.NOT_FOUND and missing is not None:
             return missing
         self._check(response)
@@ -213,7 +206,7 @@ class ManagementClient:
             return response.json()
         except (ValueError, RecursionError) as error:
             raise ManagementError(
-                f"{self._base} does not answer like the RabbitMQ management API: set "
+                f"{self._http.base} does not answer like the RabbitMQ management API: set "
                 "JOBS_MANAGEMENT_URL to its address, for example http://localhost:15672"
             ) from error
 
@@ -225,42 +218,24 @@ class ManagementClient:
         *,
         may_be_missing: bool = False,
     ) -> bool:
-        response = await self._request(method, path, body=body)
+        response = await self._http.request(method, path, body=body)
         if may_be_missing and response.status_code == HTTPStatus.NOT_FOUND:
             return False
         self._check(response)
         return True
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
-    ) -> httpx.Response:
-        try:
-            return await self._client.request(method, path, params=params, json=body)
-        except httpx.TimeoutException as error:
-            raise ManagementError(
-                f"the management API at {self._base} did not answer in time: is the broker "
-                "overloaded, or behind a firewall?"
-            ) from error
-        except httpx.RequestError as error:
-            raise ManagementError(
-                f"can't reach the management API at {self._base}: is the broker up, and the "
-                "management plugin enabled? rabbitmq-plugins enable rabbitmq_management"
-            ) from error
-
     def _check(self, response: httpx.Response) -> None:
         if response.is_success:
             return
         status, (code, reason) = response.status_code, _reason(response)
+        kind = ManagementError
         # Both are 401: a wrong password has the code `not_authorized`, a right that is missing
         # has `not_authorised`.
         if status == HTTPStatus.UNAUTHORIZED and code != "not_authorised":
+            kind = ManagementForbidden
             text = "refused the user or the password: check JOBS_MANAGEMENT_URL or JOBS_AMQP_URL"
         elif status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            kind = ManagementForbidden
             text = (
                 f"does not let this user do that ({reason}): it needs the tag `policymaker` and "
                 f"permissions on the virtual host {self._vhost!r}"
@@ -273,7 +248,7 @@ class ManagementClient:
             )
         else:
             text = f"refused {response.request.method} {response.request.url.path}: {reason}"
-        raise ManagementError(f"the management API at {self._base} {text}")
+        raise kind(f"the management API at {self._http.base} {text}")
 
     def _path(self, kind: str, *names: str) -> str:
         return "/" + "/".join([kind, *(_quote(name) for name in (self._vhost, *names))])
@@ -282,12 +257,6 @@ class ManagementClient:
         kind = "q" if binding.destination_type == "queue" else "e"
         source, destination = _quote(binding.source), _quote(binding.destination)
         return f"{self._path('bindings')}/e/{source}/{kind}/{destination}"
-
-
-_BAD_ADDRESS = (
-    "the management address is not of the form http://user:password@host:15672: set "
-    "JOBS_MANAGEMENT_URL, and write @ : / in a password as %40 %3A %2F"
-)
 
 
 def _quote(name: str) -> str:

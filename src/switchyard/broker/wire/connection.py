@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,45 +21,95 @@ from aiormq.exceptions import (
 )
 from yarl import URL
 
+from switchyard.broker.addresses import address_of, nodes_of
 from switchyard.broker.errors import BrokerAway, BrokerRefuses
 from switchyard.broker.wire.away import library_calls, meaning_away
 from switchyard.broker.wire.frame_tap import TappedTransport
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds for TCP, TLS and the AMQP handshake together."""
+"""Seconds for TCP, TLS and the AMQP handshake together, of all nodes together."""
+HEAD_START = 0.3
+"""Seconds until the next node of a cluster is tried beside one that has not answered."""
 HEARTBEAT = 10
 """Seconds between heartbeats; a peer that says nothing for three of them is gone."""
-
-
-def address_of(url: str) -> str:
-    """Host, port and virtual host of an AMQP address, without its credentials."""
-    parts = urlsplit(url)
-    return f"{parts.hostname or 'localhost'}:{parts.port or 5672}{parts.path}"
+_CANT_CONNECT = "can't connect to the broker at "
 
 
 async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> AbstractConnection:
-    """Open one connection, shown on the broker as `name`.
+    """Open one connection, shown on the broker as `name`, to any of the address's nodes.
 
-    Raises BrokerAway when the broker can't be reached or does not answer within `timeout` seconds,
-    BrokerRefuses when it refuses the credentials or the vhost.
+    Raises BrokerAway when none can be reached or answers within `timeout` seconds, BrokerRefuses
+    when one refuses the credentials or the vhost and none takes them.
+
+    The nodes are tried in an order of chance, so that clients spread over a cluster; the next one
+    as soon as one fails, or after HEAD_START seconds beside it: one that is switched off, or frozen
+    behind an open port, costs no more than that.
     """
+    nodes = list(nodes_of(url))
+    random.shuffle(nodes)
+    if len(nodes) == 1:
+        return await _connect_to(nodes[0], name, timeout)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    head_start = min(HEAD_START, timeout / (len(nodes) + 1))
+    running: list[asyncio.Task[AbstractConnection]] = []
+    failed: list[BrokerAway] = []
+    try:
+        while running or nodes:
+            if nodes:
+                attempt = _connect_to(nodes.pop(), name, deadline - loop.time())
+                running.append(asyncio.create_task(attempt))
+            await asyncio.wait(
+                running,
+                timeout=head_start if nodes else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for each in [each for each in running if each.done()]:
+                running.remove(each)
+                try:
+                    return each.result()
+                except BrokerAway as error:
+                    failed.append(error)
+    finally:
+        await _end(running)
+    raise _why_none(failed)
+
+
+async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection:
+    """As `connect`, for the address of one node."""
     query = "&" if urlsplit(url).query else "?"
     url = url if "heartbeat=" in url else f"{url}{query}heartbeat={HEARTBEAT}"
     connection = aio_pika.Connection(URL(url), client_properties={"connection_name": name})
     connection.kwargs["transport_factory"] = TappedTransport()
     try:
-        with meaning_away(f"can't connect to the broker at {address_of(url)}"), library_calls():
+        with meaning_away(f"{_CANT_CONNECT}{address_of(url)}"), library_calls():
             await asyncio.wait_for(connection.connect(), timeout)
     except BrokerAway as error:
         await closed(connection)
         if (refused := _refused(error.__cause__)) is not None:
             raise BrokerRefuses(
-                f"can't connect to the broker at {address_of(url)}: it refuses {refused} in "
-                "JOBS_AMQP_URL",
+                f"{_CANT_CONNECT}{address_of(url)}: it refuses {refused} in JOBS_AMQP_URL",
                 maybe_accepted=False,
             ) from error
         raise
     return connection
+
+
+async def _end(attempts: list[asyncio.Task[AbstractConnection]]) -> None:
+    """End what is still trying to connect, or has connected when it was no longer needed."""
+    for each in attempts:
+        each.cancel()
+    for ended in await asyncio.gather(*attempts, return_exceptions=True):
+        if isinstance(ended, AbstractConnection):
+            await closed(ended)
+
+
+def _why_none(failed: list[BrokerAway]) -> BrokerAway:
+    for error in failed:
+        if isinstance(error, BrokerRefuses):
+            return error
+    reasons = "; ".join(str(error).removeprefix(_CANT_CONNECT) for error in failed)
+    return BrokerAway(f"{_CANT_CONNECT}any of its addresses: {reasons}", maybe_accepted=False)
 
 
 def _refused(error: BaseException | None) -> str | None:

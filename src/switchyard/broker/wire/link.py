@@ -11,8 +11,9 @@ from aio_pika.abc import AbstractConnection
 from aiormq.connection import Connection
 from structlog.typing import FilteringBoundLogger
 
+from switchyard.broker.addresses import address_of
 from switchyard.broker.errors import BrokerAway
-from switchyard.broker.wire.connection import address_of, closed, connect, underlying
+from switchyard.broker.wire.connection import closed, connect, underlying
 
 Guard = Callable[[Connection], Awaitable[None]]
 """Says whether a connection may be used; raises BrokerAway where not."""
@@ -72,7 +73,8 @@ class Link:
                     await self._guard(connection)
                 self._connection = connection
                 self._tell_from = 0.0
-                self._log.info("broker connected", broker=address_of(self._url), name=self._name)
+                node = address_of(str(connection.url))
+                self._log.info("broker connected", broker=node, name=self._name)
             return self._connection
 
     async def close(self) -> None:

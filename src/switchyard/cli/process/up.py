@@ -194,7 +194,7 @@ def _watch(found: FoundBroker, supervisor: Supervisor) -> None:
 
 
 def _print_addresses(found: FoundBroker, system: System, directory: Path) -> None:
-    from switchyard.broker.wire.connection import address_of
+    from switchyard.broker.addresses import address_of
     from switchyard.cli.system.assembly import variable
     from switchyard.cli.system.private_file import write_private
 

@@ -82,7 +82,7 @@ def any_broker(
 
 
 def _given(settings: Settings) -> FoundBroker:
-    from switchyard.broker.wire.connection import address_of
+    from switchyard.broker.addresses import address_of
 
     url = settings.require_amqp_url()
     return FoundBroker(

@@ -54,9 +54,9 @@ def adopt(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False
 
 
 async def _look(settings: Settings) -> dict[str, str]:
+    from switchyard.broker.addresses import address_of
     from switchyard.broker.errors import WrongSystem
     from switchyard.broker.topology.mark import MarkHidden
-    from switchyard.broker.wire.connection import address_of
     from switchyard.services.identity.broker import read_broker, require_same_system
 
     async with open_ledger(settings) as ledger:

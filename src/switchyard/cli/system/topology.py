@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import typer
 
@@ -138,11 +138,11 @@ def users(
 
 def _address(settings: Settings, user: MadeUser) -> str | None:
     """What JOBS_AMQP_URL becomes for that user; None where its password is not known."""
+    from switchyard.broker.addresses import with_login
+
     if user.password is None:
         return None
-    parts = urlsplit(settings.require_amqp_url())
-    host = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=f"{quote(user.name)}:{user.password}@{host}").geturl()
+    return with_login(settings.require_amqp_url(), f"{quote(user.name)}:{user.password}")
 
 
 async def _require_ours(settings: Settings) -> None:

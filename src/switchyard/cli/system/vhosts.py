@@ -5,20 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http import HTTPStatus
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
+from switchyard.cli.base.common import run
 from switchyard.cli.base.errors import CommandFailed
 
 if TYPE_CHECKING:
-    import httpx
-
+    from switchyard.broker.topology.management import ManagementClient
     from switchyard.cli.system.brokers import FoundBroker
     from switchyard.services.settings import Settings
-
-TIMEOUT = 10.0
-EVERYTHING = {"configure": ".*", "write": ".*", "read": ".*"}
 
 
 @contextmanager
@@ -27,22 +23,17 @@ def temporary_vhost(found: FoundBroker, name: str) -> Iterator[str | None]:
 
     When there is one of that name already, somebody else's demo runs in it: then it gets another.
     """
-    from switchyard.broker.settings import with_vhost
+    from switchyard.broker.addresses import with_vhost
 
-    with _management(found) as http:
-        there = _send(http, "GET", f"/vhosts/{quote(name, safe='')}")
-        if there.is_success:
-            name = f"{name}-{secrets.token_hex(3)}"
-        if not make_vhost(found, http, name):
-            yield None
-            return
-        try:
-            yield with_vhost(found.amqp_url, name)
-        finally:
-            import httpx
-
-            with suppress(httpx.HTTPError):  # the broker has gone before it: nothing is left
-                http.delete(f"/vhosts/{quote(name, safe='')}")
+    if run(has_vhost(found, name)):
+        name = f"{name}-{secrets.token_hex(3)}"
+    if not run(make_vhost(found, name)):
+        yield None
+        return
+    try:
+        yield with_vhost(found.amqp_url, name)
+    finally:
+        run(_remove(found, name))
 
 
 VHOST = "switchyard"
@@ -55,8 +46,8 @@ async def own_vhost(found: FoundBroker, settings: Settings) -> str:
     It is `switchyard-<id>`. A system from before there were ids goes on in `switchyard`, unless
     that is marked as another's. Raises CommandFailed when this user may not make it.
     """
+    from switchyard.broker.addresses import with_vhost
     from switchyard.broker.errors import BrokerAway
-    from switchyard.broker.settings import with_vhost
     from switchyard.broker.topology.mark import read_mark
     from switchyard.broker.wire.away import meaning_away
     from switchyard.broker.wire.connection import connected, underlying
@@ -69,7 +60,7 @@ async def own_vhost(found: FoundBroker, settings: Settings) -> str:
         system = await ledger.system()
         has_jobs = bool((await ledger.list_jobs(JobFilter(), limit=1)).items)
     own = f"{VHOST}-{system.id}"
-    if not has_vhost(found, own):
+    if not await has_vhost(found, own):
         try:
             async with connected(with_vhost(found.amqp_url, VHOST), "jobctl") as connection:
                 with meaning_away("can't ask whose broker it is"):
@@ -78,64 +69,59 @@ async def own_vhost(found: FoundBroker, settings: Settings) -> str:
             pass  # there is none
         else:
             if mark.id == system.id if mark is not None else has_jobs:
-                return permanent_vhost(found, VHOST)
-    return permanent_vhost(found, own)
+                return await permanent_vhost(found, VHOST)
+    return await permanent_vhost(found, own)
 
 
-def has_vhost(found: FoundBroker, name: str) -> bool:
-    """Whether the broker has a virtual host of that name."""
-    with _management(found) as http:
-        return _send(http, "GET", f"/vhosts/{quote(name, safe='')}").is_success
+async def has_vhost(found: FoundBroker, name: str) -> bool:
+    """Whether the broker has a virtual host of that name that we may see."""
+    from switchyard.broker.errors import ManagementForbidden
+
+    async with _management(found, name) as client:
+        try:
+            return await client.has_vhost()
+        except ManagementForbidden:
+            return False
 
 
-def permanent_vhost(found: FoundBroker, name: str) -> str:
+async def permanent_vhost(found: FoundBroker, name: str) -> str:
     """The AMQP address of the virtual host of that name, made where there is none.
 
     Raises CommandFailed when this user may not make it.
     """
-    from switchyard.broker.settings import with_vhost
+    from switchyard.broker.addresses import with_vhost
 
-    with _management(found) as http:
-        if not make_vhost(found, http, name):
-            raise CommandFailed(
-                f"{found.what} does not let us make the virtual host {name!r}: "
-                "set JOBS_AMQP_URL to one that may be used"
-            )
+    if not await make_vhost(found, name):
+        raise CommandFailed(
+            f"{found.what} does not let us make the virtual host {name!r}: "
+            "set JOBS_AMQP_URL to one that may be used"
+        )
     return with_vhost(found.amqp_url, name)
 
 
-def make_vhost(found: FoundBroker, http: httpx.Client, name: str) -> bool:
+async def make_vhost(found: FoundBroker, name: str) -> bool:
     """Make it and permit our user everything in it; False when we may not."""
-    user = unquote(urlsplit(found.amqp_url).username or "guest")
-    path = quote(name, safe="")
-    made = _send(http, "PUT", f"/vhosts/{path}")
-    if made.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return False
-    permitted = _send(http, "PUT", f"/permissions/{path}/{quote(user, safe='')}", EVERYTHING)
-    return made.is_success and permitted.is_success
+    from switchyard.broker.addresses import nodes_of
+    from switchyard.broker.errors import ManagementForbidden
+
+    user = unquote(urlsplit(nodes_of(found.amqp_url)[0]).username or "guest")
+    async with _management(found, name) as client:
+        try:
+            await client.put_vhost(user)
+        except ManagementForbidden:
+            return False
+    return True
 
 
-@contextmanager
-def _management(found: FoundBroker) -> Iterator[httpx.Client]:
-    import httpx
+async def _remove(found: FoundBroker, name: str) -> None:
+    from switchyard.broker.errors import ManagementError
 
-    parts = urlsplit(found.management_url)
-    login = (unquote(parts.username or "guest"), unquote(parts.password or "guest"))
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    base = f"{parts.scheme}://{host}:{parts.port or 15672}{parts.path}".rstrip("/")
-    with httpx.Client(base_url=f"{base}/api", auth=login, timeout=TIMEOUT) as client:
-        yield client
+    async with _management(found, name) as client:
+        with suppress(ManagementError):  # the broker has gone before it: nothing is left
+            await client.delete_vhost()
 
 
-def _send(
-    http: httpx.Client, method: str, path: str, body: dict[str, str] | None = None
-) -> httpx.Response:
-    import httpx
+def _management(found: FoundBroker, name: str) -> ManagementClient:
+    from switchyard.broker.topology.management import ManagementClient
 
-    try:
-        return http.request(method, path, json=body)
-    except httpx.HTTPError as error:
-        raise CommandFailed(
-            f"can't reach the management API ({error}): set JOBS_MANAGEMENT_URL, and enable the "
-            "plugin: rabbitmq-plugins enable rabbitmq_management"
-        ) from error
+    return ManagementClient(found.management_url, name)

@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 import structlog
 from aiormq.connection import Connection
 
+from switchyard.broker.addresses import address_of
 from switchyard.broker.errors import BrokerAway, WrongSystem
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.topology.mark import Mark, MarkHidden, read_mark, write_mark
 from switchyard.broker.wire.away import meaning_away
-from switchyard.broker.wire.connection import address_of, connected, underlying
+from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.link import Guard
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import LedgerUnavailable

@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, SecretStr
 
+from switchyard.broker.addresses import with_vhost
 from switchyard.broker.lanes import LANES
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.broker.settings import with_vhost
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.definitions import render
 from switchyard.broker.topology.management import ManagementClient

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from switchyard.broker.addresses import address_of
 from switchyard.broker.errors import BrokerAway, BrokerRefuses
-from switchyard.broker.wire.connection import address_of, connected, underlying
+from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.monitoring.check import Check, Finding, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
 

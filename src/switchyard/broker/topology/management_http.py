@@ -1,0 +1,130 @@
+"""Requests to the management API: to the node that answers, and with bounds on what it answers.
+
+Credentials go into the `Authorization` header alone: never into an error's text or a log line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import httpx
+
+from switchyard.broker.addresses import checked, nodes_of
+from switchyard.broker.errors import ManagementError
+
+MOST_BYTES = 64 * 1024 * 1024
+"""Of one answer: all that is known of some 50,000 queues."""
+WHOLE_ANSWER = 3
+"""How many times the time-out of one step (a connect, a read) a whole request may take."""
+
+
+class ManagementHttp:
+    """One HTTP client for all nodes of the address, in an order of chance.
+
+    A node that can't be reached, or drops the connection, is left for the next one, and that one is
+    asked from then on. Requests of a topology may be sent twice: each sets or removes by name.
+    """
+
+    def __init__(
+        self, url: str, *, timeout: float, transport: httpx.AsyncBaseTransport | None
+    ) -> None:
+        """Raises ManagementError where the address can't be one."""
+        try:
+            checked(url, ("http", "https"), "http://user:password@host:15672")
+            parts = [urlsplit(node) for node in nodes_of(url)]
+        except ValueError as error:
+            # `from None`: others' messages quote what they can't read, perhaps a password.
+            raise ManagementError(f"{_BAD_ADDRESS}: {error}") from None
+        if not all(each.hostname for each in parts):
+            raise ManagementError(f"{_BAD_ADDRESS}: write it as http://user:password@host:15672")
+        self._bases = []
+        for each in parts:
+            host = f"[{each.hostname}]" if ":" in (each.hostname or "") else each.hostname
+            port = f":{each.port}" if each.port else ""
+            self._bases.append(f"{each.scheme}://{host}{port}{each.path}")
+        random.shuffle(self._bases)
+        self._limit = WHOLE_ANSWER * timeout
+        self._client = httpx.AsyncClient(
+            auth=(unquote(parts[0].username or "guest"), unquote(parts[0].password or "guest")),
+            # All nodes together take no longer to be found away than one of them.
+            timeout=httpx.Timeout(timeout, connect=timeout / len(parts)),
+            # A packed answer could grow beyond every bound while it is unpacked.
+            headers={"accept-encoding": "identity"},
+            transport=transport,
+        )
+
+    @property
+    def base(self) -> str:
+        """The address, without credentials, of the node that is asked now."""
+        return self._bases[0]
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+    ) -> httpx.Response:
+        """What the first node answers that can be reached, whole, of whatever status. `path` is
+        below `/api`. Raises ManagementError."""
+        every = " or ".join(sorted(self._bases))
+        left = len(self._bases)
+        while True:
+            left -= 1
+            try:
+                async with asyncio.timeout(self._limit):
+                    return await self._ask(method, path, params, body)
+            except _AWAY as error:
+                self._turn()
+                if left == 0:
+                    raise ManagementError(
+                        f"can't reach the management API at {every}: is the broker up, and the "
+                        "management plugin enabled? rabbitmq-plugins enable rabbitmq_management"
+                    ) from error
+            except (httpx.TimeoutException, TimeoutError) as error:
+                slow = self.base
+                self._turn()
+                raise ManagementError(
+                    f"the management API at {slow} did not answer in time: is the broker "
+                    "overloaded, or behind a firewall?"
+                ) from error
+
+    async def _ask(
+        self, method: str, path: str, params: Mapping[str, str] | None, body: Any
+    ) -> httpx.Response:
+        url = f"{self.base.rstrip('/')}/api{path}"
+        async with self._client.stream(method, url, params=params, json=body) as answer:
+            if answer.headers.get("content-encoding", "identity") != "identity":
+                raise ManagementError(
+                    f"{self.base} packs its answers, which nobody has asked for: set "
+                    "JOBS_MANAGEMENT_URL to the management API itself"
+                )
+            content = bytearray()
+            async for part in answer.aiter_bytes():
+                content += part
+                if len(content) > MOST_BYTES:
+                    raise ManagementError(
+                        f"the management API at {self.base} answers with more than "
+                        f"{MOST_BYTES // 2**20} MiB: is it one? Check JOBS_MANAGEMENT_URL"
+                    )
+            return httpx.Response(
+                answer.status_code,
+                headers=answer.headers,
+                content=bytes(content),
+                request=answer.request,
+            )
+
+    def _turn(self) -> None:
+        self._bases.append(self._bases.pop(0))
+
+
+_AWAY = (httpx.NetworkError, httpx.ProtocolError, httpx.ProxyError, httpx.ConnectTimeout)
+_BAD_ADDRESS = "the management address in JOBS_MANAGEMENT_URL can't be used"
