@@ -158,7 +158,7 @@ async def _open_broker(
     except BrokerAway:
         pass  # it is looked for later
     publisher = PromptPublisher(settings, name="api", guard=guard(settings, ledger))
-    pressure = LanePressure(settings, registry)
+    pressure = LanePressure(settings, registry, ledger=ledger)
     feed = EventFeed(settings)
     background = Background(structlog.get_logger("api"))
     background.start("event feed", feed.run)
@@ -167,7 +167,7 @@ async def _open_broker(
     pressure.begin()
     try:
         # Remote: whatever an endpoint publishes, it has not written the payload itself.
-        jobs = JobPublisher(registry, ledger, publisher, remote=True)
+        jobs = JobPublisher(registry, ledger, publisher, remote=True, pressure=pressure)
         yield BrokerSide(publisher, jobs, pressure, feed)
     finally:
         await background.close()

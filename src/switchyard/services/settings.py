@@ -442,6 +442,20 @@ class Settings(BrokerSettings):
     pressure_full_at: float = Field(
         default=1.0, gt=0, le=1, description="Part of a queue's limit from which it is full."
     )
+    llm_ok_below: int = Field(
+        default=250,
+        ge=1,
+        description="Requests that wait in a queue of the llm worker, below which one that was "
+        "slow or full is ok again.",
+    )
+    llm_slow_at: int = Field(
+        default=500, ge=1, description="Requests waiting from which such a queue is slow."
+    )
+    llm_full_at: int = Field(
+        default=1000,
+        ge=1,
+        description="Requests waiting from which such a queue is full, and no more are taken.",
+    )
     metrics_host: str = Field(
         default="127.0.0.1",
         description="Address on which `jobctl worker` and `jobctl scheduler` show their metrics; "

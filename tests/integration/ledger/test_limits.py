@@ -179,7 +179,7 @@ async def test_who_waits_for_a_rate_is_called_when_there_is_room(ledger: Ledger)
     wait = await ledger.limit_wait("second")
     assert wait is not None
     assert (wait.name, wait.times) == ("openai", 1)
-    assert await ledger.waiting_for_room("hot.llm") == 2
+    assert await ledger.waiting_for_room() == {"hot.llm": 2}
     assert called(await ledger.call_waiting()) == []
     await change(ledger, "UPDATE limits SET bins = '[]'")  # a minute later
     assert called(await ledger.call_waiting()) == ["second"]

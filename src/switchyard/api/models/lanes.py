@@ -16,7 +16,11 @@ class QueueView(BaseModel):
     queue: str = Field(examples=["hot.llm"])
     pressure: Pressure
     ready: int | None = Field(description="Jobs that wait; null where there is no such queue.")
-    limit: int = Field(description="Jobs that may wait before it is full.")
+    put_off: int = Field(
+        description="Jobs that wait for room in a named limit, outside of the queue; they count "
+        "into the pressure."
+    )
+    limit: int = Field(description="Jobs that may wait before the broker refuses more.")
     consumers: int
 
 

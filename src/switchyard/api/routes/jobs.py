@@ -93,18 +93,16 @@ async def publish(
     broker = state.require_broker()
     request = _request(body, idempotency_key, traceparent, state.ledger.clock.now())
     job = prepared(broker, request, by_routing_key=body.routing_key is not None)
-    queue = queue_name(job.lane, job.worker)
-    depth = broker.pressure.recent(queue)
-    if depth is not None and depth.pressure is Pressure.FULL and job.run_at is None:
-        await _refuse_unless_known(state, job)
     done = await published(broker, job)
     if done.duplicate:
         await _check_same(state, request, done)
         response.headers["Idempotency-Replayed"] = "true"
-    if depth is None and done.state is JobState.QUEUED:
-        depth = await broker.pressure.soon(queue)
-    if depth is not None:
-        response.headers["X-Lane-Pressure"] = depth.pressure
+    pressure = done.pressure
+    if pressure is None and done.state is JobState.QUEUED:
+        depth = await broker.pressure.soon(queue_name(job.lane, job.worker))
+        pressure = None if depth is None else depth.pressure
+    if pressure is not None:
+        response.headers["X-Lane-Pressure"] = pressure
     response.headers["Location"] = f"/jobs/{done.job_id}"
     return models.AcceptedJob(
         job_id=done.job_id,
@@ -252,13 +250,6 @@ async def published(broker: BrokerSide, job: NewJob) -> Published:
         return await broker.jobs.publish_one(job)
     except LaneFull as error:
         raise lane_full(dead_lettered=error.dead_lettered, job_id=job.message.job_id) from error
-
-
-async def _refuse_unless_known(state: Shared, job: NewJob) -> None:
-    """Refuse before anything is recorded or dead-lettered. The broker would refuse it too."""
-    known = job.idempotency_key is not None and await state.ledger.states([job.message.job_id])
-    if not known:
-        raise lane_full(dead_lettered=False)
 
 
 async def _check_same(state: Shared, request: JobRequest, published: Published) -> None:

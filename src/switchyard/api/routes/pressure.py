@@ -22,7 +22,7 @@ router = APIRouter(tags=["lanes"])
 async def backpressure(state: Shared) -> PressureView:
     """Show how full each lane is, at most a second old.
 
-    `ok`: publish. `slow`: half full, publish less. `full`: what is published is refused.
+    `ok`: publish. `slow`: publish less. `full`: what is published is refused.
     """
     snapshot = await state.require_broker().pressure.snapshot()
     return PressureView(lanes=[lane_view(lane) for lane in snapshot.lanes])
@@ -41,6 +41,7 @@ def queue_view(queue: QueueDepth) -> QueueView:
         queue=queue.name,
         pressure=queue.pressure,
         ready=queue.ready,
+        put_off=queue.put_off,
         limit=queue.limit,
         consumers=queue.consumers,
     )

@@ -15,8 +15,6 @@ from switchyard.api.models.webhooks import DeliveryView
 from switchyard.api.routes.jobs import prepared
 from switchyard.api.state import Shared
 from switchyard.broker.errors import PublishError
-from switchyard.broker.lanes import queue_name
-from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.publishing.requests import job_id_for
@@ -92,13 +90,11 @@ async def _published(state: Shared, wanted: Wanted, source: str) -> Published:
         job_id=job_id_for(wanted.key, job_type, wanted.payload),
     )
     job = prepared(broker, request, by_routing_key=True)
-    depth = broker.pressure.recent(queue_name(job.lane, job.worker))
-    if depth is None or depth.pressure is not Pressure.FULL:
-        try:
-            return await broker.jobs.publish_one(job)
-        except PublishError as error:
-            if not error.left_nothing:
-                raise
+    try:
+        return await broker.jobs.publish_one(job)
+    except PublishError as error:
+        if not error.left_nothing:
+            raise
     later = JobRequest(
         request.routing_key,
         request.payload,

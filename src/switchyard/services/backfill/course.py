@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from pydantic_core import to_json
 
@@ -93,7 +92,6 @@ class Course:
         self._under_way: deque[_Batch] = deque()
         self._next_sample = float("-inf")
         queue = queue_name(plan.spec.lane, plan.job_type.worker)
-        limited = partial(ledger.waiting_for_room, queue) if plan.job_type.limits else None
         self._gate = Gate(
             pressure,
             traffic,
@@ -102,7 +100,6 @@ class Course:
             queue=queue,
             low=plan.spec.low,
             high=plan.spec.high,
-            count_waiting=limited,
         )
 
     async def run(self) -> None:

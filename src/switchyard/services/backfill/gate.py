@@ -41,13 +41,10 @@ class Gate:
         queue: str,
         low: int | None,
         high: int | None,
-        count_waiting: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self._pressure = pressure
         self._traffic = None if lane == HOT.name else traffic
         self._count_open = count_open
-        self._count_waiting = count_waiting
-        """Jobs that were put off for want of room in a named limit, and will be back."""
         self._lane = lane
         self._queue = queue
         self._low = low
@@ -133,9 +130,7 @@ class Gate:
             raise InvalidBackfill(f"there is no queue {self._queue}: run `jobctl topology apply`")
         self._limit = target.limit
         # Also the lane's other queues: what follows from its jobs must find room there.
-        depths = {queue.name: queue.ready or 0 for queue in _lane(snapshot, self._lane)}
-        if self._count_waiting is not None:
-            depths[self._queue] = depths.get(self._queue, 0) + await self._count_waiting()
+        depths = {queue.name: queue.waiting for queue in _lane(snapshot, self._lane)}
         self._fullest = max(depths, key=lambda name: depths[name])
         self._depth = depths[self._fullest]
         self._hot_waits = sum(queue.ready or 0 for queue in _lane(snapshot, HOT.name))

@@ -61,7 +61,11 @@ class BackfillHandler:
             source = backfills.open(spec, session.operation.created_at)
             plan = Plan.of(session.id, spec, type(source), self._registry)
             pressure = LanePressure(
-                self._settings, self._registry, fresh_for=FRESH_FOR, lanes=self._lanes
+                self._settings,
+                self._registry,
+                ledger=self._ledger,
+                fresh_for=FRESH_FOR,
+                lanes=self._lanes,
             )
             async with Publisher(
                 self._settings, name=session.id, guard=guard(self._settings, self._ledger)

@@ -101,18 +101,17 @@ class NamedLimits(LedgerBase):
 
         return await self._database.read(work)
 
-    async def waiting_for_room(self, queue: str) -> int:
-        """Jobs of a queue that were put off for want of room, and are not in it now."""
-        return await self._database.read(
-            lambda connection: (
-                connection.scalar(
-                    select(func.count()).where(
-                        limit_waits.c.queue == queue, limit_waits.c.back_at > db_now(connection)
-                    )
-                )
-                or 0
+    async def waiting_for_room(self) -> dict[str, int]:
+        """Jobs that were put off for want of room, by the queue that they are not in now."""
+
+        def work(connection: Connection) -> dict[str, int]:
+            away = select(limit_waits.c.queue, func.count()).where(
+                limit_waits.c.back_at > db_now(connection)
             )
-        )
+            rows = connection.execute(away.group_by(limit_waits.c.queue))
+            return {row[0]: int(row[1]) for row in rows}
+
+        return await self._database.read(work)
 
     async def limit_reports(self, at_most: int = 1000) -> list[LimitReport]:
         """The limits as they are now, by name and key: those in use or waited for first."""

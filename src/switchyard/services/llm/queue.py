@@ -21,6 +21,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.llm.direct import DirectRequests
 from switchyard.services.monitoring.ending import ended
 from switchyard.services.monitoring.job_events import EventFeed
+from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher, Published
 from switchyard.services.records import JobRecord, State
@@ -133,16 +134,18 @@ class LLMQueue:
             await Ledger.open(settings.ledger_url, check=True) as ledger,
             Publisher(settings, name="llm queue") as publisher,
         ):
+            pressure = LanePressure(settings, registry, ledger=ledger)
             background.start("event feed", feed.run)
             try:
                 try:
                     await asyncio.wait_for(feed.is_listening.wait(), HEARING)
                 except TimeoutError:
                     log.warning("events are not heard yet")
-                jobs = JobPublisher(registry, ledger, publisher)
+                jobs = JobPublisher(registry, ledger, publisher, pressure=pressure)
                 yield cls(ledger, QueuedRequests(ledger, jobs, feed))
             finally:
                 await background.close()
+                await pressure.close()
 
     @classmethod
     @asynccontextmanager

@@ -1,7 +1,9 @@
 """Back-pressure: how full the lanes are, from the depths on the broker.
 
 Depths come from passive declarations, exact at their moment; limits from the policies in force
-where the management API can be asked, else from the lanes as they are declared.
+where the management API can be asked, else from the lanes as they are declared. Jobs that were put
+off for want of room in a named limit are away from their queue for a while, and count as if they
+were in it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.depths import Waiting, ask_queue
 from switchyard.broker.wire.link import Link
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.monitoring.levels import Pressure
+from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.levels import Marks, Pressure
+from switchyard.services.records import LedgerError
 from switchyard.services.settings import Settings
 
 FRESH_FOR = 1.0
@@ -42,6 +46,8 @@ ASK_TIMEOUT = 2.0
 MANAGEMENT_TIMEOUT = 1.0
 MOMENT = 0.3
 """Seconds that an answer may wait for depths that would be good to have."""
+
+LLM_WORKER = "llm"
 
 T = TypeVar("T")
 
@@ -56,6 +62,13 @@ class QueueDepth:
     consumers: int
     limit: int
     pressure: Pressure
+    put_off: int = 0
+    """Jobs that wait for room in a named limit, and are not in the queue meanwhile."""
+
+    @property
+    def waiting(self) -> int:
+        """All that wait for a worker."""
+        return (self.ready or 0) + self.put_off
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +93,6 @@ class Snapshot:
         return next(found, None)
 
 
-def pressure_of(ready: int, limit: int, *, slow_at: float, full_at: float) -> Pressure:
-    """The thresholds are parts of the limit, 0 to 1."""
-    if ready >= limit * full_at:
-        return Pressure.FULL
-    return Pressure.SLOW if ready >= limit * slow_at else Pressure.OK
-
-
 class LanePressure:
     """Asks the broker at most once a second, and only while somebody wants to know."""
 
@@ -95,10 +101,13 @@ class LanePressure:
         settings: Settings,
         registry: Registry,
         *,
+        ledger: Ledger | None = None,
         fresh_for: float = FRESH_FOR,
         lanes: tuple[Lane, ...] = LANES,
     ) -> None:
+        """Without the ledger, jobs that wait for room in a named limit are not counted."""
         self._settings = settings
+        self._ledger = ledger
         self._fresh_for = fresh_for
         self._lanes = lanes
         self._names = {
@@ -182,9 +191,13 @@ class LanePressure:
     async def _take(self) -> Snapshot:
         connection = await self._connection()
         limits = await self._limits_in_force()
+        put_off = await self._put_off()
         depths = await self._within(self._depths(connection))
         lanes = tuple(
-            _lane(lane, [self._queue(name, depths[name], limits) for name in names])
+            _lane(
+                lane,
+                [self._queue(name, depths[name], limits, put_off.get(name, 0)) for name in names],
+            )
             for lane, names in self._names.items()
         )
         self._snapshot = Snapshot(lanes, time.monotonic())
@@ -200,6 +213,16 @@ class LanePressure:
     async def _depths(self, connection: Connection) -> dict[str, Waiting | None]:
         names = [name for names in self._names.values() for name in names]
         return {name: await ask_queue(connection, name) for name in names}
+
+    async def _put_off(self) -> Mapping[str, int]:
+        if self._ledger is None:
+            return {}
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT):
+                return await self._ledger.waiting_for_room()
+        except (TimeoutError, LedgerError) as error:
+            self._log.warning("jobs that wait for limits are not counted", error=str(error))
+            return {}
 
     async def _limits_in_force(self) -> Mapping[str, int]:
         now = time.monotonic()
@@ -223,17 +246,29 @@ class LanePressure:
         }
         return self._limits
 
-    def _queue(self, name: str, waiting: Waiting | None, limits: Mapping[str, int]) -> QueueDepth:
+    def _queue(
+        self, name: str, waiting: Waiting | None, limits: Mapping[str, int], put_off: int
+    ) -> QueueDepth:
         limit = limits.get(name, lane_named(lane_of(name), self._lanes).max_length)
         if waiting is None:
             return QueueDepth(name, None, 0, limit, Pressure.OK)
-        pressure = pressure_of(
-            waiting.ready,
-            limit,
-            slow_at=self._settings.pressure_slow_at,
-            full_at=self._settings.pressure_full_at,
+        before = None if self._snapshot is None else self._snapshot.queue(name)
+        pressure = self._marks(name, limit).pressure(
+            waiting.ready + put_off, Pressure.OK if before is None else before.pressure
         )
-        return QueueDepth(name, waiting.ready, waiting.consumers, limit, pressure)
+        return QueueDepth(name, waiting.ready, waiting.consumers, limit, pressure, put_off)
+
+    def _marks(self, queue: str, limit: int) -> Marks:
+        settings = self._settings
+        slow, full = limit * settings.pressure_slow_at, limit * settings.pressure_full_at
+        if queue != queue_name(lane_of(queue), LLM_WORKER):
+            return Marks(ok_below=slow, slow_at=slow, full_at=full)
+        # A model's server takes few at once: long before the broker's limit, the wait is hours.
+        return Marks(
+            ok_below=min(slow, settings.llm_ok_below),
+            slow_at=min(slow, settings.llm_slow_at),
+            full_at=min(full, settings.llm_full_at),
+        )
 
 
 _ORDER = (Pressure.OK, Pressure.SLOW, Pressure.FULL)

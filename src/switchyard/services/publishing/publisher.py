@@ -11,6 +11,10 @@ in between leaves a `pending` record, which the scheduler publishes again: the o
 - *Refused*: nothing is kept of it (LaneFull, Unroutable, Blocked, BrokerAway), but where a full hot
   lane has made a dead letter of it, which the error says. Unroutable is a job whose queue is not
   on this broker: that is asked before anything is sent.
+- A full queue (services/monitoring/lane_pressure.py) refuses before anything is recorded or sent
+  (LaneFull); what a slow one takes is accepted, and `Published.pressure` says so: publish
+  less. A publisher without `pressure`, as that of a backfill, which has a gate of its own, goes by
+  the broker alone.
 - What one request has accepted, no other refuses: a job that was recorded before is the earlier
   request's, or the outbox's, and is not sent a second time from here. A job that the broker refuses
   is taken back, unless another request was told of it meanwhile; then it is kept, and will run.
@@ -20,15 +24,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from switchyard.broker.errors import BrokerAway, LaneFull, PublishError
+from switchyard.broker.lanes import queue_name
 from switchyard.broker.publish.outcome import Accepted, Result
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.identity.broker import guard
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.lane_pressure import LanePressure, QueueDepth
+from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.publishing.routing import Routed, publish_routed
 from switchyard.services.records import (
@@ -52,6 +59,9 @@ class Published:
     state: State
     duplicate: bool = False
     """The idempotency key or id was known: this is the earlier job, and nothing was sent."""
+    pressure: Pressure | None = None
+    """How full its queue was, a second ago at most; None where that is not known. At `slow`,
+    publish less; when it is full, jobs are refused (LaneFull)."""
 
 
 PublishOutcome = Published | PublishError | IdempotencyConflict
@@ -64,13 +74,20 @@ class JobPublisher:
     """
 
     def __init__(
-        self, registry: Registry, ledger: Ledger, publisher: Publisher, *, remote: bool = False
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        publisher: Publisher,
+        *,
+        remote: bool = False,
+        pressure: LanePressure | None = None,
     ) -> None:
         self.clock = ledger.clock
         self._registry = registry
         self._ledger = ledger
         self._publisher = publisher
         self._remote = remote
+        self._pressure = pressure
 
     @classmethod
     @asynccontextmanager
@@ -88,7 +105,11 @@ class JobPublisher:
             await Ledger.open(settings.ledger_url, check=True) as ledger,
             Publisher(settings, guard=guard(settings, ledger)) as publisher,
         ):
-            yield cls(registry, ledger, publisher)
+            pressure = LanePressure(settings, registry, ledger=ledger)
+            try:
+                yield cls(registry, ledger, publisher, pressure=pressure)
+            finally:
+                await pressure.close()
 
     def prepare(self, request: JobRequest) -> NewJob:
         """Check a request and make the job, as `prepare` does; nothing is recorded or sent.
@@ -123,6 +144,41 @@ class JobPublisher:
 
     async def publish_prepared(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         """`publish_many` of jobs that `prepare` has made: record → publish → mark → take back."""
+        refused = await self._refused_as_full(jobs)
+        outcomes = await self._publish([job for job in jobs if job.message.job_id not in refused])
+        rest = iter(outcomes)
+        return [
+            refused[job.message.job_id]
+            if job.message.job_id in refused
+            else self._with_pressure(next(rest), job)
+            for job in jobs
+        ]
+
+    def _queue(self, job: NewJob) -> QueueDepth | None:
+        if self._pressure is None:
+            return None
+        return self._pressure.recent(queue_name(job.lane, job.worker))
+
+    async def _refused_as_full(self, jobs: Sequence[NewJob]) -> dict[str, LaneFull]:
+        """Those that would enter a full queue, by id. What an earlier request was told of is not
+        refused, and what is to run later is not in anybody's way now."""
+        new = {
+            job.message.job_id: LaneFull(job.routing_key, dead_lettered=False)
+            for job in jobs
+            if job.run_at is None
+            and (depth := self._queue(job)) is not None
+            and depth.pressure is Pressure.FULL
+        }
+        known = await self._ledger.states(list(new)) if new else {}
+        return {job_id: error for job_id, error in new.items() if job_id not in known}
+
+    def _with_pressure(self, outcome: PublishOutcome, job: NewJob) -> PublishOutcome:
+        depth = self._queue(job)
+        if depth is None or not isinstance(outcome, Published):
+            return outcome
+        return replace(outcome, pressure=depth.pressure)
+
+    async def _publish(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         jobs = [each.shifted(self.clock.offset) for each in jobs]
         recorded = await self._ledger.record_many(jobs)
         outcomes = _known(jobs, recorded)

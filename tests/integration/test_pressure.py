@@ -1,0 +1,103 @@
+"""Back-pressure where jobs are published: what the publisher does when a queue is slow, or full."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from switchyard.broker.errors import LaneFull
+from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.lane_pressure import LanePressure
+from switchyard.services.monitoring.levels import Pressure
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.records.limits import LimitSize, Need, RoomRequest
+from tests.support.brokers import TestBroker
+from tests.support.system import System, open_system
+
+MARKS = {"llm_ok_below": 1, "llm_slow_at": 2, "llm_full_at": 4}
+NOOP = JobRequest("backfill.noop", {})
+
+
+@pytest.fixture
+async def system(broker310: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
+    async with open_system(broker310, sqlite_url) as system:
+        yield system
+
+
+@pytest.fixture
+async def pressure(system: System) -> AsyncIterator[LanePressure]:
+    settings = system.settings.model_copy(update=MARKS)
+    pressure = LanePressure(settings, system.registry, ledger=system.ledger, fresh_for=0)
+    yield pressure
+    await pressure.close()
+
+
+@pytest.fixture
+def jobs(system: System, pressure: LanePressure) -> JobPublisher:
+    return JobPublisher(system.registry, system.ledger, system.wire, pressure=pressure)
+
+
+async def put_off(system: System, number: int) -> None:
+    """So many jobs wait for a limit in which one is running."""
+    for each in range(number + 1):
+        await system.ledger.take_room(
+            RoomRequest(
+                hold=f"hold-{each}",
+                holder="worker",
+                needs=(Need("openai", "", LimitSize(concurrency=1)),),
+                job_id=f"limited-{each}",
+                redrives=0,
+                attempts=0,
+                queue="backfill.llm",
+                body=b"{}",
+                levels=(300.0,),
+                expires_at=4_000_000_000.0,
+                life=60.0,
+                claimed=False,
+            )
+        )
+
+
+async def test_the_publisher_says_when_its_queue_is_slow_and_refuses_what_a_full_one_would_get(
+    system: System, jobs: JobPublisher, pressure: LanePressure
+) -> None:
+    said = []
+    for _ in range(4):
+        await pressure.snapshot()
+        said.append((await jobs.publish(NOOP)).pressure)
+    assert said == [Pressure.OK, Pressure.OK, Pressure.SLOW, Pressure.SLOW]
+    known = (await system.ledger.list_jobs()).items[0]
+    await pressure.snapshot()
+    with pytest.raises(LaneFull):
+        await jobs.publish(NOOP)
+    assert len((await system.ledger.list_jobs()).items) == 4
+    again = await jobs.publish(JobRequest("backfill.noop", {}, job_id=known.id))
+    assert again.duplicate
+    later, full = await jobs.publish_many([JobRequest("backfill.noop", {}, delay=60), NOOP])
+    assert getattr(later, "state", None) == "scheduled"
+    assert isinstance(full, LaneFull)
+
+
+async def test_jobs_that_wait_for_a_named_limit_count_as_if_they_were_in_their_queue(
+    system: System, jobs: JobPublisher, pressure: LanePressure
+) -> None:
+    await put_off(system, 4)
+    depth = (await pressure.snapshot()).queue("backfill.llm")
+    assert depth is not None
+    assert (depth.ready, depth.put_off, depth.pressure) == (0, 4, Pressure.FULL)
+    with pytest.raises(LaneFull):
+        await jobs.publish(NOOP)
+    await system.ledger.wait_no_longer("limited-1")
+    await pressure.snapshot()
+    assert (await jobs.publish(NOOP)).pressure is Pressure.SLOW
+
+
+async def test_a_ledger_that_is_away_keeps_no_depth_back(system: System) -> None:
+    async with await Ledger.open("postgresql://nobody@127.0.0.1:9/none") as away:
+        pressure = LanePressure(system.settings, system.registry, ledger=away)
+        try:
+            depth = (await pressure.snapshot()).queue("backfill.llm")
+        finally:
+            await pressure.close()
+    assert depth is not None
+    assert (depth.ready, depth.put_off) == (0, 0)
