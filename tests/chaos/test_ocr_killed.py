@@ -1,6 +1,7 @@
 """Workers that are killed while they read a scan: in the end each page was read, and once."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,21 +13,43 @@ from switchyard.services.records import State
 from tests.integration.pipeline.pdfs import scan, slips
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
+from tests.support.quick_rapidocr import heap, installed, text_of
 from tests.support.system import open_system
 from tests.support.worker_process import Processes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
-PAGES = 10
-KILLS = 2
-
 
 async def test_a_scan_whose_workers_are_killed_has_each_page_once(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    texts = [f"This is slip number {number} of the heap" for number in range(1, PAGES + 1)]
+    texts = [text_of(number) for number in range(1, 11)]
+    await read_once(broker310, sqlite_url, tmp_path, scan(slips(texts)), texts, kills=2)
+
+
+async def test_a_scan_of_300_pages_whose_workers_are_killed_five_times_has_each_page_once(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(installed(tmp_path / "quick")))
+    texts = [text_of(number) for number in range(1, 301)]
+    await read_once(broker310, sqlite_url, tmp_path, heap(300), texts, kills=5, between=40)
+
+
+async def read_once(
+    broker310: TestBroker,
+    sqlite_url: str,
+    tmp_path: Path,
+    content: bytes,
+    texts: Sequence[str],
+    *,
+    kills: int,
+    between: int = 1,
+) -> None:
+    """Let a scan be read, and kill its worker so often, each time when it has read so many pages
+    more: those that are kept are not read again, and the document has the texts in their order."""
+    count = len(texts)
     path = tmp_path / "heap.pdf"
-    path.write_bytes(scan(slips(texts)))
+    path.write_bytes(content)
     async with (
         open_system(
             broker310, sqlite_url, modules=BUILT_IN_MODULES, data_dir=tmp_path, takeover_after=0.8
@@ -40,14 +63,14 @@ async def test_a_scan_whose_workers_are_killed_has_each_page_once(
         document_id = str((ingested.result or {})["document_id"])
         files = {
             number: tmp_path / "files" / page_key(document_id, "ocr_pdf", number)
-            for number in range(1, PAGES + 1)
+            for number in range(1, count + 1)
         }
         kept: dict[int, float] = {}
 
         def some_more() -> bool:
-            return sum(file.exists() for file in files.values()) > len(kept)
+            return sum(file.exists() for file in files.values()) >= len(kept) + between
 
-        for _ in range(KILLS):
+        for _ in range(kills):
             victim = await processes.start("worker", kind="ocr", slots=2)
             await eventually(some_more, 90)
             victim.kill()
@@ -55,7 +78,7 @@ async def test_a_scan_whose_workers_are_killed_has_each_page_once(
             kept |= {
                 number: file.stat().st_mtime for number, file in files.items() if file.exists()
             }
-        assert len(kept) < PAGES
+        assert len(kept) < count
         await processes.start("worker", kind="ocr", slots=2)
 
         async def is_done() -> bool:
@@ -67,7 +90,7 @@ async def test_a_scan_whose_workers_are_killed_has_each_page_once(
         assert again == set()
         jobs = await system.ledger.pipeline(job_id)
         (extracted,) = [job.id for job in jobs if job.job_type == "extract_text"]
-        assert ((await system.record(extracted)).result or {})["page_count"] == PAGES
+        assert ((await system.record(extracted)).result or {})["page_count"] == count
         kept_text = tmp_path / "files" / stage_key(document_id, "extract_text")
         pages = json.loads(kept_text.read_text())["result"]["pages"]
-        assert [page["text"] for page in pages] == texts
+        assert [page["text"] for page in pages] == list(texts)

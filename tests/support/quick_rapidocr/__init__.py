@@ -1,0 +1,71 @@
+"""Stands in the place of the package `rapidocr` in workers that a test starts, and in their
+processes: it takes no time. All around it (drawing, order, processes, limits) is the real thing.
+What it reads of a page of `heap` is the number in its colour.
+
+    monkeypatch.setenv("PYTHONPATH", str(installed(tmp_path / "quick")))
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+MODELS = (
+    "PP-OCRv6_det_small.onnx",
+    "ch_ppocr_mobile_v2.0_cls_mobile.onnx",
+    "PP-OCRv6_rec_small.onnx",
+)
+
+
+def text_of(number: int) -> str:
+    """What is read of that page."""
+    return f"This is slip number {number} of the heap"
+
+
+def heap(pages: int) -> bytes:
+    """A PDF whose pages are pictures, each in the colour of its number."""
+    import pymupdf
+
+    document = pymupdf.open()
+    for number in range(1, pages + 1):
+        picture = pymupdf.Pixmap(pymupdf.csRGB, pymupdf.IRect(0, 0, 20, 20))
+        picture.set_rect(picture.irect, (number // 256, number % 256, 0))
+        page = document.new_page(width=100, height=100)
+        page.insert_image(page.rect, pixmap=picture)
+    return bytes(document.tobytes(no_new_id=True))
+
+
+def installed(directory: Path) -> Path:
+    """Put it into that directory, under the name of the real one."""
+    package = directory / "rapidocr"
+    shutil.copytree(Path(__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "models").mkdir()
+    for name in MODELS:
+        (package / "models" / name).touch()
+    return directory
+
+
+class RapidOCR:
+    """As far as `services/text/ocr.py` asks of it."""
+
+    def __init__(self, params: Any) -> None:
+        return
+
+    def preprocess_img(self, picture: Any) -> tuple[Any, None]:
+        return picture, None
+
+    def detect_and_crop(self, picture: Any, record: None) -> tuple[list[Any], Any]:
+        height, width = picture.shape[:2]
+        box = np.array([[9, 9], [width - 9, 9], [width - 9, height - 9], [9, height - 9]], float)
+        return [picture], SimpleNamespace(boxes=[box])
+
+    def cls_and_rotate(self, crops: list[Any]) -> tuple[list[Any], Any]:
+        return crops, SimpleNamespace(cls_res=[("0", 1.0)])
+
+    def recognize_txt(self, crops: list[Any]) -> Any:
+        _, low, high = (int(shade) for shade in crops[0][50, 50])  # blue, green, red
+        return SimpleNamespace(txts=[text_of(high * 256 + low)], scores=[1.0])
