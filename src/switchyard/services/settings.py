@@ -231,6 +231,11 @@ class Settings(BrokerSettings):
         description="What reads PDFs: `pymupdf` (AGPL), which mends more of what is damaged, or "
         "`pypdfium2` (Apache-2.0, BSD).",
     )
+    ocr_scanned_pages: bool = Field(
+        default=True,
+        description="Whether documents that have text go to OCR as well, for those of their pages "
+        "that have none and are covered by pictures. Off where no worker does OCR.",
+    )
     ocr_models: Path | None = Field(
         default=None,
         description="Directory with models for OCR in other languages, LANGUAGE.onnx each, as "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,17 @@ from switchyard.services.files.storage import page_key, result_key
 from switchyard.services.index.opening import open_index
 from switchyard.services.index.ranking import search
 from switchyard.services.jobs.outcomes import Next
+from switchyard.services.ledger import Ledger
 from switchyard.services.samples.articles import sample
 from switchyard.services.text.images import count_pages, draw
-from switchyard.services.text.ocr import UnknownLanguage, read_picture
+from switchyard.services.text.ocr import OcrNotInstalled, UnknownLanguage, read_picture
 from switchyard.services.text.pages import Limits
-from switchyard.services.text.pdf import draw_page
+from switchyard.services.text.pdf import ExtractorName, draw_page, read_pdf
 from switchyard.services.text.plain import words
 from switchyard.services.workers import ocr as ocr_worker
 from switchyard.services.workers.ocr import NoTextFound
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import pdf, scan, scanned, slips
+from tests.integration.pipeline.pdfs import TEXT, pdf, scan, scanned, slips
 
 SLIPS = ("The heron waits in the reeds", "A lantern in the harbour", "Salt upon the window")
 MANY = 50_000_000
@@ -110,19 +112,109 @@ async def test_every_page_of_a_tiff_is_one(pipeline: Pipeline, tmp_path: Path):
     assert text_of(pipeline, document_id) == list(SLIPS)
 
 
-async def test_only_pages_without_text_are_read_and_with_force_all(
+def with_scans(texts: Sequence[str], scans: Sequence[int], blank: Sequence[int] = ()) -> bytes:
+    """A slip for each text, some of them scanned, with blank pages before some (all from 1)."""
+    made = pymupdf.open()
+    for number, text in enumerate(texts, 1):
+        if number in blank:
+            made.new_page(width=220, height=220)
+        page = slips([text])
+        made.insert_pdf(
+            pymupdf.open(stream=scan(page) if number in scans else page, filetype="pdf")
+        )
+    return bytes(made.tobytes())
+
+
+async def test_scanned_pages_of_a_document_with_text_are_read_and_put_in_their_places(
+    pipeline: Pipeline, tmp_path: Path, ocr_states: list[str]
+):
+    content = with_scans(SLIPS, scans=[2], blank=[3])
+    document_id = await taken_in(pipeline, tmp_path, "mixed.pdf", content)
+    assert [name for name, _ in pipeline.ran][1:5] == [
+        "extract_text",
+        "await_ocr",
+        "ocr_pdf",
+        "summarize_content",
+    ]
+    assert pipeline.result("ocr_pdf")["pages_read"] == 1
+    assert text_of(pipeline, document_id) == [SLIPS[0], SLIPS[1], "", SLIPS[2]]
+    assert ocr_states == ["needs_ocr", "recognizing"]
+    result = json.loads(pipeline.storage.get(result_key(document_id)))
+    assert result["pages_without_text"] == [3]
+    again = {"document_id": document_id}
+    await pipeline.run("extract_text", again)
+    assert [name for name, _ in pipeline.ran][1] == "summarize_content"
+    await pipeline.run("extract_text", again | {"force": True})
+    assert pipeline.result("ocr_pdf")["pages_read"] == 1  # those with text keep theirs
+    await pipeline.run("ocr_pdf", again | {"force": True}, lane="vlm_ocr")
+    assert pipeline.result("ocr_pdf")["pages_read"] == 4
+
+
+@pytest.fixture
+def ocr_states(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The states in which documents were for the sake of OCR, in their order."""
+    states: list[str] = []
+    inner = Ledger.set_stage
+
+    async def set_stage(ledger: Ledger, document_id: str, stage: str, state: str, **said: Any):
+        if state in {"needs_ocr", "recognizing"} and state not in states:
+            states.append(state)
+        await inner(ledger, document_id, stage, state, **said)
+
+    monkeypatch.setattr(Ledger, "set_stage", set_stage)
+    return states
+
+
+@pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
+def test_a_scan_is_a_page_without_words_that_pictures_cover_by_more_than_half(
+    extractor: ExtractorName,
+):
+    shade = pymupdf.Pixmap(pymupdf.csGRAY, pymupdf.IRect(0, 0, 40, 40))
+    made = pymupdf.open(stream=pdf([TEXT, "", TEXT]), filetype="pdf")  # the second one is blank
+    made[2].insert_image(made[2].rect, pixmap=shade)  # a background
+    width, height = made[0].rect.width, made[0].rect.height
+    for boxes in (
+        [(0, 0, width, height * 0.45)],
+        [(0, 0, width, height * 0.55)],
+        [(0, height * part, width, height * (part + 0.2)) for part in (0, 0.2, 0.4)],
+        [(-10 * width, -height, width * 0.3, height)],
+    ):
+        page = made.new_page(width=width, height=height)
+        for box in boxes:
+            page.insert_image(pymupdf.Rect(box), pixmap=shade, keep_proportion=False)
+    read = read_pdf(bytes(made.tobytes()), extractor=extractor)
+    assert [page.number for page in read.pages if page.is_scan] == [5, 6]
+
+
+async def test_blank_pages_do_not_send_a_document_to_ocr_and_a_setting_keeps_scans_from_it(
     pipeline: Pipeline, tmp_path: Path
 ):
-    opened = pymupdf.open(stream=slips(SLIPS[:1]), filetype="pdf")
-    opened.insert_pdf(pymupdf.open(stream=scan(slips(SLIPS[1:2])), filetype="pdf"))
-    document_id = await taken_in(pipeline, tmp_path, "mixed.pdf", bytes(opened.tobytes()))
-    assert text_of(pipeline, document_id) == [SLIPS[0], ""]
-    await pipeline.run("ocr_pdf", {"document_id": document_id}, lane="vlm_ocr")
-    assert pipeline.result("ocr_pdf")["pages_read"] == 1
-    assert text_of(pipeline, document_id) == [SLIPS[0], SLIPS[1]]
-    again = {"document_id": document_id, "force": True}
-    await pipeline.run("ocr_pdf", again, lane="vlm_ocr")
-    assert pipeline.result("ocr_pdf")["pages_read"] == 2
+    await taken_in(pipeline, tmp_path, "blank.pdf", pdf([TEXT, "", TEXT]))
+    assert [name for name, _ in pipeline.ran][2] == "summarize_content"
+    update = {"ocr_scanned_pages": False}
+    off = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
+    document_id = await taken_in(off, tmp_path, "mixed.pdf", with_scans(SLIPS, scans=[2]))
+    assert [name for name, _ in off.ran][2] == "summarize_content"
+    await off.run("ocr_pdf", {"document_id": document_id}, lane="vlm_ocr")
+    assert text_of(off, document_id) == list(SLIPS)
+
+
+async def test_without_ocr_a_document_goes_on_with_the_text_that_it_has(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def missing(*_: Any) -> None:
+        raise OcrNotInstalled("install switchyard[ocr]")
+
+    monkeypatch.setattr("switchyard.services.text.ocr.require_ocr", missing)
+    document_id = await taken_in(pipeline, tmp_path, "mixed.pdf", with_scans(SLIPS, scans=[2]))
+    assert pipeline.result("ocr_pdf") == {
+        "document_id": document_id,
+        "pages_left": 1,
+        "error": "install switchyard[ocr]",
+    }
+    assert pipeline.ran[-1][0] == "link_content"
+    with pytest.raises(OcrNotInstalled):
+        await taken_in(pipeline, tmp_path, "scan.pdf", scan(slips(SLIPS[:1])))
 
 
 async def test_a_document_that_was_read_is_not_read_again(pipeline: Pipeline, tmp_path: Path):
@@ -144,9 +236,7 @@ async def test_a_job_whose_shift_is_over_hands_on_to_another(
     await pipeline.one("await_ocr", document)
     outcome = await pipeline.one("ocr_pdf", document, lane="vlm_ocr")
     assert isinstance(outcome, Next)
-    assert [(job.job_type, dict(job.payload)) for job in outcome.jobs] == [
-        ("ocr_pdf", document | {"force": False})
-    ]
+    assert [(job.job_type, dict(job.payload)) for job in outcome.jobs] == [("ocr_pdf", document)]
     assert (outcome.result["pages_done"], outcome.result["pages"]) == (0, 3)
     assert pipeline.ledger is not None
     known = await pipeline.ledger.get_document(document["document_id"])
@@ -183,7 +273,7 @@ def test_no_document_fills_the_lane(pages: int, jobs: int, longest: int):
     assert (len(ranges), max(map(len, ranges))) == (jobs, longest)
     assert {job.priority for job in divided.jobs} == {4}  # shorter documents come first
     assert divided.then is not None
-    assert divided.then.payload == {"document_id": "a", "force": False, "divided": True}
+    assert divided.then.payload == {"document_id": "a", "divided": True}
 
 
 async def test_what_a_dead_job_has_not_read_is_read_when_all_is_put_together(

@@ -41,6 +41,8 @@ class PageLines:
     width: float
     height: float
     lines: Sequence[Line]
+    pictures: float = 0.0
+    """Part of the page that pictures cover, 0 to 1, of a page on which there are no words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from switchyard.services.text.layout import Line
 
 RANGE = 100
 """Pages that are kept together; a document that has no more is read at once, in about a second."""
-DRAFTS_VERSION = 1
+DRAFTS_VERSION = 2
 """Of their form, and of how lines are read."""
 
 
@@ -87,6 +87,7 @@ def _as_json(page: PageLines | str) -> Any:
         return page
     return {
         "size": [page.width, page.height],
+        "pictures": page.pictures,
         "lines": [astuple(line) for line in page.lines],
     }
 
@@ -95,4 +96,5 @@ def _page(kept: Any) -> PageLines | str:
     if isinstance(kept, str):
         return kept
     width, height = kept["size"]
-    return PageLines(width, height, [Line(*line) for line in kept["lines"]])
+    lines = [Line(*line) for line in kept["lines"]]
+    return PageLines(width, height, lines, float(kept["pictures"]))

@@ -40,7 +40,7 @@ def extract(
     elif media_type in IMAGES:
         limits = Limits()
         count = count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
-        pages = tuple(PdfPage(number, "") for number in range(1, count + 1))
+        pages = tuple(PdfPage(number, "", is_scan=True) for number in range(1, count + 1))
         found, metadata, needs_ocr, repaired = None, {}, True, False
     else:
         pages = (PdfPage(1, _plain(data)),)
@@ -69,13 +69,15 @@ def with_ocr(
     """The output of `extract_text` with what OCR has read, by page; None is one that can't be
     read. Titles are as in `extract`; one that was only the file's name gives way to a headline.
     """
-    broken = set(text.get("broken_pages", ()))
+    by_ocr = set(text.get("ocr_pages", ()))
+    broken, scanned = set(text.get("broken_pages", ())), set(text.get("scanned_pages", ()))
     pages = []
     for page in text["pages"]:
         number = page["page"]
         found = read.get(number, page["text"]) or ""
         is_broken = not found and (read[number] is None if number in read else number in broken)
-        pages.append(PdfPage(number, found, is_broken))
+        is_scan = number in scanned and number not in read
+        pages.append(PdfPage(number, found, is_broken, is_scan))
     texts = [page.text for page in pages]
     if len(texts) and text["title"] == _title(None, None, [], filename):
         named = _title(title, None, texts, filename)
@@ -85,7 +87,7 @@ def with_ocr(
         "title": named,
         **_counts(pages),
         "needs_ocr": False,
-        "ocr_pages": sorted(number for number, found in read.items() if found),
+        "ocr_pages": sorted(by_ocr | {number for number, found in read.items() if found}),
         "pages": [{"page": page.number, "text": page.text} for page in pages],
     }
 
@@ -96,6 +98,7 @@ def _counts(pages: Sequence[PdfPage]) -> dict[str, Any]:
         "character_count": sum(len(page.text) for page in pages),
         "pages_without_text": [page.number for page in pages if not page.text],
         "broken_pages": [page.number for page in pages if page.is_broken],
+        "scanned_pages": [page.number for page in pages if page.is_scan],
     }
 
 

@@ -10,7 +10,15 @@ from typing import Any
 from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
-from switchyard.services.text.pages import Limits, OpenPdf, check_count, check_pixels, has_end
+from switchyard.services.text.pages import (
+    Limits,
+    OpenPdf,
+    check_count,
+    check_pixels,
+    covered,
+    has_end,
+)
+from switchyard.services.text.plain import count_words
 
 _BOLD = 16
 """Flag of a span."""
@@ -60,7 +68,10 @@ class _Pdf:
             if said and not lines and not page.get_images():
                 # It goes on with an empty page where there was one that it can't read.
                 raise ValueError(said)
-            return PageLines(page.rect.width, page.rect.height, lines)
+            width, height = page.rect.width, page.rect.height
+            has_words = any(count_words(line.text) for line in lines)
+            pictures = 0.0 if has_words else covered(width, height, _pictures(page))
+            return PageLines(width, height, lines, pictures)
 
 
 def draw(data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> Any:
@@ -170,6 +181,11 @@ def _lines(library: Any, page: Any) -> list[Line]:
             bold = all(span["flags"] & _BOLD for span in spans if span["text"].strip())
             found.append(Line(x0, y0, x1, y1, text, size, bold))
     return found
+
+
+def _pictures(page: Any) -> list[tuple[float, float, float, float]]:
+    """Where they are, without decoding any."""
+    return [box for kind, box in page.get_bboxlog() if kind in {"fill-image", "fill-imgmask"}]
 
 
 def _outline(document: Any) -> list[Heading]:

@@ -16,6 +16,11 @@ page of HTML may follow."""
 _OBJECT = re.compile(rb"\b\d{1,10} \d{1,5} obj\b")
 
 
+SCAN = 0.5
+"""Part of a page without words from which on pictures make it a scan: it is more than a logo on an
+empty page, or a photograph in its margins."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a document may ask of us."""
@@ -42,6 +47,8 @@ class PdfPage:
     for an image or a blank page."""
     is_broken: bool = False
     """It can't be read, and others of its document can."""
+    is_scan: bool = False
+    """It has no words, and pictures cover more than half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,18 @@ def check_count(count: int, limits: Limits) -> None:
         raise CorruptDocument("the PDF is corrupt: it has no pages")
     if count > limits.pages:
         raise DocumentTooLarge(f"the PDF has {count:,} pages, {limits.pages:,} are allowed")
+
+
+def covered(
+    width: float, height: float, boxes: Iterable[tuple[float, float, float, float]]
+) -> float:
+    """Part of a page that boxes (left, upper, right, lower) cover, 0 to 1. Scanners put strips
+    beside one another, so their areas are added up."""
+    area = sum(
+        max(0.0, min(x1, width) - max(x0, 0.0)) * max(0.0, min(y1, height) - max(y0, 0.0))
+        for x0, y0, x1, y1 in boxes
+    )
+    return min(1.0, area / (width * height)) if width > 0 and height > 0 else 0.0
 
 
 def check_pixels(number: int, drawn: Iterable[tuple[str, float, float]], limits: Limits) -> None:

@@ -14,7 +14,7 @@ from switchyard.services.files.errors import CorruptDocument
 from switchyard.services.text.composing import Heading, PageLines, compose
 from switchyard.services.text.drafts import RANGE, Draft, Drafts
 from switchyard.services.text.layout import Line
-from switchyard.services.text.pages import Limits, OpenPdf, PdfPage, PdfText, RawPdf
+from switchyard.services.text.pages import SCAN, Limits, OpenPdf, PdfPage, PdfText, RawPdf
 from switchyard.services.text.plain import clean, count_words, unwrap
 
 ExtractorName = Literal["pymupdf", "pypdfium2"]
@@ -64,7 +64,9 @@ def read_pdf(
     pages = []
     for number, page in enumerate(raw.pages, 1):
         text = "" if page is None else next(texts)
-        pages.append(PdfPage(number, text if count_words(text) else "", is_broken=page is None))
+        text = text if count_words(text) else ""
+        is_scan = page is not None and not text and page.pictures > SCAN
+        pages.append(PdfPage(number, text, is_broken=page is None, is_scan=is_scan))
     broken = any(page.is_broken for page in pages)
     return PdfText(
         pages=tuple(pages),

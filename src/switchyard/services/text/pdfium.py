@@ -8,18 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
-from switchyard.services.text.pages import Limits, OpenPdf, check_count, check_pixels, has_end
+from switchyard.services.text.pages import (
+    Limits,
+    OpenPdf,
+    check_count,
+    check_pixels,
+    covered,
+    has_end,
+)
+from switchyard.services.text.plain import count_words
 
 _BOLD = 600
 """Weight from which letters are bold."""
 _SOFT_HYPHEN = "\x02"
 """What PDFium puts in the place of a hyphen at a line's end."""
 _MOST_RECTANGLES = 200_000
+_MOST_PICTURES = 10_000
 
 
 @contextmanager
@@ -67,7 +77,10 @@ class _Pdf:
             try:
                 width, height = page.get_size()
                 check_pixels(number, [("", width * 150 / 72, height * 150 / 72)], self.limits)
-                return PageLines(width, height, _lines(page, height))
+                lines = _lines(page, height)
+                has_words = any(count_words(line.text) for line in lines)
+                pictures = 0.0 if has_words else covered(width, height, _pictures(page))
+                return PageLines(width, height, lines, pictures)
             finally:
                 page.close()
 
@@ -143,6 +156,16 @@ def _lines(page: Any, height: float) -> list[Line]:
         return found
     finally:
         text.close()
+
+
+def _pictures(page: Any) -> Iterator[tuple[float, float, float, float]]:
+    """Where they are, without decoding any."""
+    from pypdfium2 import raw
+
+    left, bottom, _, _ = page.get_bbox()
+    for each in islice(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE]), _MOST_PICTURES):
+        x0, y0, x1, y1 = each.get_bounds()
+        yield x0 - left, y0 - bottom, x1 - left, y1 - bottom
 
 
 def _goes_on(before: Line, line: Line) -> bool:

@@ -51,13 +51,22 @@ class OcrPdf(DocumentJob):
 
     language: str | None = Field(default=None, pattern=LANGUAGE)
     """A code such as `de` or `ar`; None is any that the model of the package reads."""
+    scanned: bool = False
+    """Only the pages that are pictures, of a document that has text as well: not empty ones, and
+    with `force` not those that have text. Where no OCR is installed, it goes on without them."""
     divided: bool = False
     """Other jobs have read the pages: what is left is to put them into the document, and to read
     those that are missing all the same."""
 
     def same(self) -> dict[str, Any]:
         """The payload of a job that does the same."""
-        return self.model_dump(exclude_none=True, exclude=None if self.divided else {"divided"})
+        return self.model_dump(exclude_defaults=True)
+
+    def numbers(self, text: Mapping[str, Any]) -> list[int]:
+        """The pages to read, of that result of `extract_text`."""
+        if self.scanned:
+            return list(text["scanned_pages"])
+        return [page["page"] for page in text["pages"] if self.force or not page["text"]]
 
 
 class OcrPages(DocumentJob):
@@ -77,15 +86,21 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
     pages of a long document are read by `ocr_pages`, as many at once as there are workers for, and
     put together by another job of this type, which waits for those.
     """
+    from switchyard.services.text.ocr import OcrNotInstalled
+
     document_id = payload.document_id
     files = DocumentFiles.of(ctx, document_id)
     async with at_stage(ctx, document_id, OCR) as at:
         text = await files.output_of_async(EXTRACT)
         about = (await files.output_of_async(INGEST)).result
-        pages = _Pages(ctx, payload, files, about, text.content)
-        numbers = [
-            page["page"] for page in text.result["pages"] if payload.force or not page["text"]
-        ]
+        numbers = payload.numbers(text.result)
+        try:
+            pages = _Pages(ctx, payload, files, about, text.content)
+        except OcrNotInstalled as error:
+            if not payload.scanned:
+                raise
+            left = {"document_id": document_id, "pages_left": len(numbers), "error": str(error)}
+            return Next([_following(payload, ctx)], left)
         if len(numbers) > ALONE and not payload.divided:
             at.goes_on = True
             return _divided(payload, numbers, ctx.message.priority)
@@ -101,8 +116,7 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
         "word_count": output.result["word_count"],
         "broken_pages": output.result["broken_pages"],
     }
-    following = {"document_id": document_id, "force": payload.force}
-    return Next([Job("summarize_content", following, lane=_lane_of(ctx))], told)
+    return Next([_following(payload, ctx)], told)
 
 
 @job("ocr_pages", worker="ocr", lanes=("vlm_ocr",), timeout=OCR_TIMEOUT)
@@ -128,7 +142,7 @@ def _divided(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
     that are dead, and reads their pages itself. A book does not hold up letters: those come first.
     """
     size = max(RANGE, ceil(len(numbers) / RANGES))
-    given = payload.same()
+    given = payload.model_dump(include={"document_id", "force", "language"}, exclude_none=True)
     ranges = [
         Job(
             "ocr_pages",
@@ -138,14 +152,19 @@ def _divided(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
         for start in range(0, len(numbers), size)
     ]
     told = {"document_id": payload.document_id, "pages": len(numbers), "jobs": len(ranges)}
-    return Next(ranges, told, then=Job("ocr_pdf", given | {"divided": True}), when_dead="go_on")
+    return Next(
+        ranges, told, then=Job("ocr_pdf", payload.same() | {"divided": True}), when_dead="go_on"
+    )
 
 
-def _lane_of(ctx: JobContext) -> str:
-    """Documents that came slowly go on slowly: their priority is that of the backfill lane."""
+def _following(payload: OcrPdf, ctx: JobContext) -> Job:
+    """The next stage. Documents that came slowly go on slowly: their priority is that of the
+    backfill lane."""
     from switchyard.broker.lanes import BACKFILL
 
-    return "backfill" if ctx.message.priority <= BACKFILL.default_priority else "hot"
+    lane = "backfill" if ctx.message.priority <= BACKFILL.default_priority else "hot"
+    following = {"document_id": payload.document_id, "force": payload.force}
+    return Job("summarize_content", following, lane=lane)
 
 
 async def _put_back(

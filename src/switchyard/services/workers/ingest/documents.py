@@ -174,7 +174,8 @@ class ExtractText(BaseModel):
     cpu_limit=60,  # 2,000 pages of text take a tenth of it
 )
 def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
-    """The text of a document, page by page. A document of images alone goes to OCR.
+    """The text of a document, page by page. A document of images alone goes to OCR, and so do
+    those pages of others that are pictures.
 
     Of an upload alone, the text is the job's result in storage, and nothing follows. What was read
     of a long document before the process died is not read again.
@@ -222,8 +223,15 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
         "needs_ocr": needs_ocr,
         "reused": output.reused,
     }
-    following = "await_ocr" if needs_ocr else "summarize_content"
-    return Next([Job(following, following_payload)], result)
+    scanned = output.result["scanned_pages"] if ctx.settings.ocr_scanned_pages else []
+    if needs_ocr:
+        following = Job("await_ocr", following_payload)
+    elif scanned:
+        result["scanned_pages"] = len(scanned)
+        following = Job("await_ocr", following_payload | {"scanned": True})
+    else:
+        following = Job("summarize_content", following_payload)
+    return Next([following], result)
 
 
 def _telling(ctx: JobContext) -> Callable[[int, int], None]:
@@ -260,13 +268,21 @@ def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
     return Done(told | {"pages_read": text["page_count"] - drafts.given, "result": key})
 
 
+class AwaitOcr(DocumentJob):
+    """Payload of `await_ocr`."""
+
+    scanned: bool = False
+    """As in OcrPdf."""
+
+
 @job("await_ocr", worker="ingest", lanes=("hot", "backfill"), timeout=60)
 @ends_when_superseded
-async def await_ocr(payload: DocumentJob, ctx: JobContext) -> Outcome:
-    """Send a document without text to OCR, and note that it waits for that.
+async def await_ocr(payload: AwaitOcr, ctx: JobContext) -> Outcome:
+    """Send a document without text, or with pages without any, to OCR, and note that it waits
+    for that.
 
     A job of its own because `extract_text` runs in a process that has no ledger.
     """
     await note(ctx, payload.document_id, EXTRACT, NEEDS_OCR, completed=True)
-    following = Job(OCR.name, payload.model_dump(), lane="vlm_ocr")
+    following = Job(OCR.name, payload.model_dump(exclude_defaults=True), lane="vlm_ocr")
     return Next([following], {"document_id": payload.document_id, "state": NEEDS_OCR})
