@@ -496,12 +496,25 @@ class Settings(BrokerSettings):
         default=30.0, gt=0, le=3600, description="Seconds between looks for what is to be told."
     )
 
+    notify_secret: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description="Signs what is posted to a `notify_url`, 16 characters or more; without it no "
+        "job may name one (docs/notices.md).",
+    )
+    notify_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Hosts of your own network that a `notify_url` may name, comma-separated: "
+        "HOST:PORT; else only the open internet.",
+    )
+
     @field_validator(
         "modules",
         "api_trusted_proxies",
         "reference_engines",
         "link_catalogues",
         "web_hosts",
+        "notify_hosts",
         mode="before",
     )
     @classmethod
@@ -532,6 +545,7 @@ class Settings(BrokerSettings):
         "api_tls_key",
         "alert_webhook",
         "alert_secret",
+        "notify_secret",
         mode="before",
     )
     @classmethod
@@ -539,7 +553,7 @@ class Settings(BrokerSettings):
         """As in a compose file's `${NAME:-}`: an address of nothing is no address."""
         return None if value == "" else value
 
-    @field_validator("web_hosts")
+    @field_validator("web_hosts", "notify_hosts")
     @classmethod
     def _hosts_with_ports(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for each in value:

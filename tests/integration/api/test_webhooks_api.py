@@ -16,10 +16,11 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.services.access.api_keys import Scope, create_key
+from switchyard.services.access.signing import is_signed
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.records import JobFilter, JobRecord, State
 from switchyard.services.settings import Settings
-from switchyard.services.webhooks.deliveries import Ignored, Wanted, github_job, is_signed
+from switchyard.services.webhooks.deliveries import Ignored, Wanted, github_job
 from switchyard.services.webhooks.sources import InvalidWebhooks, WebhookSources
 from tests.integration.api.document_server import WORKERS
 from tests.support.api_server import RunningApi, connected, problem, serving

@@ -38,6 +38,7 @@ def start_backfill(
     rate: float | None = None,
     max_open: int | None = None,
     reason: str | None = None,
+    notify_url: str | None = None,
 ) -> Call[backfill_models.BackfillView]:
     """Start a backfill: one job for each item of a source. docs/backfills.md explains the rest."""
     plan = _plan(
@@ -57,6 +58,7 @@ def start_backfill(
         rate=rate,
         max_open=max_open,
         reason=reason,
+        notify_url=notify_url,
     )
     return Call("POST", "/backfills", backfill_models.BackfillView.model_validate_json, json=plan)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
@@ -34,9 +34,11 @@ def upload(
     title: str | None = None,
     lane: Literal["hot", "backfill"] | None = None,
     filename: str | None = None,
+    notify_url: str | None = None,
 ) -> Call[document_models.DocumentView]:
-    """Send a document. It is read as it is sent."""
-    return _upload("/documents", document_models.DocumentView, file, source, title, lane, filename)
+    """Send a document. It is read as it is sent. `notify_url` is told when it has ended."""
+    form = {"source": source, "title": title, "lane": lane, "notify_url": notify_url}
+    return _upload("/documents", document_models.DocumentView, file, form, filename)
 
 
 @operation("documents-list_documents")
@@ -137,7 +139,7 @@ def extract_text(
 ) -> Call[document_models.ExtractionView]:
     """Have a file's text extracted; the file is not kept as a document."""
     view = document_models.ExtractionView
-    return _upload("/extract/text", view, file, None, title, lane, filename)
+    return _upload("/extract/text", view, file, {"title": title, "lane": lane}, filename)
 
 
 @operation("extraction-extracted_text")
@@ -184,16 +186,14 @@ def _upload(
     path: str,
     answer: type[M],
     file: Upload,
-    source: str | None,
-    title: str | None,
-    lane: str | None,
+    form: Mapping[str, str | None],
     filename: str | None,
 ) -> Call[M]:
     return Call(
         "POST",
         path,
         answer.model_validate_json,
-        form=given({"source": source, "title": title, "lane": lane}),
+        form=given(form),
         file=file,
         filename=filename,
         patience=UPLOAD_PATIENCE,

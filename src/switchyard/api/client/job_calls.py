@@ -29,8 +29,10 @@ def publish(
     source: str | None = None,
     idempotency_key: str | None = None,
     traceparent: str | None = None,
+    notify_url: str | None = None,
 ) -> Call[models.AcceptedJob]:
-    """Publish a job. With an `idempotency_key`, again is the same job, and it may be retried."""
+    """Publish a job. With an `idempotency_key`, again is the same job, and it may be retried.
+    `notify_url` is told when it, and all that followed from it, has ended."""
     body = {
         "routing_key": routing_key,
         "payload": dict(payload or {}),
@@ -40,6 +42,7 @@ def publish(
         "run_at": run_at.isoformat() if run_at else None,
         "expires_at": expires_at.isoformat() if expires_at else None,
         "source": source,
+        "notify_url": notify_url,
     }
     headers = {"Idempotency-Key": idempotency_key, "Traceparent": traceparent}
     return Call(

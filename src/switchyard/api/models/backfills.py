@@ -13,6 +13,7 @@ from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.records import BulkState, State, WhenDead
 from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING
+from switchyard.services.records.requests import MAX_NOTIFY_URL
 
 BACKFILL_ID = r"^[a-z]{1,32}-[0-9a-f]{4,32}$"
 EXAMPLE_ID = "backfill-3fa9c01b22"
@@ -71,6 +72,12 @@ class BackfillPlan(BaseModel):
     then_payload: dict[str, Any] = Field(default_factory=dict, description="Of that job.")
     when_dead: WhenDead = Field(
         default="wait", description="What becomes of that job when some are dead."
+    )
+    notify_url: str | None = Field(
+        default=None,
+        max_length=MAX_NOTIFY_URL,
+        pattern="^https?://",
+        description="Is told, signed, when the backfill has ended.",
     )
     rate: float | None = Field(
         default=None, ge=LEAST_RATE, le=MOST_RATE, description="Jobs a second at most."

@@ -29,7 +29,7 @@ from switchyard.services.records import (
     WhenDead,
 )
 from switchyard.services.records.progress import ProgressRecord
-from switchyard.services.records.requests import MAX_DELAY
+from switchyard.services.records.requests import MAX_DELAY, MAX_NOTIFY_URL
 
 JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
 ROUTING_KEY = r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$"
@@ -91,6 +91,12 @@ class JobToPublish(BaseModel):
     )
     source: str = Field(
         default="api", min_length=1, max_length=100, pattern=PLAIN, description="Who asks."
+    )
+    notify_url: str | None = Field(
+        default=None,
+        max_length=MAX_NOTIFY_URL,
+        pattern="^https?://",
+        description="Is told, signed, when the job and all that follows from it has ended.",
     )
 
     @field_validator("payload")

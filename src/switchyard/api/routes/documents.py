@@ -36,6 +36,7 @@ from switchyard.services.documents.desk import NotFinished
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.documents.status import DocumentStatus
 from switchyard.services.files.uploads import Upload
+from switchyard.services.records.requests import MAX_NOTIFY_URL
 
 router = APIRouter(tags=["documents"])
 
@@ -63,6 +64,7 @@ FORM: dict[str, Any] = {
                         "source": {"type": "string", "maxLength": 2000},
                         "title": {"type": "string", "maxLength": 1000},
                         "lane": {"type": "string", "enum": ["hot", "backfill"], "default": "hot"},
+                        "notify_url": {"type": "string", "maxLength": MAX_NOTIFY_URL},
                     },
                 }
             }
@@ -81,6 +83,7 @@ async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]
     try:
         await form.rest()
         about = About.of(form.filename, form.fields)
+        inbox.check(about)
     except BaseException:
         await inbox.discard(upload)
         raise

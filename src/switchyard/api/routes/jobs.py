@@ -13,7 +13,7 @@ from switchyard.api.http.document_errors import RESULT_PROBLEMS
 from switchyard.api.http.problems import Problem, lane_full, responses, try_later
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.models import jobs as models
-from switchyard.api.state import BrokerSide, Shared
+from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.broker.errors import LaneFull, PublishError
 from switchyard.broker.lanes import LANES, queue_name
 from switchyard.services.access.api_keys import Scope
@@ -22,7 +22,7 @@ from switchyard.services.documents.reference_orders import ReferenceDesk
 from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.monitoring.job_events import announce
 from switchyard.services.monitoring.levels import Pressure
-from switchyard.services.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.publishing.preparing import InvalidJob, JobRequest, check_notify_url
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.publishing.requests import (
     delay_until,
@@ -91,6 +91,8 @@ async def publish(
 ) -> models.AcceptedJob:
     """Publish a job. Answered within two seconds, also when the broker is away."""
     broker = state.require_broker()
+    if body.notify_url is not None:
+        _check_notify_url(state, body.notify_url)
     request = _request(body, idempotency_key, traceparent, state.ledger.clock.now())
     job = prepared(broker, request, by_routing_key=body.routing_key is not None)
     done = await published(broker, job)
@@ -233,7 +235,16 @@ def _request(
         idempotency_key=idempotency_key,
         job_id=job_id_for(idempotency_key, job_type, body.payload),
         traceparent=traceparent,
+        notify_url=body.notify_url,
     )
+
+
+def _check_notify_url(state: ApiState, url: str) -> None:
+    """Raises InvalidRequest."""
+    try:
+        check_notify_url(url, state.settings)
+    except InvalidJob as error:
+        raise refused(error, by_routing_key=True) from error
 
 
 def prepared(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
@@ -255,6 +266,10 @@ async def published(broker: BrokerSide, job: NewJob) -> Published:
 async def _check_same(state: Shared, request: JobRequest, published: Published) -> None:
     record = await state.ledger.get(published.job_id)
     field = None if record is None else differs(request, record)
+    if field is None and record is not None:
+        notice = None if record.join_id is None else await state.ledger.get(record.join_id)
+        told = None if notice is None else notice.payload.get("url")
+        field = None if told == request.notify_url else "notify_url"
     if field is not None:
         raise Problem(
             "idempotency-conflict",

@@ -15,6 +15,7 @@ from switchyard.api.models.webhooks import DeliveryView
 from switchyard.api.routes.jobs import prepared
 from switchyard.api.state import Shared
 from switchyard.broker.errors import PublishError
+from switchyard.services.access.signing import is_signed
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.publishing.requests import job_id_for
@@ -22,7 +23,6 @@ from switchyard.services.webhooks.deliveries import (
     Ignored,
     Wanted,
     github_job,
-    is_signed,
 )
 
 router = APIRouter(prefix="/webhooks", tags=["webhooks"], include_in_schema=False)

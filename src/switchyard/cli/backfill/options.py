@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from switchyard.cli.base.common import IncludeOption
+from switchyard.cli.base.common import IncludeOption, NotifyOption
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.bulk.rates import RateOption, WhyOption, optional_rate
@@ -106,6 +106,7 @@ def common_options(
     then: ThenOption = None,
     then_payload: ThenPayloadOption = None,
     when_dead: WhenDeadOption = DeadChoice.WAIT,
+    notify: NotifyOption = None,
     why: WhyOption = None,
     dry_run: DryRunOption = False,
     watch: WatchOption = False,
@@ -125,6 +126,7 @@ def common_options(
             "then": then,
             "then_payload": {} if then_payload is None else read_argument(then_payload),
             "when_dead": when_dead.value,
+            "notify_url": notify,
             "remote": False,
         },
         rate=optional_rate(rate),

@@ -26,6 +26,13 @@ IncludeOption = Annotated[
     ),
 ]
 
+NotifyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--notify", metavar="URL", help="Tell this address of the end, signed: docs/notices.md."
+    ),
+]
+
 MetricsPortOption = Annotated[
     int | None,
     typer.Option(

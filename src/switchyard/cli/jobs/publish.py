@@ -9,6 +9,7 @@ from typer.core import TyperCommand
 
 from switchyard.cli.base.common import (
     IncludeOption,
+    NotifyOption,
     load_registry,
     load_settings,
     quiet_logs,
@@ -80,6 +81,7 @@ def publish(
         ),
     ] = False,
     wait_for_pipeline: Annotated[bool, typer.Option("--wait-pipeline", hidden=True)] = False,
+    notify: NotifyOption = None,
     timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="With --wait: fail after so long.")
     ] = None,
@@ -103,11 +105,16 @@ def publish(
         wait=waits,
         timeout=optional_duration(timeout),
         as_json=as_json,
+        notify=notify,
     )
     single = None if payload == "-" else read_argument(payload)
     quiet_logs()
     settings = load_settings()
     require_broker(settings)
+    if notify is not None:
+        from switchyard.services.publishing.preparing import check_notify_url
+
+        check_notify_url(notify, settings)
     registry = load_registry(settings, include)
     if single is not None:
         run(_publish_one(settings, registry, options, single))

@@ -46,6 +46,7 @@ class Options:
     wait: Wait | None
     timeout: float | None
     as_json: bool
+    notify: str | None = None
 
     def request(
         self, payload: dict[str, Any], now: datetime, line: int | None = None
@@ -64,6 +65,7 @@ class Options:
             delay=self.delay,
             expires_at=None if self.expires_in is None else now + timedelta(0, self.expires_in),
             idempotency_key=key,
+            notify_url=self.notify,
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from switchyard.cli.base.calling import advice, calling, file_trouble
+from switchyard.cli.base.common import NotifyOption
 from switchyard.cli.base.durations import DURATION_HELP, age, optional_duration
 from switchyard.cli.base.errors import FAILED, WrongUsage, one_line
 from switchyard.cli.base.output import (
@@ -73,6 +74,7 @@ def upload(
     ] = None,
     title: Annotated[str | None, typer.Option(help="Its title, else taken from the text.")] = None,
     lane: Annotated[UploadLane, typer.Option(help="How urgent it is.")] = UploadLane.HOT,
+    notify: NotifyOption = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the pipeline has ended.")
     ] = False,
@@ -96,7 +98,9 @@ def upload(
     with calling() as client:
         for path in files:
             try:
-                document = client.upload(path, source=source, title=title, lane=lane.value)
+                document = client.upload(
+                    path, source=source, title=title, lane=lane.value, notify_url=notify
+                )
             except (ApiAway, Unauthorized):
                 raise  # the others would fare no better
             except (ApiError, OSError) as error:

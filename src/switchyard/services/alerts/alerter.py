@@ -11,25 +11,24 @@ import asyncio
 import httpx
 import structlog
 
+from switchyard.services.access.signing import HEADER, signature
 from switchyard.services.alerts.messages import (
-    SIGNATURE,
     Alert,
     of_check,
     of_operation,
     operation_key,
-    signature,
 )
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.check import Check, Finding
 from switchyard.services.monitoring.doctor import diagnose
-from switchyard.services.records import BulkOperation, BulkState, LedgerError
+from switchyard.services.records import BulkOperation, LedgerError
+from switchyard.services.records.bulk import AT_LAST
 from switchyard.services.settings import Settings
 
 TELLING_WARNINGS = frozenset(
     {Finding.WORKERS_SILENT, Finding.DISK_LOW, Finding.DISPLACED, Finding.CONSUMER_LOST}
 )
 """Warnings that are told; all that is wrong is told anyway."""
-AT_LAST = (BulkState.COMPLETED, BulkState.CANCELLED, BulkState.HALTED, BulkState.FAILED)
 RECENT = 86_400.0
 """Seconds for which an operation's end is news, and remembered as told."""
 LOOKED_AT = 200
@@ -115,7 +114,7 @@ class Alerter:
         body = alert.body(self._settings.alert_format)
         headers = {"Content-Type": "application/json"}
         if secret is not None:
-            headers[SIGNATURE] = signature(body, secret.get_secret_value())
+            headers[HEADER] = signature(body, secret.get_secret_value())
         # Of the answer, its status is what counts: what else it says may be endless.
         limit = asyncio.timeout(DELIVERY)
         try:

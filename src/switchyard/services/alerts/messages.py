@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -13,8 +11,6 @@ from switchyard.services.monitoring.check import Check
 from switchyard.services.records import BulkOperation
 
 Form = Literal["json", "slack"]
-SIGNATURE = "X-Switchyard-Signature"
-"""`sha256=` and the HMAC of the body, by the secret that both sides know."""
 LONGEST_DETAIL = 3_000
 """Characters: chat services refuse longer texts."""
 
@@ -89,8 +85,3 @@ def of_operation(operation: BulkOperation, *, system: str, at: float) -> Alert:
 def operation_key(operation: BulkOperation) -> str:
     """One for each end: what was resumed may end again."""
     return f"{operation.id}.{operation.state}"
-
-
-def signature(body: bytes, secret: str) -> str:
-    """The value of the header SIGNATURE."""
-    return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()

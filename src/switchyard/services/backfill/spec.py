@@ -24,9 +24,14 @@ from switchyard.services.jobs.registry import (
     Registry,
     UnknownJobType,
 )
-from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
+from switchyard.services.publishing.preparing import (
+    InvalidJob,
+    JobRequest,
+    notice_of,
+    prepare,
+)
 from switchyard.services.records import Joining, NewJob, WhenDead
-from switchyard.services.records.bulk import MOST_WAITING
+from switchyard.services.records.bulk import MOST_WAITING, notice_id_of
 
 KIND = "backfill"
 NOTE_LENGTH = 300
@@ -64,6 +69,8 @@ class BackfillSpec(BaseModel):
     then_payload: dict[str, Any] = Field(default_factory=dict)
     when_dead: WhenDead = "wait"
     """What becomes of that job when some are dead."""
+    notify_url: str | None = None
+    """Is told when the backfill has ended, well or not."""
     remote: bool = True
     """Somebody outside has asked for it: what its payloads and options may say is held against
     that, also later, when a scheduler runs it."""
@@ -86,6 +93,8 @@ class Plan:
     source: type[Source]
     then: NewJob | None = None
     """Waits for all its jobs."""
+    notice: NewJob | None = None
+    """Tells of its end."""
 
     @classmethod
     def of(
@@ -105,7 +114,8 @@ class Plan:
                 f"{name} is not worked in lane {spec.lane}: use {' or '.join(job_type.lanes)}"
             )
         then = _then(operation_id, spec, source, registry)
-        return cls(operation_id, spec, job_type, registry, source, then)
+        notice = _notice(operation_id, spec, registry)
+        return cls(operation_id, spec, job_type, registry, source, then, notice)
 
     def job(self, item: Item) -> NewJob:
         """The job of an item; its id is the same each time.
@@ -153,6 +163,18 @@ def _then(
     except (UnknownJobType, InvalidJob, InvalidPayload) as error:
         raise InvalidBackfill(f"then: {error}") from error
     return replace(job, joins=Joining(spec.when_dead, held=True))
+
+
+def _notice(operation_id: str, spec: BackfillSpec, registry: Registry) -> NewJob | None:
+    """Raises InvalidBackfill."""
+    if spec.notify_url is None:
+        return None
+    try:
+        notice = notice_of(registry, spec.notify_url, backfill_id=operation_id)
+    except (UnknownJobType, InvalidJob) as error:
+        raise InvalidBackfill(str(error)) from error
+    message = notice.message.model_copy(update={"job_id": notice_id_of(operation_id)})
+    return replace(notice, message=message, joins=Joining("go_on", held=True))
 
 
 def parse_spec(values: Mapping[str, Any]) -> BackfillSpec:

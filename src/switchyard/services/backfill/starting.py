@@ -40,6 +40,7 @@ from switchyard.services.jobs.registry import (
     Registry,
 )
 from switchyard.services.ledger import Ledger
+from switchyard.services.publishing.preparing import InvalidJob, check_notify_url
 from switchyard.services.records import (
     WAITING,
     BulkOperation,
@@ -145,9 +146,16 @@ class Backfills:
         """Check and record a backfill; a scheduler runs it. Raises InvalidLimits, InvalidBackfill,
         SourceAway, LedgerUnavailable."""
         check_limits({"rate": rate, "max_open": max_open})
+        if spec.notify_url is not None:
+            try:
+                check_notify_url(spec.notify_url, self.settings)
+            except InvalidJob as error:
+                raise InvalidBackfill(str(error)) from error
         preview = await self.preview(spec)
+        operation_id = new_bulk_id(KIND)
+        plan = Plan.of(operation_id, spec, self.sources.get(spec.source), self.registry)
         return await self.ledger.create_bulk(
-            new_bulk_id(KIND),
+            operation_id,
             kind=KIND,
             title=preview.title,
             spec=spec.model_dump(mode="json"),
@@ -156,6 +164,7 @@ class Backfills:
             rate=rate,
             max_open=max_open,
             counts={"total": preview.total},
+            notice=plan.notice,
         )
 
     async def cancel(self, operation_id: str, *, jobs: bool) -> int:

@@ -154,6 +154,9 @@ class DocumentDesk:
                 submitted = await self._ended(await self._submit(upload, about))
         if self.inbox.is_inline or submitted.duplicate:
             await self.inbox.discard(upload)
+        job_id = submitted.status.job_id
+        if about.notify_url is not None and submitted.duplicate and job_id is not None:
+            await self.inbox.tell_as_well(about.notify_url, job_id)
         return submitted
 
     async def _ended(self, submitted: Submitted) -> Submitted:
@@ -184,6 +187,7 @@ class DocumentDesk:
             source="api",
             job_id=runs.next_id,
             vouched=upload.vouched,
+            notify_url=about.notify_url,
         )
         published = await self.inbox.start(request, upload)
         return Submitted(await self.status(document_id), published.duplicate)

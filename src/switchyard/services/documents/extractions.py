@@ -55,6 +55,7 @@ class ExtractionDesk:
             source="api",
             job_id=str(uuid4()),
             vouched=upload.vouched,
+            notify_url=about.notify_url,
         )
         job_id = (await self.inbox.start(request, upload)).job_id
         if not self.inbox.is_inline:

@@ -12,11 +12,19 @@ from switchyard.services.files.quota import Quota
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.uploads import Upload, receive
 from switchyard.services.jobs.registry import InvalidPayload
-from switchyard.services.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.publishing.preparing import (
+    NOTICE_KEY,
+    InvalidJob,
+    JobRequest,
+    check_notify_url,
+)
 from switchyard.services.publishing.publisher import Published
+from switchyard.services.records.requests import MAX_NOTIFY_URL
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
 from switchyard.services.text.plain import clean
+
+_FIELDS = ("source", "title", "lane", "notify_url")
 
 
 class Starter(Protocol):
@@ -37,16 +45,19 @@ class About:
     source: str | None = None
     title: str | None = None
     lane: Literal["hot", "backfill"] = "hot"
+    notify_url: str | None = None
+    """Is told of the end."""
 
     @classmethod
     def of(cls, filename: str | None, fields: Mapping[str, str]) -> About:
-        """From a form: `source`, `title`, `lane`. Raises InvalidAbout for a field that does not
-        exist, is too long, or names another lane."""
+        """From a form: `source`, `title`, `lane`, `notify_url`. Raises InvalidAbout for a field
+        that does not exist, is too long, or names another lane."""
         said = {name: clean(value) for name, value in fields.items()}
-        unknown = sorted(set(said) - {"source", "title", "lane"})
+        unknown = sorted(set(said) - set(_FIELDS))
         if unknown:
-            raise InvalidAbout(f"there is no field {unknown[0][:50]!r}: use source, title, lane")
-        for name, limit in (("source", 2000), ("title", 1000)):
+            there = ", ".join(_FIELDS)
+            raise InvalidAbout(f"there is no field {unknown[0][:50]!r}: use {there}")
+        for name, limit in (("source", 2000), ("title", 1000), ("notify_url", MAX_NOTIFY_URL)):
             if len(said.get(name, "")) > limit:
                 raise InvalidAbout(f"{name} has more than {limit:,} characters")
         lane = said.get("lane") or "hot"
@@ -58,6 +69,7 @@ class About:
             source=said.get("source") or None,
             title=said.get("title") or None,
             lane="hot" if lane == "hot" else "backfill",
+            notify_url=said.get("notify_url") or None,
         )
 
     def payload(self, upload: Upload, *names: str) -> dict[str, str]:
@@ -72,6 +84,7 @@ class Inbox:
     def __init__(self, settings: Settings, start: Starter, inline: InlineRunner | None) -> None:
         self.storage = Storage(settings.files_url)
         self.max_bytes = settings.max_document_bytes
+        self._settings = settings
         self._quota = Quota(self.storage, settings.storage_quota)
         self._starter = start
         self._inline = inline
@@ -92,6 +105,14 @@ class Inbox:
         await self._quota.check()
         metered = self._quota.metered(parts)
         return await receive(self.storage, metered, filename, max_bytes=self.max_bytes)
+
+    def check(self, about: About) -> None:
+        """Raises InvalidJob where nobody could be told of the end as it is asked for."""
+        if about.notify_url is None:
+            return
+        if self.is_inline:
+            raise InvalidJob("notify_url needs a broker: set JOBS_AMQP_URL", at="notify_url")
+        check_notify_url(about.notify_url, self._settings)
 
     async def require_room(self) -> None:
         """Raises StorageFull when nothing more may be taken in."""
@@ -126,6 +147,11 @@ class Inbox:
     async def start_alone(self, request: JobRequest) -> Published:
         """Start a job that reads no upload. Raises as `start` does."""
         return await self._starter.publish(request)
+
+    async def tell_as_well(self, url: str, job_id: str) -> None:
+        """Tell somebody of the end of a run that another has started. Raises as `start` does."""
+        notice = {"url": url, "job_id": job_id}
+        await self.publish(JobRequest(NOTICE_KEY, notice, source="api", vouched=notice))
 
     async def see_through(self, job_id: str | None) -> None:
         """Inline, return when the job and all that follow from it have ended; else at once."""

@@ -57,7 +57,7 @@ class ReferenceDesk:
         Raises as Inbox.start does.
         """
         payload = about.payload(upload, "filename")
-        request = _request(order, about.lane, payload, vouched=upload.vouched)
+        request = _request(order, about.lane, payload, upload.vouched, about.notify_url)
         job_id = (await self.inbox.start(request, upload)).job_id
         if self.inbox.is_inline:
             try:
@@ -135,8 +135,8 @@ def _request(
     order: Order,
     lane: str,
     payload: Mapping[str, Any],
-    *,
     vouched: Mapping[str, Any] | None = None,
+    notify_url: str | None = None,
 ) -> JobRequest:
     # Its worker has no backfill lane: what is not urgent is maintenance.
     return JobRequest(
@@ -145,4 +145,5 @@ def _request(
         source="api",
         job_id=str(uuid4()),
         vouched=vouched,
+        notify_url=notify_url,
     )

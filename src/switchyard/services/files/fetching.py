@@ -120,7 +120,7 @@ class Guard:
         return found[0]
 
 
-class _GuardedBackend(httpcore.AsyncNetworkBackend):
+class GuardedBackend(httpcore.AsyncNetworkBackend):
     """Connects to what the guard has checked. TLS is still for the name: only the address is
     pinned."""
 
@@ -183,18 +183,18 @@ async def fetching(
 
     Raises FetchRefused and FetchFailed; FetchMoved behind so many redirects.
     """
-    backend = _GuardedBackend(guard or Guard())
+    backend = GuardedBackend(guard or Guard())
     limit = asyncio.timeout(within)
     try:
         async with (
             limit,
             httpcore.AsyncConnectionPool(network_backend=backend) as pool,
         ):
-            target = _checked(url)
+            target = checked_url(url)
             for _ in range(max_redirects + 1):
                 async with _get(pool, target, headers or {}) as response:
                     if response.status in _MOVED:
-                        target = _checked(_header(response, b"location"), target)
+                        target = checked_url(header_of(response, b"location"), target)
                         continue
                     _check(response, max_bytes, bool(headers))
                     parts = _limited(response, max_bytes)
@@ -223,7 +223,9 @@ async def _get(
         raise FetchFailed(f"{target.host}: {type(error).__name__}") from error
 
 
-def _checked(url: str, base: httpx.URL | None = None) -> httpx.URL:
+def checked_url(url: str, base: httpx.URL | None = None) -> httpx.URL:
+    """The URL, which must be one that may be asked at all; where it leads, the guard says. Raises
+    FetchRefused."""
     try:
         parsed = httpx.URL(url) if base is None else base.join(url)
     except (httpx.InvalidURL, ValueError, TypeError) as error:
@@ -245,13 +247,13 @@ def _check(response: httpcore.Response, max_bytes: int, conditional: bool) -> No
         if response.status in (408, 425, 429) or response.status >= 500:
             raise FetchFailed(
                 said,
-                after=parse_retry_after(_header(response, b"retry-after")),
+                after=parse_retry_after(header_of(response, b"retry-after")),
                 status=response.status,
             )
         raise FetchRefused(said, status=response.status)
-    if _header(response, b"content-encoding") not in ("", "identity"):
+    if header_of(response, b"content-encoding") not in ("", "identity"):
         raise FetchRefused("the server packs its answer although it was asked not to")
-    announced = _header(response, b"content-length")
+    announced = header_of(response, b"content-length")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
 
@@ -275,7 +277,8 @@ def _headers(response: httpcore.Response) -> dict[str, str]:
     }
 
 
-def _header(response: httpcore.Response, name: bytes) -> str:
+def header_of(response: httpcore.Response, name: bytes) -> str:
+    """A header of an answer, by its name in lower case; empty where it is missing."""
     return next(
         (value.decode("latin-1") for key, value in response.headers if key.lower() == name), ""
     )

@@ -40,6 +40,7 @@ BUILT_IN_MODULES = (
     "switchyard.services.workers.samples",
     "switchyard.services.workers.reindex",
     "switchyard.services.workers.graph",
+    "switchyard.services.workers.notices",
 )
 """Modules with the job types of the document pipeline. Importing them is cheap: heavy
 libraries are imported by the handlers when they run."""

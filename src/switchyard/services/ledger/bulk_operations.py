@@ -12,12 +12,21 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, or_, select, text, update
 
+from switchyard.services.ledger.sql import operations as ops
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.codec import clean, to_json
 from switchyard.services.ledger.sql.dialect import clock
 from switchyard.services.ledger.sql.paging import fetch_page
 from switchyard.services.ledger.sql.tables import bulk_operations
-from switchyard.services.records.bulk import ACTIVE, ENDED, BulkOperation, BulkState
+from switchyard.services.records.bulk import (
+    ACTIVE,
+    AT_LAST,
+    ENDED,
+    BulkOperation,
+    BulkState,
+    notice_id_of,
+)
+from switchyard.services.records.requests import NewJob
 from switchyard.services.records.results import Page
 
 
@@ -36,9 +45,11 @@ class BulkOperations(LedgerBase):
         rate: float | None = None,
         max_open: int | None = None,
         counts: Mapping[str, Any] | None = None,
+        notice: NewJob | None = None,
     ) -> BulkOperation:
         """Record an operation that waits for a process to run it. The same id again answers with
-        the record that is there."""
+        the record that is there. `notice` has `notice_id_of` the operation, and is held: it goes
+        with the first end, in the transaction of that."""
         now = self.clock.time()
         values = {
             "id": operation_id,
@@ -61,8 +72,10 @@ class BulkOperations(LedgerBase):
                 return known
             made = connection.execute(
                 bulk_operations.insert().values(values).returning(bulk_operations)
-            )
-            return _operation(made.one())
+            ).one()
+            if notice is not None:
+                self._writer.run(connection, [ops.Record(notice)])
+            return _operation(made)
 
         return await self._database.write(work)
 
@@ -178,8 +191,9 @@ class BulkOperations(LedgerBase):
                 .where(mine)
                 .values(_moved(state, note, self.clock.time()))
                 .returning(bulk_operations)
-            )
-            return _operation(moved.one())
+            ).one()
+            self._tell(connection, moved)
+            return _operation(moved)
 
         return await self._database.write(work)
 
@@ -214,6 +228,7 @@ class BulkOperations(LedgerBase):
                 .returning(bulk_operations)
             ).one_or_none()
             if moved is not None:
+                self._tell(connection, moved)
                 return _operation(moved), True
             return _fetch(connection, operation_id), False
 
@@ -236,6 +251,12 @@ class BulkOperations(LedgerBase):
             return None if row is None else _operation(row)
 
         return await self._database.write(work)
+
+    def _tell(self, connection: Connection, moved: Row[Any]) -> None:
+        """Let its notice go, where it has one, when nothing more happens to it by itself."""
+        if BulkState(moved.state) in AT_LAST:
+            notice_id, now = notice_id_of(moved.id), self.clock.time()
+            self._writer.joins.settle(connection, notice_id, now, when_dead=None)
 
 
 def _moved(state: BulkState, note: str | None, now: float) -> dict[str, Any]:

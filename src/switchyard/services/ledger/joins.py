@@ -28,6 +28,7 @@ _JOINED = (
     jobs.c.result,
     jobs.c.error_type,
     jobs.c.error_message,
+    jobs.c.reason,
 )
 
 
@@ -144,4 +145,5 @@ def _joined(row: Any) -> JoinedJob:
         result=None if row.result is None else json.loads(row.result),
         error_type=row.error_type,
         error_message=row.error_message,
+        reason=row.reason,
     )

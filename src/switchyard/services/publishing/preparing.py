@@ -25,7 +25,8 @@ from switchyard.services.errors import InvalidInput
 from switchyard.services.jobs.outcomes import Job
 from switchyard.services.jobs.registry import InvalidPayload, JobType, Registry
 from switchyard.services.records import Joining, NewJob, WhenDead
-from switchyard.services.records.requests import MAX_DELAY
+from switchyard.services.records.requests import MAX_DELAY, MAX_NOTIFY_URL
+from switchyard.services.settings import Settings
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
 
@@ -36,7 +37,8 @@ class InvalidJob(InvalidInput):
     def __init__(self, text: str, *, at: str | None = None) -> None:
         super().__init__(text)
         self.at = at
-        """What of it is wrong: `routing_key`, `lane`, `priority`, `max_attempts` or `delay`."""
+        """What of it is wrong: `routing_key`, `lane`, `priority`, `max_attempts`, `delay` or
+        `notify_url`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,15 @@ class JobRequest:
     """The backfill that it belongs to."""
     reply_to: str | None = None
     traceparent: str | None = None
+    notify_url: str | None = None
+    """Is told when the job, and all that followed from it, has ended: docs/notices.md."""
     vouched: Mapping[str, Any] | None = None
     """Values of local-only fields that this system has set itself, such as an upload's key. They
     pass where the rest of the payload comes from outside."""
 
 
+NOTICE_KEY = "maintenance.send_notice"
+"""Where the job goes that tells of an end: behind all that is urgent, before all else."""
 THEN = "then"
 """The place of the job that follows when all others have ended."""
 
@@ -109,7 +115,7 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
         reply_to=request.reply_to,
         traceparent=request.traceparent,
     )
-    return NewJob(
+    job = NewJob(
         message=message,
         lane=lane.name,
         worker=job_type.worker,
@@ -117,6 +123,44 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
         run_at=moment.timestamp() + request.delay if request.delay else None,
         idempotency_key=request.idempotency_key,
     )
+    return job if request.notify_url is None else _noticed(registry, job, request.notify_url)
+
+
+def notice_of(registry: Registry, url: str, **about: str) -> NewJob:
+    """The job that tells somebody of the end of a job or a backfill, once it is let go.
+
+    Raises InvalidJob for a URL that is none, UnknownJobType where nobody could run it.
+    """
+    check_notify_url(url)
+    notice = prepare(registry, JobRequest(NOTICE_KEY, {"url": url, **about}, priority=MAX_PRIORITY))
+    return replace(notice, joins=Joining("go_on"))
+
+
+def check_notify_url(url: str, settings: Settings | None = None) -> None:
+    """Raises InvalidJob for what is no URL; with settings also where nobody could sign what it is
+    told. Whether it may be asked, its worker finds out."""
+    # Here, for most who publish name no URL, and this takes a tenth of a second.
+    from switchyard.services.files.fetching import FetchRefused, checked_url
+
+    if settings is not None and settings.notify_secret is None:
+        text = "notify_url: set JOBS_NOTIFY_SECRET first, for the workers, too"
+        raise InvalidJob(text, at="notify_url")
+    if len(url) > MAX_NOTIFY_URL:
+        raise InvalidJob(f"notify_url has more than {MAX_NOTIFY_URL:,} characters", at="notify_url")
+    try:
+        checked_url(url)
+    except FetchRefused as error:
+        raise InvalidJob(f"notify_url: {error}", at="notify_url") from error
+
+
+def _noticed(registry: Registry, job: NewJob, url: str) -> NewJob:
+    job_id = job.message.job_id
+    notice = notice_of(registry, url, job_id=job_id)
+    # A pipeline of its own: the job's is over when it is told of.
+    message = notice.message.with_metadata(
+        parent_id=job_id, traceparent=job.message.metadata.traceparent
+    )
+    return replace(job, join_id=message.job_id, notice=replace(notice, message=message))
 
 
 def _target(registry: Registry, routing_key: str) -> tuple[Lane, JobType]:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+from uuid import NAMESPACE_URL, uuid5
 
 LEAST_RATE = 0.001
 MOST_RATE = 1_000_000
 """Jobs a second."""
+_NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/bulk")
 MOST_WAITING = 10_000_000
 """The highest watermark of a backfill: more than a lane may hold."""
 
@@ -40,6 +42,15 @@ RESUMABLE = frozenset({BulkState.PAUSED, BulkState.HALTED, BulkState.FAILED})
 
 
 ENDED = frozenset({BulkState.COMPLETED, BulkState.CANCELLED})
+
+
+AT_LAST = ENDED | {BulkState.HALTED, BulkState.FAILED}
+"""Nothing more happens by itself: worth telling somebody."""
+
+
+def notice_id_of(operation_id: str) -> str:
+    """The id of the job that tells of an operation's end, where somebody wants to be told."""
+    return str(uuid5(_NAMESPACE, f"{operation_id}/notice"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,3 +70,5 @@ class JoinedJob:
     result: Mapping[str, Any] | None
     error_type: str | None
     error_message: str | None
+    reason: str | None = None
+    """Why it is dead."""

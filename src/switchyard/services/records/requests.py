@@ -14,6 +14,8 @@ from switchyard.services.records.states import ENDINGS, AttemptOutcome, State
 
 MAX_DELAY = 366 * 24 * 3600
 """Seconds by which a job can be put off."""
+MAX_NOTIFY_URL = 2_000
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,9 @@ class NewJob:
     """The job that waits for this one."""
     joins: Joining | None = None
     """It waits for others itself, those whose `join_id` is its id: nobody publishes it before."""
+    notice: NewJob | None = None
+    """Waits for this one and all that follows from it, to tell somebody: recorded with it, or not
+    at all."""
     now: float = field(default_factory=time.time)
 
     def shifted(self, seconds: float) -> NewJob:
@@ -48,6 +53,7 @@ class NewJob:
             message=self.message.with_metadata(**times),
             run_at=None if self.run_at is None else self.run_at + seconds,
             now=self.now + seconds,
+            notice=None if self.notice is None else self.notice.shifted(seconds),
         )
 
 

@@ -19,6 +19,8 @@ class Created:
     job_id: str
     receipt: str = field(default="", compare=False)
     """With it the record can be taken back, for as long as nobody else relies on it."""
+    notice_id: str | None = field(default=None, compare=False)
+    """The job that was recorded with it, to tell of its end: taken back with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,9 @@ class InlineRunner:
         """
         if request.delay:
             raise InvalidJob("a delay needs a broker: set JOBS_AMQP_URL")
+        if request.notify_url is not None:
+            text = "notify_url needs a broker: set JOBS_AMQP_URL"
+            raise InvalidJob(text, at="notify_url")
         job = prepare(self._registry, request, remote=True).shifted(self._ledger.clock.offset)
         recorded = await self._ledger.record(job)
         if isinstance(recorded, Existing):

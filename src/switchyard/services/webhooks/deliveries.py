@@ -7,7 +7,6 @@ same bytes again are the same delivery, whatever its headers say, for they are n
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import re
 from collections.abc import Mapping
@@ -42,14 +41,6 @@ class Ignored:
     """A delivery that is nobody's concern."""
 
     why: str
-
-
-def is_signed(body: bytes, signature: str, secret: str, *, prefix: str = "sha256=") -> bool:
-    """Whether the signature is the HMAC SHA-256 of these bytes; takes as long for a wrong one."""
-    mac = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
-    return hmac.compare_digest(
-        (prefix + mac).encode(), signature.strip().encode("utf-8", "replace")
-    )
 
 
 def parsed(body: bytes) -> Mapping[str, Any]:

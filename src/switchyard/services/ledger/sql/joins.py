@@ -93,6 +93,7 @@ class JoinWriter:
         )
         changes = ", ".join(f"{name} = r.{name}" for name in _CHANGED if name != "id")
         self._update = text(f"UPDATE joins SET {changes} FROM {source} WHERE joins.id = r.id")
+        self._delete = text(f"DELETE FROM joins WHERE {sql.keys_condition(dialect, 'id')}")
         self._publish = text(
             "UPDATE jobs SET state = 'pending', updated_at = :at "
             f"WHERE {sql.keys_condition(dialect, 'id')} AND state = 'joining' RETURNING id"
@@ -102,6 +103,10 @@ class JoinWriter:
         """Count what has changed among these rows; nothing is asked where none is joined. Whoever
         ended the last job of a join is told in `rows.noted`."""
         changes = _changes(rows)
+        gone = [row.id for row in rows.deleted if row.joins]
+        if gone:  # nobody waits any more for what they waited for
+            connection.execute(self._delete, sql.keys_parameter(self._dialect, sorted(gone)))
+            changes = {join_id: each for join_id, each in changes.items() if join_id not in gone}
         if not changes and not rows.opened:
             return
         at = max((row.updated_at or 0 for row in rows.jobs.values()), default=0)

@@ -57,7 +57,7 @@ class JobChange(Protocol[Answer_co]):
 class Record:
     """Make a job's row. Encodes the message at once, so its caller gets what is wrong with it."""
 
-    __slots__ = ("_columns", "_joins", "_receipt")
+    __slots__ = ("_columns", "_joins", "_notice", "_receipt")
     order: ClassVar[int] = 1
 
     def __init__(self, job: NewJob) -> None:
@@ -68,6 +68,7 @@ class Record:
         # Of this operation and no other: applied again, it knows the row that it has made.
         self._receipt = columns["claim_id"] = uuid4().hex
         self._joins = job.joins
+        self._notice = None if job.notice is None else Record(job.notice)
         if job.joins is not None:
             columns |= {"state": State.JOINING, "joins": 1, "claim_id": None}
         key = clean(job.idempotency_key)
@@ -101,13 +102,20 @@ class Record:
         rows.jobs[self.job_id] = new_row(self._columns)
         if self._joins is not None:
             rows.opened[self.job_id] = self._joins
-        return Created(self.job_id, self._receipt)
+        if self._notice is not None:
+            self._notice.apply(rows)
+        return Created(self.job_id, self._receipt, self._notice_id)
 
     def _known(self, row: JobRow) -> Recorded:
         if rules.is_held_by(row, self._receipt):
-            return Created(row.id, self._receipt)  # its first answer was lost on the way
+            # Its first answer was lost on the way.
+            return Created(row.id, self._receipt, self._notice_id)
         _share(row)
         return Existing(row.id, row.state)
+
+    @property
+    def _notice_id(self) -> str | None:
+        return None if self._notice is None else self._notice.job_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +306,10 @@ class TakeBack:
             return None
         if not rules.is_held_by(row, self.made.receipt):
             return row.state
-        del rows.jobs[self.job_id]
-        if row.new is None:
-            rows.deleted.append(row)
+        _delete(rows, row)
+        notice = rows.jobs.get(self.made.notice_id or "")
+        if notice is not None:
+            _delete(rows, notice)
         return None
 
 
@@ -358,6 +367,13 @@ class Bury:
                 row.attempts = max(row.attempts, letter.attempts)
         row.end(State.DEAD, letter.dead_at, clean(letter.reason), error_type, error_message)
         return True
+
+
+def _delete(rows: Rows, row: JobRow) -> None:
+    del rows.jobs[row.id]
+    rows.opened.pop(row.id, None)
+    if row.new is None:
+        rows.deleted.append(row)
 
 
 def _share(row: JobRow) -> None:

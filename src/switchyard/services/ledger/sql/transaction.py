@@ -16,7 +16,7 @@ from switchyard.services.ledger.sql import dialect as sql
 from switchyard.services.ledger.sql.errors import TransactionRaced
 from switchyard.services.ledger.sql.joins import JoinWriter
 from switchyard.services.ledger.sql.noting import HAS_CHECKPOINT, NoteStatements
-from switchyard.services.ledger.sql.operations import Claim, JobChange, Record
+from switchyard.services.ledger.sql.operations import Claim, JobChange, Record, TakeBack
 from switchyard.services.ledger.sql.rows import JobRow, KeyHolder, Rows
 from switchyard.services.ledger.sql.works import KnownWorks, Work, load_edits
 from switchyard.services.records.errors import LedgerError
@@ -163,7 +163,10 @@ class JobWriter:
 
     def _load(self, connection: Connection, operations: Sequence[JobChange[Any]]) -> Rows:
         rows = Rows()
-        ids = list({operation.job_id for operation in operations})
+        wanted = {operation.job_id for operation in operations}
+        taken_back = [each.made for each in operations if isinstance(each, TakeBack)]
+        wanted.update(each.notice_id for each in taken_back if each.notice_id is not None)
+        ids = list(wanted)
         claims = [each for each in operations if isinstance(each, Claim)]
         select = self._select_works if claims else self._select
         found = list(sql.fetch_locked(connection, select, ids))

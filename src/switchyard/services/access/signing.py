@@ -1,0 +1,25 @@
+"""The signature of a message: the HMAC SHA-256 of its bytes, by a secret that both sides know.
+
+The same for what we tell others (alerts, notices) and for what others tell us (webhooks): the form
+that GitHub and many others use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+PREFIX = "sha256="
+HEADER = "X-Switchyard-Signature"
+"""The header in which we sign."""
+
+
+def signature(body: bytes, secret: str, *, prefix: str = PREFIX) -> str:
+    """The value of the header: the prefix and hexadecimal digits."""
+    return prefix + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+
+
+def is_signed(body: bytes, given: str, secret: str, *, prefix: str = PREFIX) -> bool:
+    """Whether the signature is that of these bytes; takes as long for a wrong one."""
+    expected = signature(body, secret, prefix=prefix).encode()
+    return hmac.compare_digest(expected, given.strip().encode("utf-8", "replace"))

@@ -1,0 +1,174 @@
+"""The job type that tells somebody of an end: of a job with all that followed from it, or of a
+backfill (docs/notices.md).
+
+It waits as the `then` of a join does, so the transaction of that end lets it go, and from there it
+is a job as any other: retried, dead when nobody answers, redriven. Its id names the delivery.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from switchyard.services.access.signing import HEADER, signature
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.local_fields import LocalOnly
+from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError, Snooze
+from switchyard.services.jobs.registry import job
+from switchyard.services.records import FINISHED, JoinedJob, State
+from switchyard.services.sources.asking import user_agent
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.files.fetching import Guard
+    from switchyard.services.ledger import Ledger
+    from switchyard.services.records import JobRecord, JobSummary
+    from switchyard.services.settings import Settings
+
+WITHIN = 10.0
+"""Seconds that a receiver has for its answer."""
+ATTEMPTS = 12
+"""With the pauses of every retry: half an hour."""
+SHOWN = 20
+"""Jobs that did not succeed, in one notice."""
+SHOWN_TEXT = 500
+"""Characters of an error."""
+LOOK_AGAIN = 15.0
+"""Seconds between looks whether a pipeline that was under way before has ended."""
+
+
+class Notice(BaseModel):
+    """Payload of `send_notice`. Who may name the address says so where a job is published."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Annotated[str, LocalOnly("give notify_url where the job is published"), Field()]
+    job_id: str | None = None
+    backfill_id: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.job_id is None) == (self.backfill_id is None):
+            raise ValueError("give either job_id or backfill_id")
+        return self
+
+
+@job(
+    "send_notice",
+    worker="link",
+    lanes=("maintenance",),
+    timeout=60,
+    max_attempts=ATTEMPTS,
+)
+async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
+    """Post to a URL that a job or a backfill has ended."""
+    from switchyard.services.files.posting import post
+
+    ledger = ctx.ledger
+    if ledger is None:
+        raise PermanentError("it needs the ledger")
+    secret = ctx.settings.notify_secret
+    if secret is None:
+        raise PermanentError("set JOBS_NOTIFY_SECRET for this worker, then redrive this job")
+    told = await _told(payload, ctx, ledger)
+    if isinstance(told, Snooze):
+        return told
+    if told is None:
+        return Done({"told": False, "why": "there is nothing of that id any more"})
+    content = {
+        "delivery": ctx.message.job_id,
+        "sent_at": ledger.clock.now().isoformat(timespec="seconds"),
+        **told,
+    }
+    body = json.dumps(content, ensure_ascii=False).encode()
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": user_agent(ctx.settings),
+        HEADER: signature(body, secret.get_secret_value()),
+    }
+    status = await post(
+        payload.url, body, headers=headers, within=WITHIN, guard=_guard(ctx.settings)
+    )
+    return Done({"told": True, "status": status, "state": told["state"]})
+
+
+async def _told(
+    payload: Notice, ctx: JobContext, ledger: Ledger
+) -> Mapping[str, Any] | Snooze | None:
+    """What is said; Snooze before the end, None where there is nothing to tell of."""
+    if payload.backfill_id is not None:
+        return await _of_backfill(payload.backfill_id, ledger)
+    first = await ledger.get(payload.job_id or "")
+    if first is None:
+        return None
+    join = await ledger.join(ctx.message.job_id)
+    if join is not None:
+        found, _ = await ledger.joined_jobs(join.id, state=State.DEAD, limit=SHOWN)
+        counts = {"succeeded": join.succeeded, "dead": join.dead, "cancelled": join.cancelled}
+        return _of_job(first, counts, [_shown(each.job_id, each) for each in found])
+    # Somebody else had started it, and this one wants to be told as well.
+    jobs = await ledger.pipeline(first.id)
+    if any(each.state not in FINISHED for each in jobs):
+        return Snooze(LOOK_AGAIN, "it has not ended")
+    ended = [each.state for each in jobs]
+    counts = {state.value: ended.count(state) for state in sorted(FINISHED)}
+    found_dead = [each for each in jobs if each.state is State.DEAD][:SHOWN]
+    return _of_job(first, counts, [_shown(each.id, each) for each in found_dead])
+
+
+def _of_job(
+    first: JobRecord, counts: Mapping[str, int], dead: list[dict[str, Any]]
+) -> Mapping[str, Any]:
+    document_id = (first.result or {}).get("document_id")
+    return {
+        "event": "job.ended",
+        "state": _state_of(first, counts),
+        "job_id": first.id,
+        "job_type": first.job_type,
+        "document_id": document_id if isinstance(document_id, str) else None,
+        "jobs": dict(counts),
+        "dead": dead,
+    }
+
+
+def _state_of(first: JobRecord, counts: Mapping[str, int]) -> str:
+    if first.state is State.DEAD and first.reason == "expired":
+        return "expired"
+    if counts["dead"]:
+        return "dead"
+    return "cancelled" if counts["cancelled"] else "completed"
+
+
+def _shown(job_id: str, job: JoinedJob | JobSummary) -> dict[str, Any]:
+    return {
+        "job_id": job_id,
+        "job_type": job.job_type,
+        "reason": job.reason,
+        "error_type": job.error_type,
+        "error_message": None if job.error_message is None else job.error_message[:SHOWN_TEXT],
+    }
+
+
+async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | None:
+    operation = await ledger.get_bulk(backfill_id)
+    if operation is None:
+        return None
+    own, followers = await ledger.count_bulk_jobs(backfill_id)
+    total = {state: own.get(state, 0) + followers.get(state, 0) for state in sorted(FINISHED)}
+    return {
+        "event": "backfill.ended",
+        "state": operation.state,
+        "backfill_id": backfill_id,
+        "title": operation.title[:SHOWN_TEXT],
+        "note": None if operation.note is None else operation.note[:SHOWN_TEXT],
+        "jobs": {state.value: number for state, number in total.items()},
+    }
+
+
+def _guard(settings: Settings) -> Guard:
+    from switchyard.services.files.fetching import Guard
+    from switchyard.services.sources.web.addresses import place_of
+
+    return Guard(trusted=frozenset(place_of(f"http://{each}") for each in settings.notify_hosts))

@@ -1,0 +1,66 @@
+"""`notify_url` over HTTP: of jobs, and of documents, also of those that were there before."""
+
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from tests.integration.api.document_server import WORKERS, ended, send, serving
+from tests.support.brokers import TestBroker
+from tests.support.receiver import SECRET, receiving
+from tests.support.system import open_system
+
+MARKDOWN = b"# Tides\n\nThe tide rises because the moon pulls at the sea, twice in a day.\n"
+
+
+async def test_a_document_is_told_of_its_end_and_so_is_whoever_sends_it_again(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    from switchyard.services.jobs.registry import BUILT_IN_MODULES
+
+    async with (
+        receiving() as receiver,
+        open_system(
+            broker310,
+            sqlite_url,
+            modules=BUILT_IN_MODULES,
+            data_dir=tmp_path,
+            notify_secret=SecretStr(SECRET),
+            notify_hosts=(receiver.place,),
+        ) as system,
+        serving(system.settings) as client,
+    ):
+        await system.start_worker(*WORKERS)
+        sent = await send(client, MARKDOWN, name="tides.md", notify_url=receiver.url)
+        assert sent.status_code == 202, sent.text
+        (told,) = await receiver.told()
+        document_id = sent.json()["document_id"]
+        assert (told["state"], told["document_id"]) == ("completed", document_id)
+        assert told["job_id"] == sent.json()["job_id"]
+        assert (await ended(client, document_id))["state"] == "completed"
+        again = await send(client, MARKDOWN, name="again.md", notify_url=receiver.url)
+        assert again.status_code == 200
+        first, second = await receiver.told(2)
+        assert (second["state"], second["document_id"]) == ("completed", document_id)
+        assert second["delivery"] != first["delivery"]
+
+
+async def test_nobody_is_told_without_a_secret_nor_by_a_job_of_ones_own(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    from switchyard.services.jobs.registry import BUILT_IN_MODULES
+
+    job = {"routing_key": "hot.link_content", "payload": {"document_id": "doc-1"}}
+    url = "https://receiver.example/told"
+    async with (
+        open_system(broker310, sqlite_url, modules=BUILT_IN_MODULES, data_dir=tmp_path) as system,
+        serving(system.settings) as client,
+    ):
+        refused = await client.post("/jobs", json={**job, "notify_url": url})
+        assert refused.status_code == 422
+        assert "JOBS_NOTIFY_SECRET" in refused.text
+        sent = await send(client, MARKDOWN, name="tides.md", notify_url=url)
+        assert sent.status_code == 422
+        own = {"routing_key": "maintenance.send_notice", "payload": {"url": url, "job_id": "x"}}
+        forged = await client.post("/jobs", json=own)
+        assert forged.status_code == 422
+        assert "notify_url" in forged.text

@@ -1,0 +1,196 @@
+"""`notify_url`: an end is told, whatever the job ends in and however the receiver behaves."""
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from switchyard.broker.errors import LaneFull
+from switchyard.services.publishing.preparing import InvalidJob
+from switchyard.services.records import BulkState, JobFilter, State
+from switchyard.services.workers import notices
+from tests.support.backfills import BackfillUser
+from tests.support.brokers import TestBroker
+from tests.support.chaos import outbox
+from tests.support.receiver import SECRET, Receiver, receiving
+from tests.support.system import System, lanes_with, open_system
+
+MODULES = (
+    "tests.support.jobs",
+    "tests.support.joining",
+    "switchyard.services.workers.notices",
+)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with receiving() as made:
+        yield made
+
+
+@pytest.fixture
+async def system(
+    broker310: TestBroker, database_url: str, tmp_path: Path, receiver: Receiver
+) -> AsyncIterator[System]:
+    async with open_system(
+        broker310,
+        database_url,
+        modules=MODULES,
+        data_dir=tmp_path,
+        notify_secret=SecretStr(SECRET),
+        notify_hosts=(receiver.place,),
+    ) as opened:
+        yield opened
+
+
+async def notice_id(system: System, job_id: str) -> str:
+    return (await system.record(job_id)).join_id or ""
+
+
+async def test_the_end_of_a_job_and_of_all_that_followed_is_told_once_and_signed(
+    system: System, receiver: Receiver
+) -> None:
+    await system.start_worker("llm", "link")
+    job_id = await system.publish("hot.leaf", {"follow": 2}, notify_url=receiver.url)
+    (told,) = await receiver.told()
+    assert told["jobs"] == {"succeeded": 3, "dead": 0, "cancelled": 0}
+    assert (told["event"], told["state"], told["job_id"]) == ("job.ended", "completed", job_id)
+    delivery = await notice_id(system, job_id)
+    assert told["delivery"] == delivery
+    sent_at = datetime.fromisoformat(told["sent_at"])
+    assert abs(datetime.now(UTC) - sent_at) < timedelta(seconds=30)
+    notice = await system.wait_for_state(delivery, State.SUCCEEDED)
+    assert (notice.parent_id, notice.pipeline) == (job_id, None)
+
+
+async def test_a_dead_job_is_told_with_its_error(system: System, receiver: Receiver) -> None:
+    await system.start_worker("llm", "link")
+    await system.publish("hot.leaf", {"dies": True}, notify_url=receiver.url)
+    (told,) = await receiver.told()
+    assert (told["state"], told["jobs"]["dead"]) == ("dead", 1)
+    (dead,) = told["dead"]
+    assert (dead["reason"], dead["error_type"]) == ("permanent", "PermanentError")
+
+
+async def test_a_receiver_that_misbehaves_is_told_again_until_it_has_taken_it(
+    system: System, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "WITHIN", 0.3)
+    receiver.tricks = ["500", "slow", "cut", "404", "endless"]
+    await system.start_worker("llm", "link")
+    job_id = await system.publish("hot.noop", {"n": 1}, notify_url=receiver.url)
+    (told,) = await receiver.told()
+    notice = await system.wait_for_state(await notice_id(system, job_id), State.SUCCEEDED)
+    assert notice.attempts == 4
+    assert {each["delivery"] for each in receiver.refused} == {told["delivery"]}
+    assert told["state"] == "completed"
+
+
+@pytest.mark.parametrize("case", ["redirect", "loopback", "gone"])
+async def test_what_leads_elsewhere_is_never_followed_and_the_notice_is_dead_with_the_reason(
+    system: System, receiver: Receiver, case: str
+) -> None:
+    hosts = () if case == "loopback" else (receiver.place,)
+    receiver.tricks = [f"to:http://{receiver.place}/secret" if case == "redirect" else "410"]
+    await system.start_worker("llm", "link", notify_hosts=hosts)
+    job_id = await system.publish("hot.noop", {"n": 1}, notify_url=receiver.url)
+    await system.wait_for_state(job_id, State.SUCCEEDED)
+    notice = await system.wait_for_state(await notice_id(system, job_id), State.DEAD)
+    assert notice.reason == "permanent"
+    said = {"redirect": "redirects", "loopback": "open internet", "gone": "410"}[case]
+    assert said in (notice.error_message or "")
+    assert receiver.paths == ([] if case == "loopback" else ["/told"])
+
+
+async def test_ends_without_a_worker_are_told_by_whoever_comes_later(
+    system: System, receiver: Receiver
+) -> None:
+    cancelled = await system.publish("hot.noop", {"n": 1}, delay=3600, notify_url=receiver.url)
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    expired = await system.publish("hot.noop", {"n": 2}, expires_at=past, notify_url=receiver.url)
+    # Nobody is there who could publish what this end lets go: as when a worker is killed then.
+    await system.ledger.cancel(cancelled, 0)
+    assert await system.state(await notice_id(system, cancelled)) is State.PENDING
+    await system.start_worker("llm", "link")
+    async with outbox(system):
+        told = await receiver.told(2)
+    states = {each["job_id"]: each["state"] for each in told}
+    assert states == {cancelled: "cancelled", expired: "expired"}
+
+
+async def test_of_a_refused_job_nobody_is_told_and_nothing_is_kept(
+    broker310: TestBroker, database_url: str, receiver: Receiver
+) -> None:
+    lanes = lanes_with(max_length={"backfill": 1})
+    async with open_system(broker310, database_url, modules=MODULES, lanes=lanes) as system:
+        await system.publish("backfill.noop", {"n": 1})
+        refused = 0
+        for number in range(4):
+            try:
+                await system.publish("backfill.noop", {"n": number}, notify_url=receiver.url)
+            except LaneFull:
+                refused += 1
+        assert refused
+        kept = (await system.ledger.list_jobs(JobFilter(), limit=10)).items
+        taken = [each for each in kept if each.job_type == "noop"]
+        waiting = [each for each in kept if each.job_type == "send_notice"]
+        assert len(waiting) == len([each for each in taken if each.join_id])
+        for each in waiting:
+            assert each.state is State.JOINING
+            join = await system.ledger.join(each.id)
+            assert join is not None
+            assert (join.total, join.open) == (1, 1)
+
+
+async def test_the_same_key_again_is_told_once(system: System, receiver: Receiver) -> None:
+    for _ in range(2):
+        await system.publish("hot.noop", {"n": 1}, idempotency_key="once", notify_url=receiver.url)
+    await system.start_worker("llm", "link")
+    (told,) = await receiver.told()
+    await system.wait_for_state(told["delivery"], State.SUCCEEDED)
+    kept = (await system.ledger.list_jobs(JobFilter(job_type="send_notice"), limit=10)).items
+    assert len(kept) == len(receiver.taken) == 1
+
+
+async def test_a_backfill_is_told_when_it_is_completed_and_when_it_is_called_off(
+    system: System, receiver: Receiver
+) -> None:
+    user = BackfillUser(system)
+    await system.start_worker("llm", "link")
+    done = await user.start("numbers", {"to": 5}, notify_url=receiver.url)
+    given_up = await user.start("numbers", {"to": 5}, notify_url=receiver.url)
+    async with outbox(system):
+        await user.run(done)
+        await user.backfills.cancel(given_up.id, jobs=True)
+        told = {each["backfill_id"]: each for each in await receiver.told(2)}
+    assert told[done.id]["state"] == BulkState.COMPLETED
+    assert told[done.id]["jobs"] == {"succeeded": 5, "dead": 0, "cancelled": 0}
+    assert told[given_up.id]["state"] == BulkState.CANCELLED
+    assert (told[done.id]["event"], told[done.id]["title"]) == ("backfill.ended", done.title)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://here/x", "http://user:word@here/x", "/told", "https://", "https://x/" + "a" * 2000],
+    ids=["scheme", "user", "path", "host", "long"],
+)
+async def test_what_is_no_address_is_refused_before_anything_is_recorded(
+    system: System, url: str
+) -> None:
+    with pytest.raises(InvalidJob, match="notify_url"):
+        await system.publish("hot.noop", {"n": 1}, notify_url=url)
+    assert not (await system.ledger.list_jobs(JobFilter(), limit=10)).items
+
+
+async def test_without_a_secret_the_notice_is_dead_until_there_is_one(
+    system: System, receiver: Receiver
+) -> None:
+    await system.start_worker("llm", "link", notify_secret=None)
+    job_id = await system.publish("hot.noop", {"n": 1}, notify_url=receiver.url)
+    await system.wait_for_state(job_id, State.SUCCEEDED)
+    notice = await system.wait_for_state(await notice_id(system, job_id), State.DEAD)
+    assert "JOBS_NOTIFY_SECRET" in (notice.error_message or "")
+    assert json.dumps(receiver.paths) == "[]"
