@@ -11,6 +11,9 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(rf"(?:{'|'.join(TOPS)})/[\w./*-]*")
 BESIDE = re.compile(r"[a-z_]+\.py")
+BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:)([^)\s]*)\)")
+IN_CODE = re.compile(r"docs/[\w./-]+\.md(?:#[\w-]+)?")
 
 
 def _missing(page: Path) -> list[str]:
@@ -34,3 +37,33 @@ def _missing(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_path_that_a_page_names_exists(page: Path) -> None:
     assert _missing(page) == []
+
+
+def _sections(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    texts = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in texts}
+
+
+def _leads_nowhere(folder: Path, here: Path, links: list[str]) -> list[str]:
+    broken = []
+    for link in links:
+        path, _, section = link.partition("#")
+        target = folder / path if path else here
+        is_page = target.suffix == ".md" and target.is_file()
+        if not target.exists() or (section and (not is_page or section not in _sections(target))):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_to_a_page_and_section(page: Path) -> None:
+    links = LINK.findall(BLOCK.sub("", page.read_text()))
+    assert _leads_nowhere(page.parent, page, links) == []
+
+
+def test_every_page_and_section_that_the_code_names_exists() -> None:
+    for module in (ROOT / "src").rglob("*.py"):
+        links = IN_CODE.findall(module.read_text())
+        assert _leads_nowhere(ROOT, module, links) == [], module
