@@ -18,6 +18,7 @@ from switchyard.services.files.storage import figures_key
 from switchyard.services.jobs.outcomes import Next, RetryableError
 from switchyard.services.llm.vision import VisionNotSet
 from switchyard.services.samples.generating import generate
+from switchyard.services.text import figures
 from switchyard.services.workers import figures as figures_worker
 from switchyard.services.workers.figures import NoSuchFigure
 from tests.integration.pipeline.conftest import Pipeline
@@ -170,3 +171,13 @@ async def test_a_page_that_is_a_drawing_of_thousands_of_lines_is_passed_over(
     document_id = await taken_in(seeing, tmp_path, bytes(opened.tobytes()), "map.pdf")
     await seeing.run("describe_figures", {"document_id": document_id})
     assert kept(seeing, document_id) == []
+
+
+def test_a_picture_beside_the_page_does_not_lose_the_others():
+    opened = pymupdf.open()
+    page = opened.new_page()
+    shade = pymupdf.Pixmap(pymupdf.csRGB, pymupdf.IRect(0, 0, 80, 80))
+    for left in (page.rect.width + 100, 100):
+        page.insert_image(pymupdf.Rect(left, 100, left + 200, 300), pixmap=shade)
+    cut_out = figures._of_pdf(bytes(opened.tobytes()))
+    assert [(each.page, each.kind) for each in cut_out] == [(1, "figure")]

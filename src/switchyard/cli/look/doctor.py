@@ -26,6 +26,7 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
 
     Exit code 1: something is wrong.
     """
+    from switchyard.services.index.checking import index
     from switchyard.services.monitoring.doctor import diagnose
 
     quiet_logs("error")
@@ -34,7 +35,7 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     found: list[Check] = []
 
     async def check() -> None:
-        async for each in diagnose(settings, include or ()):
+        async for each in diagnose(settings, include or (), [index]):
             found.append(each)
             if not as_json:
                 _print(each)

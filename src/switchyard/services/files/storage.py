@@ -12,12 +12,13 @@ import re
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from switchyard.services.errors import InvalidInput, NotNow, SwitchyardError, Unknown
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import ObjectStore
 
 MAX_KEY_LENGTH = 900
@@ -49,6 +50,10 @@ class DiskFull(StorageError, NotNow):
     """The disk has no room for the file; nothing of it was kept."""
 
 
+class StorageAway(StorageError, NotNow):
+    """The object store does not answer; whether the last write was done is not known."""
+
+
 NO_ROOM = ("os error 28)", "os error 122)")
 """How obstore says ENOSPC and EDQUOT, which have no error of their own there."""
 
@@ -64,6 +69,9 @@ def needing_room() -> Iterator[None]:
         raise
 
 
+PATIENCE = timedelta(seconds=20)
+"""For how long an object store is asked again that does not answer: somebody may be waiting, and
+jobs are tried again anyway."""
 PARTS_AT_ONCE = 2
 """Parts, of 5 MiB each, that are written at the same time and so kept in memory."""
 
@@ -106,7 +114,8 @@ class Storage:
     """Files under one address: `file:///…`, `s3://bucket/…`, `az://account/container/…`.
 
     Holds the address alone and opens the store when it is first used, so it can be pickled and
-    sent to another process. Credentials come from the environment, as each cloud has it.
+    sent to another process. Credentials come from the environment, as each cloud has it. All
+    methods raise StorageAway where an object store does not answer.
     """
 
     url: str
@@ -117,13 +126,29 @@ class Storage:
     def __reduce__(self) -> tuple[type[Storage], tuple[str]]:
         return (Storage, (self.url,))
 
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Around every call. Raises StorageAway where an object store does not answer."""
+        from obstore.exceptions import GenericError
+
+        try:
+            yield
+        except GenericError as error:
+            if self.url.startswith("file:") or any(each in str(error) for each in NO_ROOM):
+                raise
+            raise StorageAway(f"the file storage at {self.url} does not answer") from error
+
     @property
     def _store(self) -> ObjectStore:
         if not self._opened:
             from obstore.store import from_url
 
             local = self.url.startswith("file:")
-            self._opened.append(from_url(self.url, mkdir=True) if local else from_url(self.url))
+            self._opened.append(
+                from_url(self.url, mkdir=True)
+                if local
+                else from_url(self.url, retry_config={"retry_timeout": PATIENCE})
+            )
         return self._opened[0]
 
     def put(self, key: str, data: bytes) -> None:
@@ -131,14 +156,14 @@ class Storage:
         import obstore
 
         # One request, not a multipart upload: nothing is left behind when it is cut off.
-        with needing_room():
+        with needing_room(), self._reached():
             obstore.put(self._store, check_key(key), data, use_multipart=False)
 
     async def put_async(self, key: str, data: bytes) -> None:
         """`put`, for event loops."""
         import obstore
 
-        with needing_room():
+        with needing_room(), self._reached():
             await obstore.put_async(self._store, check_key(key), data, use_multipart=False)
 
     async def put_new_async(self, key: str, data: bytes) -> bool:
@@ -147,7 +172,7 @@ class Storage:
         from obstore.exceptions import AlreadyExistsError
 
         try:
-            with needing_room():
+            with needing_room(), self._reached():
                 await obstore.put_async(
                     self._store, check_key(key), data, mode="create", use_multipart=False
                 )
@@ -177,7 +202,7 @@ class Storage:
                 if part:
                     yield part
 
-        with needing_room():
+        with needing_room(), self._reached():
             await obstore.put_async(
                 self._store, check_key(key), measured(), max_concurrency=PARTS_AT_ONCE
             )
@@ -188,7 +213,8 @@ class Storage:
         import obstore
 
         try:
-            return bytes(obstore.get(self._store, check_key(key)).bytes())
+            with self._reached():
+                return bytes(obstore.get(self._store, check_key(key)).bytes())
         except FileNotFoundError as error:
             _not_stored(key, error)
 
@@ -196,13 +222,14 @@ class Storage:
         """A whole file. Raises NotStored, InvalidKey, FileTooLarge (before reading it)."""
         import obstore
 
-        try:
-            found = await obstore.get_async(self._store, check_key(key))
-        except FileNotFoundError as error:
-            _not_stored(key, error)
-        if max_bytes is not None and found.meta["size"] > max_bytes:
-            raise FileTooLarge(f"{found.meta['size']:,} bytes, {max_bytes:,} are allowed")
-        return bytes(await found.bytes_async())
+        with self._reached():
+            try:
+                found = await obstore.get_async(self._store, check_key(key))
+            except FileNotFoundError as error:
+                _not_stored(key, error)
+            if max_bytes is not None and found.meta["size"] > max_bytes:
+                raise FileTooLarge(f"{found.meta['size']:,} bytes, {max_bytes:,} are allowed")
+            return bytes(await found.bytes_async())
 
     async def stream_async(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
         """A file from that byte on, in parts of about 1 MiB. Raises NotStored, InvalidKey."""
@@ -211,21 +238,22 @@ class Storage:
         stored = await self.stat_async(key)
         if stored is not None and 0 < stored.size <= start:
             return  # stores refuse a range that is empty
-        try:
-            found = await obstore.get_async(
-                self._store, check_key(key), options={"range": {"offset": start}} if start else {}
-            )
-        except FileNotFoundError as error:
-            _not_stored(key, error)
-        async for part in found.stream(min_chunk_size=PART_BYTES):
-            yield bytes(part)
+        options: GetOptions = {"range": {"offset": start}} if start else {}
+        with self._reached():
+            try:
+                found = await obstore.get_async(self._store, check_key(key), options=options)
+            except FileNotFoundError as error:
+                _not_stored(key, error)
+            async for part in found.stream(min_chunk_size=PART_BYTES):
+                yield bytes(part)
 
     async def stat_async(self, key: str) -> StoredFile | None:
         """Size and time of a file, or None when there is none. Raises InvalidKey."""
         import obstore
 
         try:
-            meta = await obstore.head_async(self._store, check_key(key))
+            with self._reached():
+                meta = await obstore.head_async(self._store, check_key(key))
         except FileNotFoundError:
             return None
         return StoredFile(meta["path"], meta["size"], meta["last_modified"])
@@ -239,7 +267,7 @@ class Storage:
         import obstore
 
         try:
-            with needing_room():
+            with needing_room(), self._reached():
                 await obstore.rename_async(self._store, check_key(source), check_key(target))
         except FileNotFoundError as error:
             _not_stored(source, error)
@@ -249,7 +277,8 @@ class Storage:
         import obstore
 
         try:
-            obstore.delete(self._store, check_key(key))
+            with self._reached():
+                obstore.delete(self._store, check_key(key))
         except FileNotFoundError:
             return  # local directories say so, S3 does not; both mean it is gone
 
@@ -258,7 +287,8 @@ class Storage:
         import obstore
 
         try:
-            await obstore.delete_async(self._store, check_key(key))
+            with self._reached():
+                await obstore.delete_async(self._store, check_key(key))
         except FileNotFoundError:
             return  # local directories say so, S3 does not; both mean it is gone
 
@@ -270,9 +300,10 @@ class Storage:
         import obstore
 
         below = check_key(prefix.rstrip("/")) if prefix.strip("/") else None
-        async for batch in obstore.list(self._store, prefix=below):
-            for meta in batch:
-                yield StoredFile(meta["path"], meta["size"], meta["last_modified"])
+        with self._reached():
+            async for batch in obstore.list(self._store, prefix=below):
+                for meta in batch:
+                    yield StoredFile(meta["path"], meta["size"], meta["last_modified"])
 
     async def delete_prefix_async(self, prefix: str, *, before: datetime | None = None) -> int:
         """Remove the files below a folder; with `before`, those last put earlier than that.

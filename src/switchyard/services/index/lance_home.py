@@ -8,13 +8,13 @@ that guards the creation of a table: two at once would overwrite one another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from switchyard.services.files.storage import NotStored, Storage
+from switchyard.services.files.storage import NotStored, Storage, StorageAway
 from switchyard.services.index.chunk_index import ChunkIndex, IndexAway, IndexMismatch, way_back
 from switchyard.services.index.commits import FIRST_WAIT
 from switchyard.services.index.generations import (
@@ -34,6 +34,14 @@ _STATES = "generations"
 """Folder of the catalogue."""
 _LARGEST = 100_000
 """Bytes of a state."""
+_LANCE_RAISES = (RuntimeError, ValueError, OSError)
+_AWAY = (
+    "Generic S3 error",
+    "Generic MicrosoftAzure error",
+    'store: "S3"',
+    'store: "MicrosoftAzure"',
+)
+"""How it says that an object store does not answer."""
 
 
 class LanceHome:
@@ -44,6 +52,10 @@ class LanceHome:
         self._beside = Storage(as_url(url))
 
     async def generations(self, first: Generation) -> Generations:
+        with self._reached():
+            return await self._generations(first)
+
+    async def _generations(self, first: Generation) -> Generations:
         keys = [stored.key async for stored in self._beside.list_async(_STATES)]
         states = [key for key in keys if key.endswith(".json")]
         if states:
@@ -57,36 +69,54 @@ class LanceHome:
 
     async def put_state(self, state: Generations) -> bool:
         # Of the same length, so that the last one by name is the newest.
-        return await self._beside.put_new_async(
-            f"{_STATES}/{state.number:08d}.json", encoded(state)
-        )
+        key = f"{_STATES}/{state.number:08d}.json"
+        with self._reached():
+            return await self._beside.put_new_async(key, encoded(state))
 
     @asynccontextmanager
     async def table(self, generation: Generation) -> AsyncIterator[ChunkIndex]:
-        async with self._connected() as connection:
-            table = await _open_table(connection, generation.table)
-            if table is None:
-                table = await self._create(connection, generation)
-            _check(await table.schema(), generation)
-            yield LanceTable(table, generation.dimensions)
+        with self._reached():
+            async with self._connected() as connection:
+                table = await _open_table(connection, generation.table)
+                if table is None:
+                    table = await self._create(connection, generation)
+                _check(await table.schema(), generation)
+                yield LanceTable(table, generation.dimensions)
 
     async def drop(self, generation: Generation) -> None:
-        async with self._connected() as connection:
-            await connection.drop_table(generation.table, ignore_missing=True)
-        await self._beside.delete_async(_note_key(generation))
+        with self._reached():
+            async with self._connected() as connection:
+                await connection.drop_table(generation.table, ignore_missing=True)
+            await self._beside.delete_async(_note_key(generation))
 
     async def note(self, generation: Generation, text: str) -> None:
-        await self._beside.put_async(_note_key(generation), text.encode())
+        with self._reached():
+            await self._beside.put_async(_note_key(generation), text.encode())
 
     async def noted(self, generation: Generation) -> str | None:
         try:
-            text = await self._beside.get_async(_note_key(generation), max_bytes=_LARGEST)
+            with self._reached():
+                text = await self._beside.get_async(_note_key(generation), max_bytes=_LARGEST)
         except NotStored:
             return None
         return text.decode(errors="replace")
 
     async def close(self) -> None:
         return
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Around whatever needs the store. Raises IndexAway where that does not answer."""
+        try:
+            yield
+        except StorageAway as error:
+            raise IndexAway(f"the index at {self.where} does not answer") from error
+        except (RuntimeError, ValueError, OSError) as error:
+            # Lance has no class for it; an error of those who use a table has one of its own.
+            said = str(error)
+            if type(error) not in _LANCE_RAISES or not any(each in said for each in _AWAY):
+                raise
+            raise IndexAway(f"the index at {self.where} does not answer") from error
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:

@@ -77,9 +77,14 @@ STEPS = (
 """In the order in which one thing builds on another."""
 
 
-async def diagnose(settings: Settings, include: Iterable[str] = ()) -> AsyncIterator[Check]:
+async def diagnose(
+    settings: Settings,
+    include: Iterable[str] = (),
+    host_looks: Iterable[Callable[[Settings], Awaitable[list[Check]]]] = (),
+) -> AsyncIterator[Check]:
     """All checks, with the job types of JOBS_MODULES and of `include`. What is away is an answer,
-    given within seconds."""
+    given within seconds. `host_looks` are asked behind those about this host: what rooms above
+    this one know of the settings."""
     registry, missing = modules.load_types(settings, include)
     for check in missing:
         yield check
@@ -89,6 +94,10 @@ async def diagnose(settings: Settings, include: Iterable[str] = ()) -> AsyncIter
             if step.can_be_asked(system):
                 for check in await _asked(step.look, system):
                     yield check
+            if step.look is host.keys:
+                for look in host_looks:
+                    for check in await look(settings):
+                        yield check
     finally:
         await system.close()
 

@@ -251,6 +251,16 @@ BULK_IDLE = Metric(
     "Longest time in which a running operation of this kind has noted no progress.",
     ("kind",),
 )
+STORAGE_USED = Metric(
+    "switchyard_storage_bytes",
+    "gauge",
+    "Bytes in the file storage, measured once a minute at most; only with JOBS_STORAGE_QUOTA.",
+)
+STORAGE_QUOTA = Metric(
+    "switchyard_storage_quota_bytes",
+    "gauge",
+    "JOBS_STORAGE_QUOTA: from so many bytes on, uploads are refused.",
+)
 
 ALL: Final = tuple(each for each in list(vars().values()) if isinstance(each, Metric))
 

@@ -15,6 +15,7 @@ import structlog
 
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, queue_name
+from switchyard.services.files.storage import Storage, StorageAway
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring import metrics as names
@@ -28,6 +29,9 @@ from switchyard.services.settings import Settings
 
 FRESH_FOR = 4.0
 """Seconds for which what was seen is shown again."""
+MEASURE_EVERY = 60.0
+"""Seconds for which a measurement of the storage holds."""
+MEASURE_TIMEOUT = 5.0
 DEAD_LANE = "dead"
 """The lane label of `jobs.dead`."""
 
@@ -47,6 +51,8 @@ class SystemMetrics:
         self._log = structlog.get_logger("metrics")
         self._broker: Shown = []
         self._recorded: Shown = []
+        self._stored: Shown = []
+        self._measured_at = float("-inf")
 
     def install(self, metrics: Metrics) -> None:
         """Show them there from now on."""
@@ -55,7 +61,7 @@ class SystemMetrics:
 
     def shown(self) -> Iterable[tuple[Metric, Samples]]:
         """What was seen last."""
-        return [*self._broker, *self._recorded]
+        return [*self._broker, *self._recorded, *self._stored]
 
     async def refresh(self) -> None:
         """Look again, unless that was done just now. What is away shows nothing but that."""
@@ -65,8 +71,27 @@ class SystemMetrics:
             up: dict[tuple[str, ...], float] = {}
             self._broker = await self._look_at_broker(up)
             self._recorded = await self._look_at_ledger(up)
+            await self._measure_storage()
             self._broker.append((names.UP, up))
             self._looked_at = time.monotonic()
+
+    async def _measure_storage(self) -> None:
+        """As uploads are held against it: every file is looked at, so not at every scrape. A
+        storage that takes too long, or is away, shows what was measured last."""
+        quota, now = self._settings.storage_quota, time.monotonic()
+        if quota is None or now - self._measured_at < MEASURE_EVERY:
+            return
+        self._measured_at = now
+        try:
+            async with asyncio.timeout(MEASURE_TIMEOUT):
+                used = await Storage(self._settings.files_url).size_async()
+        except (TimeoutError, StorageAway) as error:
+            self._log.warning("storage not measured", error=str(error) or type(error).__name__)
+            return
+        self._stored = [
+            (names.STORAGE_USED, {(): float(used)}),
+            (names.STORAGE_QUOTA, {(): float(quota)}),
+        ]
 
     async def _look_at_broker(self, up: dict[tuple[str, ...], float]) -> Shown:
         if self._settings.amqp_url is None:

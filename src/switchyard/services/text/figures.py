@@ -132,6 +132,8 @@ def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
     cut_out = []
     for box in sorted(boxes, key=lambda box: (box[1], box[0]))[:most]:
         clip = library.Rect(box) & page.rect
+        if clip.is_empty or min(clip.width, clip.height) < 1:
+            continue  # it lies beside the page: a pixmap of nothing is an error
         zoom = min(_DPI / 72, SIDE / max(clip.width, clip.height, 1))
         drawn = page.get_pixmap(
             matrix=library.Matrix(zoom, zoom), clip=clip, colorspace=library.csRGB, alpha=False

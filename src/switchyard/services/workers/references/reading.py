@@ -65,7 +65,11 @@ async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) ->
     input_hash = content_hash([payload.key, payload.text, ctx.settings.pdf_extractor])
     text = await files.reuse_or_run_async(EXTRACT, input_hash, work, content=None)
     if text.result.get("needs_ocr"):
-        raise NoText("the file is made of pictures: send it to POST /documents, which reads them")
+        raise NoText(
+            "the file is made of pictures, which only documents have read: `jobctl documents "
+            "upload FILE --wait`, publish hot.process_references with its document_id, and then "
+            "`jobctl documents references ID`"
+        )
     return ReferenceSource(files, text)
 
 

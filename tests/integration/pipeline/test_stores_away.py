@@ -1,0 +1,113 @@
+"""An object store that is away is told as that, to whoever searches, stores, or asks the doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from switchyard.cli.system.ports import LOOPBACK, free_port
+from switchyard.services.files import storage as storing
+from switchyard.services.files.storage import Storage, StorageAway
+from switchyard.services.index.checking import index
+from switchyard.services.index.chunk_index import IndexAway
+from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.opening import generation_of, home_at, open_index
+from switchyard.services.monitoring.check import Finding
+from switchyard.services.monitoring.metrics import STORAGE_QUOTA, STORAGE_USED
+from switchyard.services.monitoring.system_metrics import SystemMetrics
+from switchyard.services.settings import Settings
+from tests.integration.api.document_server import serving
+from tests.integration.pipeline.conftest import Pipeline
+from tests.support.missing import MissingError, skip_or_fail
+from tests.support.object_stores import s3_server
+
+AWAY = "s3://switchyard/index"
+
+
+@pytest.fixture(autouse=True)
+def nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An S3 server at a port where nobody listens, that is not asked for long."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{LOOPBACK}:{free_port()}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-this-test-alone")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setattr(storing, "PATIENCE", timedelta(seconds=0.2))
+
+
+@contextmanager
+def while_it_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A server that is there within the block."""
+    try:
+        with s3_server() as environment:
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+            yield
+    except MissingError as error:
+        skip_or_fail(str(error))
+
+
+async def test_every_call_says_that_the_store_does_not_answer():
+    store = Storage("s3://switchyard/files")
+    with pytest.raises(StorageAway, match="s3://switchyard/files does not answer"):
+        await store.put_async("a", b"content")
+    with pytest.raises(StorageAway):
+        await store.get_async("a")
+    with pytest.raises(StorageAway):
+        store.get("a")
+    with pytest.raises(StorageAway):
+        await store.stat_async("a")
+    with pytest.raises(StorageAway):
+        await store.size_async()
+
+
+async def test_a_search_is_told_to_come_again_and_the_doctor_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = Settings(data_dir=tmp_path, amqp_url=None, index_url=AWAY)
+    async with AsyncExitStack() as stack:
+        with while_it_runs(monkeypatch):
+            client = await stack.enter_async_context(serving(settings))
+            answer = await client.post("/search", json={"query": "tide"})
+            assert (answer.status_code, answer.json()["hits"]) == (200, [])
+        answer = await client.post("/search", json={"query": "tide"})
+    assert answer.status_code == 503
+    assert answer.json()["type"].endswith("search-away")
+    assert "Retry-After" in answer.headers
+    (check,) = await index(settings)
+    assert (check.status, check.finding) == ("wrong", Finding.INDEX_AWAY)
+
+
+async def test_a_table_that_can_not_be_opened_is_an_index_that_is_away(tmp_path: Path):
+    generation = generation_of(embedder_for(Settings(data_dir=tmp_path)), "chunks")
+    with pytest.raises(IndexAway, match="s3://switchyard/index does not answer"):
+        async with home_at(AWAY).table(generation):
+            pass
+
+
+async def test_the_doctor_tells_of_an_index_of_another_embedder_and_makes_none(tmp_path: Path):
+    settings = Settings(data_dir=tmp_path, embed_offline="hashed")
+    (check,) = await index(settings)
+    assert (check.status, check.detail) == ("ok", "nothing has been indexed yet")
+    assert list(tmp_path.iterdir()) == []
+    async with open_index(settings) as opened, opened.searched():
+        pass
+    (check,) = await index(settings)
+    assert check.status == "ok"
+    (check,) = await index(settings.model_copy(update={"embed_offline": "wordllama"}))
+    assert (check.status, check.finding) == ("warning", Finding.INDEX_EMBEDDER)
+    assert "JOBS_EMBED_OFFLINE=hashed" in check.remedy
+
+
+async def test_bytes_in_the_storage_are_shown_beside_their_quota(pipeline: Pipeline):
+    pipeline.storage.put("uploads/one", b"x" * 100)
+    settings = pipeline.settings.model_copy(update={"storage_quota": 1_000, "amqp_url": None})
+    assert pipeline.ledger is not None
+    shown = SystemMetrics(settings, pipeline.registry, pipeline.ledger)
+    await shown.refresh()
+    found = dict(shown.shown())
+    assert (found[STORAGE_USED], found[STORAGE_QUOTA]) == ({(): 100.0}, {(): 1_000.0})
