@@ -88,11 +88,14 @@ class BackfillUser:
         *,
         rate: float | None = None,
         max_open: int | None = None,
+        budget: float | None = None,
         **spec: Any,
     ) -> BulkOperation:
         """Record a backfill; `spec` are further fields of its BackfillSpec."""
         wanted = parse_spec({"source": source, "options": options, **spec})
-        return await self.backfills.start(wanted, created_by="test", rate=rate, max_open=max_open)
+        return await self.backfills.start(
+            wanted, created_by="test", rate=rate, max_open=max_open, budget=budget
+        )
 
     async def store(
         self, data: bytes | Iterable[object], file_format: FileFormat = FileFormat.JSONL

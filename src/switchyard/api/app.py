@@ -45,6 +45,7 @@ ROUTERS = (
     jobs.router,
     events.router,
     llm.router,
+    llm.spending_router,
     documents.router,
     samples.router,
     extract.router,

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from pydantic_settings import NoDecode
 
 from switchyard.broker.settings import BrokerSettings
+from switchyard.services.prices import ModelPrices
 
 
 def default_data_dir() -> Path:
@@ -188,6 +189,24 @@ class Settings(BrokerSettings):
         ge=0,
         description="MiB of answers that are kept; beyond that, those go that were not used for "
         "longest.",
+    )
+    llm_prices: Path | None = Field(
+        default=None,
+        description="A TOML file of what models cost (docs/llm.md#what-it-costs); tokens alone are "
+        "counted where unset.",
+    )
+    llm_budget_per_day: float | None = Field(
+        default=None,
+        gt=0,
+        le=1_000_000_000,
+        description="What calls of language models may cost on one day (UTC), in the currency of "
+        "that file; no limit where unset.",
+    )
+    llm_spend_days: float = Field(
+        default=400,
+        ge=1,
+        le=36_500,
+        description="Days for which it is kept what each call has cost.",
     )
     embed_dimensions: int = Field(
         default=256,
@@ -535,6 +554,8 @@ class Settings(BrokerSettings):
         "hf_token",
         "llm_base_url",
         "llm_api_key",
+        "llm_prices",
+        "llm_budget_per_day",
         "vision_model",
         "vision_base_url",
         "vision_api_key",
@@ -596,7 +617,15 @@ class Settings(BrokerSettings):
             raise ValueError("JOBS_LLM_DIRECT is set: set JOBS_LLM_BASE_URL")
         if self.llm_concurrency_min > self.llm_concurrency_max:
             raise ValueError("JOBS_LLM_CONCURRENCY_MIN is more than JOBS_LLM_CONCURRENCY_MAX")
+        if self.llm_budget_per_day is not None and self.llm_prices is None:
+            raise ValueError("JOBS_LLM_BUDGET_PER_DAY needs prices: set JOBS_LLM_PRICES")
+        ModelPrices.load(self.llm_prices)  # whoever has set it hears at once what is wrong with it
         return self
+
+    @property
+    def prices(self) -> ModelPrices:
+        """What models cost, as their file says now."""
+        return ModelPrices.load(self.llm_prices)
 
     def slots_of(self, worker: str) -> int:
         """Jobs that this kind of worker runs at once, where nobody says otherwise. Those of the LLM

@@ -37,6 +37,7 @@ def start_backfill(
     when_dead: Literal["wait", "go_on", "fail"] | None = None,
     rate: float | None = None,
     max_open: int | None = None,
+    budget: float | None = None,
     reason: str | None = None,
     notify_url: str | None = None,
 ) -> Call[backfill_models.BackfillView]:
@@ -57,6 +58,7 @@ def start_backfill(
         when_dead=when_dead,
         rate=rate,
         max_open=max_open,
+        budget=budget,
         reason=reason,
         notify_url=notify_url,
     )
@@ -116,7 +118,7 @@ def backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
 def set_backfill_limits(
     backfill_id: str, **limits: float | None
 ) -> Call[backfill_models.BackfillView]:
-    """Change `rate` or `max_open`, also while it runs; None takes a limit away."""
+    """Change `rate`, `max_open` or `budget`, also while it runs; None takes a limit away."""
     return act(_path(backfill_id), backfill_models.BackfillView, limits, method="PATCH")
 
 

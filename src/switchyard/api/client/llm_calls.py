@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from typing import Any, Literal
 
-from switchyard.api.client.call import Call, given, in_path, operation
+from switchyard.api.client.call import Call, get, given, in_path, operation
 from switchyard.api.models import llm as models
+from switchyard.services.records.spending import SpentBy
 
 _ON_THE_WAY = 30.0
 """Seconds beyond its wait that an answer may take."""
@@ -47,6 +49,25 @@ def answer(job_id: str, *, wait: float | None = None) -> Call[models.AnswerOfMod
         {"wait": wait},
         repeatable=True,
         patience=_patience(wait),
+    )
+
+
+@operation("llm-spend")
+def llm_spend(
+    *,
+    by: SpentBy | None = None,
+    since: date | None = None,
+    until: date | None = None,
+    limit: int | None = None,
+) -> Call[models.SpendReport]:
+    """What calls of language models have cost, and what is left of the budgets."""
+    return get(
+        "/llm/spend",
+        models.SpendReport,
+        by=by,
+        since=since.isoformat() if since else None,
+        until=until.isoformat() if until else None,
+        limit=limit,
     )
 
 

@@ -149,6 +149,7 @@ class Operations:
 
     ask = Method(llm_calls.ask)
     answer = Method(llm_calls.answer)
+    llm_spend = Method(llm_calls.llm_spend)
 
     start_backfill = Method(backfill_calls.start_backfill)
     preview_backfill = Method(backfill_calls.preview_backfill)

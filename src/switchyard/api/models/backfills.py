@@ -19,6 +19,14 @@ BACKFILL_ID = r"^[a-z]{1,32}-[0-9a-f]{4,32}$"
 EXAMPLE_ID = "backfill-3fa9c01b22"
 
 
+BUDGET = Field(
+    default=None,
+    gt=0,
+    le=1_000_000_000,
+    description="What its calls of language models may cost, in the currency of the prices' file.",
+)
+
+
 class BackfillPlan(BaseModel):
     """What is gone through, and what becomes of each item; docs/backfills.md explains it."""
 
@@ -85,6 +93,7 @@ class BackfillPlan(BaseModel):
     max_open: int | None = Field(
         default=None, ge=1, le=2_000_000_000, description="Unfinished jobs of it at most."
     )
+    budget: float | None = BUDGET
     reason: str | None = Field(default=None, max_length=1000, pattern=models.PLAIN)
 
 
@@ -99,6 +108,7 @@ class BackfillLimits(BaseModel):
         default=None, ge=LEAST_RATE, le=MOST_RATE, description="Jobs a second at most."
     )
     max_open: int | None = Field(default=None, ge=1, le=2_000_000_000)
+    budget: float | None = BUDGET
 
 
 class Cancellation(BaseModel):
@@ -133,6 +143,17 @@ class JobPreview(BaseModel):
     payload: dict[str, Any]
 
 
+class CostPreview(BaseModel):
+    """The most that a backfill's calls of language models are likely to come to."""
+
+    jobs: int | None = Field(description="All of it; null: the rest is for one job.")
+    input_tokens: int
+    output_tokens: int
+    cost: float | None = Field(description="null where the model has no price.")
+    currency: str = Field(examples=["USD"])
+    assumption: str = Field(description="What the guess takes for granted.")
+
+
 class BackfillPreview(BaseModel):
     """What a backfill would do."""
 
@@ -140,6 +161,9 @@ class BackfillPreview(BaseModel):
     total: int | None = Field(description="Items in all; null where the source does not know.")
     jobs: list[JobPreview] = Field(description="The first jobs.")
     unusable: list[str] = Field(description="Why some of the first items would be skipped.")
+    cost: CostPreview | None = Field(
+        description="Of its calls of language models; null where its jobs make none themselves."
+    )
 
 
 class DeathCause(BaseModel):
@@ -167,6 +191,7 @@ class BackfillView(BaseModel):
     finished_at: datetime | None
     rate: float | None = Field(description="Jobs a second at most.")
     max_open: int | None
+    budget: float | None = Field(description="What its calls of language models may cost.")
     plan: dict[str, Any] = Field(description="As it was asked for.")
     total: int | None = Field(description="Items in all; null where the source does not know.")
     read: int

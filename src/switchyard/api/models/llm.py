@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.api.models.jobs import EXAMPLE, PLAIN
 from switchyard.broker.message import MAX_PRIORITY
+from switchyard.services.records.spending import SpentBy
 
 LONGEST_WAIT = 60.0
 """Seconds that one HTTP request may wait; a client that wants longer asks for the job's end."""
@@ -62,3 +63,39 @@ class AnswerOfModel(BaseModel):
         default=None, description="`text`, `value` where there is a schema, `model`, `usage`, …"
     )
     error: str | None = None
+
+
+class Spending(BaseModel):
+    """What calls that have one thing in common came to."""
+
+    name: str | None = Field(description="The day, model, …; null for calls that have none.")
+    calls: int
+    saved_calls: int = Field(description="Answered from what is kept: they cost nothing.")
+    unsure_calls: int = Field(description="Broken off: they count by their estimate.")
+    unpriced_calls: int = Field(description="Of models without a price: not in `cost`.")
+    input_tokens: int
+    cached_tokens: int = Field(description="Of the input, those that the server had cached.")
+    output_tokens: int
+    cost: float
+    reserved: float = Field(description="Set aside for calls under way.")
+    saved: float = Field(description="What the saved calls would have cost.")
+
+
+class Budget(BaseModel):
+    """A budget as it is now."""
+
+    of: str = Field(examples=["day:2026-11-22"], description="`day:…`, or `backfill:…`.")
+    limit: float
+    spent: float
+    set_aside: float = Field(description="For calls under way.")
+    left: float
+    too_little_left: bool = Field(description="For its last call: jobs wait.")
+
+
+class SpendReport(BaseModel):
+    """What was spent, and what may be."""
+
+    by: SpentBy
+    currency: str = Field(examples=["USD"])
+    rows: list[Spending]
+    budgets: list[Budget] = Field(description="Of today, and of backfills that are not over.")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from switchyard.api.models import jobs as models
 from switchyard.api.models.backfills import (
     BackfillPlan,
     BackfillPreview,
     BackfillView,
+    CostPreview,
     DeathCause,
     JobPreview,
 )
@@ -20,7 +23,7 @@ from switchyard.services.records import BulkOperation
 
 def spec_of(plan: BackfillPlan) -> BackfillSpec:
     """Raises pydantic's ValidationError where fields do not fit together."""
-    given = plan.model_dump(exclude={"rate", "max_open", "reason"})
+    given = plan.model_dump(exclude={"rate", "max_open", "budget", "reason"})
     return BackfillSpec.model_validate({**given, "remote": True})
 
 
@@ -34,7 +37,11 @@ def preview_view(preview: Preview) -> BackfillPreview:
         for job in preview.jobs
     ]
     return BackfillPreview(
-        title=preview.title, total=preview.total, jobs=jobs, unusable=list(preview.unusable)
+        title=preview.title,
+        total=preview.total,
+        jobs=jobs,
+        unusable=list(preview.unusable),
+        cost=None if preview.cost is None else CostPreview(**asdict(preview.cost)),
     )
 
 
@@ -53,6 +60,7 @@ async def view_of(ledger: Ledger, operation: BulkOperation) -> BackfillView:
         finished_at=models.moment(operation.finished_at),
         rate=operation.rate,
         max_open=operation.max_open,
+        budget=operation.budget,
         plan=dict(operation.spec),
         total=progress.total,
         read=progress.read,

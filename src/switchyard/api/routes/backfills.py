@@ -98,6 +98,7 @@ async def start(
         reason=body.reason,
         rate=body.rate,
         max_open=body.max_open,
+        budget=body.budget,
     )
     response.headers["Location"] = f"/backfills/{operation.id}"
     return await view_of(state.ledger, operation)

@@ -1,8 +1,10 @@
-"""`/llm/requests`: questions to language models, with the answer at once where it is wanted."""
+"""`/llm/…`: questions to language models, with the answer at once where it is wanted; and what they
+have cost."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import asdict
+from datetime import date, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -15,12 +17,15 @@ from switchyard.api.state import BrokerSide, Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.llm.queue import LLMQueue, LlmResult, LlmStatus, result_of
+from switchyard.services.llm.spending import first_day
 from switchyard.services.monitoring.ending import ended
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.publishing.requests import refused
 from switchyard.services.records import JobRecord
+from switchyard.services.records.spending import SpentBy
 
 router = APIRouter(prefix="/llm/requests", tags=["llm"])
+spending_router = APIRouter(prefix="/llm/spend", tags=["llm"])
 
 WAITING: dict[int | str, dict[str, Any]] = {
     202: {"model": models.AnswerOfModel, "description": "It has not ended yet."}
@@ -128,6 +133,46 @@ def _shown(result: LlmResult, response: Response) -> models.AnswerOfModel:
         status=result.status,
         result=None if result.result is None else dict(result.result),
         error=result.error,
+    )
+
+
+@spending_router.get(
+    "",
+    dependencies=[needs(Scope.READ)],
+    responses=responses("invalid", "ledger-away"),
+)
+async def spend(
+    state: Shared,
+    by: Annotated[SpentBy, Query(description="What the calls of a row have in common.")] = "day",
+    since: Annotated[
+        date | None, Query(description="The first day, in UTC; 30 days ago where not given.")
+    ] = None,
+    until: Annotated[date | None, Query(description="The last day, in UTC.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+) -> models.SpendReport:
+    """What calls of language models have cost, and what is left of the budgets."""
+    ledger, settings = state.ledger, state.settings
+    rows = await ledger.llm_spend(
+        by,
+        since=since.isoformat() if since else first_day(ledger),
+        until=until.isoformat() if until else None,
+        limit=limit,
+    )
+    return models.SpendReport(
+        by=by,
+        currency=settings.prices.currency,
+        rows=[models.Spending(**asdict(each)) for each in rows],
+        budgets=[
+            models.Budget(
+                of=each.key,
+                limit=each.limit,
+                spent=each.spent,
+                set_aside=each.reserved,
+                left=each.left,
+                too_little_left=each.is_short,
+            )
+            for each in await ledger.llm_budgets(per_day=settings.llm_budget_per_day)
+        ],
     )
 
 

@@ -57,6 +57,14 @@ def set_limits(
         int | None,
         typer.Option(min=0, help="Unfinished jobs of it at most; 0 for no limit."),
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="AMOUNT",
+            help="What its calls of language models may cost in all; 0 for no limit.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change its limits, also while it runs."""
@@ -65,8 +73,10 @@ def set_limits(
         changes["rate"] = new_rate(rate)
     if max_open is not None:
         changes["max_open"] = max_open or None
+    if budget is not None:
+        changes["budget"] = budget or None
     if not changes:
-        raise WrongUsage("name --rate or --max-open")
+        raise WrongUsage("name --rate, --max-open or --budget")
     change_limits(VIEW.kind, operation_id, changes, as_json=as_json)
 
 

@@ -49,6 +49,13 @@ HighOption = Annotated[
     int | None,
     typer.Option(min=1, help="Jobs in a queue at which it waits; half of the queue's limit."),
 ]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="AMOUNT",
+        help="What its calls of language models may cost, in the currency of JOBS_LLM_PRICES.",
+    ),
+]
 UntilOption = Annotated[
     datetime | None,
     typer.Option(
@@ -71,7 +78,8 @@ WhenDeadOption = Annotated[
     typer.Option(help="What becomes of that job when some are dead."),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Only show the number of items and the first jobs.")
+    bool,
+    typer.Option("--dry-run", help="Only show the number of items, the first jobs and the cost."),
 ]
 WatchOption = Annotated[
     bool, typer.Option("--watch", help="Follow it; exit code 1 when not every item was done.")
@@ -85,6 +93,7 @@ class CommonOptions:
     spec: dict[str, Any]
     rate: float | None
     max_open: int | None
+    budget: float | None
     why: str | None
     dry_run: bool
     watch: bool
@@ -100,6 +109,7 @@ def common_options(
     max_attempts: AttemptsOption = None,
     rate: RateOption = None,
     max_open: OpenOption = None,
+    budget: BudgetOption = None,
     low: LowOption = None,
     high: HighOption = None,
     until: UntilOption = None,
@@ -131,6 +141,7 @@ def common_options(
         },
         rate=optional_rate(rate),
         max_open=max_open,
+        budget=budget,
         why=why,
         dry_run=dry_run,
         watch=watch,

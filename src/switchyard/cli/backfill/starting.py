@@ -18,11 +18,12 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed
-from switchyard.cli.base.output import echo, inline_json, print_json, say
+from switchyard.cli.base.output import echo, inline_json, plain, print_json, say
 from switchyard.cli.base.who import user
 
 if TYPE_CHECKING:
     from switchyard.cli.backfill.options import CommonOptions
+    from switchyard.services.backfill.estimating import CostEstimate
     from switchyard.services.backfill.starting import Backfills, Preview
     from switchyard.services.ledger import Ledger
     from switchyard.services.records import BulkOperation
@@ -59,7 +60,8 @@ async def _run(
         # What is wrong is said before a large file is copied.
         wanted = parse_spec({"source": name, "options": {}, **common.spec})
         plan = Plan.of("", wanted, backfills.sources.get(name), registry)
-        check_limits({"rate": common.rate, "max_open": common.max_open})
+        limits = {"rate": common.rate, "max_open": common.max_open, "budget": common.budget}
+        check_limits(limits)
         if name == "file":
             given = await _store(backfills, given)
         keep = False
@@ -76,6 +78,7 @@ async def _run(
                 reason=common.why,
                 rate=common.rate,
                 max_open=common.max_open,
+                budget=common.budget,
             )
             keep = True
         except LedgerUnavailable:
@@ -149,6 +152,7 @@ def _print_preview(preview: Preview, *, as_json: bool) -> None:
                 "total": preview.total,
                 "jobs": jobs,
                 "unusable": list(preview.unusable),
+                "cost": plain(preview.cost),
             }
         )
         return
@@ -158,3 +162,18 @@ def _print_preview(preview: Preview, *, as_json: bool) -> None:
         echo(f"{job['routing_key']}  {inline_json(job['payload'])}")
     for why in preview.unusable:
         say(f"skipped: {why}")
+    if preview.cost is not None:
+        say(_told(preview.cost))
+
+
+def _told(cost: CostEstimate) -> str:
+    from switchyard.services.llm.spending import amount
+
+    money = "a cost that is not known (the model has no price in JOBS_LLM_PRICES)"
+    if cost.cost is not None:
+        money = amount(cost.cost, cost.currency)
+    whom = "Each job" if cost.jobs is None else "All of it"
+    return (
+        f"{whom} would come to {cost.input_tokens:,} tokens of questions, {cost.output_tokens:,} "
+        f"of answers, and {money}, at most: {cost.assumption}."
+    )

@@ -87,6 +87,7 @@ def public(progress: BackfillProgress) -> dict[str, Any]:
             "note": progress.note,
             "rate_limit": operation.rate,
             "max_open": operation.max_open,
+            "budget": operation.budget,
             "total": progress.total,
             "read": progress.read,
             "published": progress.published,
@@ -160,6 +161,7 @@ def print_progress(progress: BackfillProgress) -> None:
     limits = [
         f"{operation.rate:g} jobs a second" if operation.rate else "",
         f"{operation.max_open:,} open jobs" if operation.max_open else "",
+        f"a budget of {operation.budget:g}" if operation.budget else "",
     ]
     print_rows(
         [

@@ -65,9 +65,10 @@ def record_of(operation: BulkOperation) -> dict[str, Any]:
 
 def limits(operation: BulkOperation) -> dict[str, Any]:
     """What `--json` says of an operation that was changed."""
-    return {
+    shown = {
         "id": operation.id,
         "state": operation.state,
         "rate": operation.rate,
         "max_open": operation.max_open,
     }
+    return shown | ({"budget": operation.budget} if operation.kind == "backfill" else {})

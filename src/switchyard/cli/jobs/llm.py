@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +23,7 @@ from switchyard.cli.base.output import (
     cell,
     console,
     echo,
+    plain,
     print_json,
     say,
     table,
@@ -30,9 +33,25 @@ from switchyard.cli.base.payloads import read_argument
 if TYPE_CHECKING:
     from switchyard.services.llm.queue import LlmResult
     from switchyard.services.records.llm import LlmServerReport
+    from switchyard.services.records.spending import BudgetState, SpendRow
     from switchyard.services.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Ask language models, and see their servers.")
+app = typer.Typer(
+    no_args_is_help=True, help="Ask language models, and see their servers and what they cost."
+)
+
+
+class SpendBy(StrEnum):
+    """The choices, for the command line; held against `SPENT_BY` by a test."""
+
+    DAY = "day"
+    MODEL = "model"
+    PROVIDER = "provider"
+    TYPE = "type"
+    SOURCE = "source"
+    DOCUMENT = "document"
+    JOB = "job"
+    BACKFILL = "backfill"
 
 
 @app.command()
@@ -120,32 +139,54 @@ def _shown(result: LlmResult) -> dict[str, Any]:
 
 @app.command()
 def status(as_json: JsonOption = False) -> None:
-    """Show the servers that were asked: calls under way, limit, pauses, failures in a row."""
+    """Show the servers that were asked, and the budgets: calls under way, pauses, money left."""
     settings = load_settings()
 
-    async def read(settings: Settings) -> list[LlmServerReport]:
+    async def read() -> tuple[list[LlmServerReport], list[BudgetState]]:
         async with open_ledger(settings) as ledger:
-            return await ledger.llm_servers()
+            budgets = await ledger.llm_budgets(per_day=settings.llm_budget_per_day)
+            return await ledger.llm_servers(), budgets
 
-    found = run(read(settings))
+    servers, budgets = run(read())
     if as_json:
         print_json(
-            [
-                {
-                    "name": each.name,
-                    "in_flight": each.in_flight,
-                    "limit": int(each.state.limit),
-                    "paused_for": each.paused_for,
-                    "pause_reason": each.state.pause_reason if each.paused_for else None,
-                    "failures": each.state.failures,
-                }
-                for each in found
-            ]
+            {
+                "servers": [_server_shown(each) for each in servers],
+                "budgets": [_budget_shown(each) for each in budgets],
+                "currency": settings.prices.currency,
+            }
         )
         return
-    if not found:
+    if servers:
+        _print_servers(servers)
+    else:
         say("No server was asked yet: `jobctl llm ask` does.")
-        return
+    _print_budgets(budgets, settings.prices.currency)
+
+
+def _server_shown(report: LlmServerReport) -> dict[str, Any]:
+    return {
+        "name": report.name,
+        "in_flight": report.in_flight,
+        "limit": int(report.state.limit),
+        "paused_for": report.paused_for,
+        "pause_reason": report.state.pause_reason if report.paused_for else None,
+        "failures": report.state.failures,
+    }
+
+
+def _budget_shown(budget: BudgetState) -> dict[str, Any]:
+    return {
+        "of": budget.key,
+        "limit": budget.limit,
+        "spent": budget.spent,
+        "set_aside": budget.reserved,
+        "left": budget.left,
+        "too_little_left": budget.is_short,
+    }
+
+
+def _print_servers(found: list[LlmServerReport]) -> None:
     rows = table("SERVER", "IN FLIGHT", "LIMIT", "PAUSED", "FAILURES", "WHY", flexible=("WHY",))
     for each in found:
         add_row(
@@ -158,3 +199,85 @@ def status(as_json: JsonOption = False) -> None:
             cell(each.state.pause_reason if each.paused_for else ""),
         )
     console().print(rows)
+
+
+def _print_budgets(found: list[BudgetState], currency: str) -> None:
+    from switchyard.services.llm.spending import amount
+
+    if not found:
+        return
+    rows = table(
+        "BUDGET", "LIMIT", "SPENT", "SET ASIDE", "LEFT", "", right=("LIMIT", "SPENT", "SET ASIDE")
+    )
+    for each in found:
+        money = (each.limit, each.spent, each.reserved, each.left)
+        add_row(
+            rows,
+            cell(each.key),
+            *(amount(value, currency) for value in money),
+            "too little for its next call: jobs wait" if each.is_short else "",
+        )
+    console().print(rows)
+
+
+@app.command()
+def spend(
+    by: Annotated[
+        SpendBy, typer.Option(help="What the calls of a line have in common.")
+    ] = SpendBy.DAY,
+    since: Annotated[
+        datetime | None,
+        typer.Option(formats=["%Y-%m-%d"], help="The first day, in UTC; 30 days ago."),
+    ] = None,
+    until: Annotated[
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="The last day, in UTC.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many lines.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what calls of language models have cost, and what kept answers have saved."""
+    from switchyard.services.llm.spending import first_day
+
+    settings = load_settings()
+
+    async def read() -> list[SpendRow]:
+        async with open_ledger(settings) as ledger:
+            first = since.date().isoformat() if since else first_day(ledger)
+            last = until.date().isoformat() if until else None
+            return await ledger.llm_spend(by.value, since=first, until=last, limit=limit)
+
+    found = run(read())
+    currency = settings.prices.currency
+    if as_json:
+        rows = [{"currency": currency, "by": by.value, **plain(each)} for each in found]
+        print_json(rows)
+    elif found:
+        _print_spend(found, by.value, currency)
+    else:
+        say("Nothing was asked in this time.")
+
+
+def _print_spend(found: list[SpendRow], by: str, currency: str) -> None:
+    from switchyard.services.llm.spending import amount
+
+    numbers = ("CALLS", "INPUT", "CACHED", "OUTPUT", "COST", "KEPT", "SAVED")
+    rows = table(by.upper(), *numbers, flexible=(by.upper(),), right=numbers)
+    for each in found:
+        add_row(
+            rows,
+            cell(each.name or "-"),
+            f"{each.calls:,}",
+            f"{each.input_tokens:,}",
+            f"{each.cached_tokens:,}",
+            f"{each.output_tokens:,}",
+            amount(each.cost, currency),
+            f"{each.saved_calls:,}",
+            amount(each.saved, currency),
+        )
+    console().print(rows)
+    unpriced = sum(each.unpriced_calls for each in found)
+    unsure = sum(each.unsure_calls for each in found)
+    if unpriced:
+        say(f"Not in the cost: {unpriced:,} calls of models without a price (JOBS_LLM_PRICES).")
+    if unsure:
+        say(f"By their estimate: {unsure:,} calls that were broken off and may have been paid for.")

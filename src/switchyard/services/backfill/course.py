@@ -36,6 +36,7 @@ from switchyard.services.backfill.spec import (
 from switchyard.services.bulk.hot_traffic import HotTraffic
 from switchyard.services.bulk.session import BulkSession
 from switchyard.services.ledger import Ledger
+from switchyard.services.llm.spending import short_budget
 from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.publishing.recorded import publish_recorded
@@ -81,6 +82,8 @@ class Course:
         source: Source,
         pressure: LanePressure,
         traffic: HotTraffic,
+        *,
+        per_day: float | None = None,
     ) -> None:
         self._session = session
         self._ledger = ledger
@@ -88,6 +91,8 @@ class Course:
         self._jobs = JobPublisher(plan.registry, ledger, publisher)
         self._plan = plan
         self._source = source
+        self._per_day = per_day
+        """What calls of language models may cost on one day."""
         self._counts = Counts.of(session.operation.counts)
         self._under_way: deque[_Batch] = deque()
         self._next_sample = float("-inf")
@@ -100,6 +105,7 @@ class Course:
             queue=queue,
             low=plan.spec.low,
             high=plan.spec.high,
+            short_budget=self._short_budget,
         )
 
     async def run(self) -> None:
@@ -246,6 +252,13 @@ class Course:
 
     def _is_past_end(self) -> bool:
         return self._until is not None and self._ledger.clock.time() >= self._until
+
+    async def _short_budget(self) -> str | None:
+        """More jobs would wait for a budget, too."""
+        budget = await short_budget(
+            self._ledger, self._session.id, self._per_day if self._plan.asks_models else None
+        )
+        return None if budget is None else f"{budget.name} has too little left"
 
     # --- what became of the jobs ------------------------------------------------------------
 

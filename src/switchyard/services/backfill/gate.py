@@ -41,10 +41,13 @@ class Gate:
         queue: str,
         low: int | None,
         high: int | None,
+        short_budget: Callable[[], Awaitable[str | None]] | None = None,
     ) -> None:
         self._pressure = pressure
         self._traffic = None if lane == HOT.name else traffic
         self._count_open = count_open
+        self._short_budget = short_budget
+        """The budget that has nothing left for its jobs, in words; None while there is room."""
         self._lane = lane
         self._queue = queue
         self._low = low
@@ -56,6 +59,7 @@ class Gate:
         self._is_closed = False
         self._hot_waits = 0
         self._fullest = queue
+        self._short: str | None = None
         self.why: str | None = None
         """What it waits for; None while it is open."""
 
@@ -84,6 +88,9 @@ class Gate:
             self._is_closed = True
         elif self._depth <= low:
             self._is_closed = False
+        if self._short is not None:
+            self.why = self._short
+            return 0
         self.why = f"{self._fullest} holds {self._depth:,} jobs; goes on at {low:,}"
         if max_open is not None:
             if self._open_jobs >= max_open or now - self._counted_at >= FRESH_FOR:
@@ -133,6 +140,8 @@ class Gate:
         depths = {queue.name: queue.waiting for queue in _lane(snapshot, self._lane)}
         self._fullest = max(depths, key=lambda name: depths[name])
         self._depth = depths[self._fullest]
+        if self._short_budget is not None:
+            self._short = await self._short_budget()
         self._hot_waits = sum(queue.ready or 0 for queue in _lane(snapshot, HOT.name))
 
 

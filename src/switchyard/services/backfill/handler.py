@@ -72,7 +72,14 @@ class BackfillHandler:
             ) as publisher:
                 try:
                     course = Course(
-                        session, self._ledger, publisher, plan, source, pressure, self._traffic
+                        session,
+                        self._ledger,
+                        publisher,
+                        plan,
+                        source,
+                        pressure,
+                        self._traffic,
+                        per_day=self._settings.llm_budget_per_day,
                     )
                     await course.run()
                 finally:

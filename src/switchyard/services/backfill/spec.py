@@ -24,6 +24,7 @@ from switchyard.services.jobs.registry import (
     Registry,
     UnknownJobType,
 )
+from switchyard.services.monitoring.metrics import LLM
 from switchyard.services.publishing.preparing import (
     InvalidJob,
     JobRequest,
@@ -116,6 +117,11 @@ class Plan:
         then = _then(operation_id, spec, source, registry)
         notice = _notice(operation_id, spec, registry)
         return cls(operation_id, spec, job_type, registry, source, then, notice)
+
+    @property
+    def asks_models(self) -> bool:
+        """Its own jobs are those of the LLM worker."""
+        return self.job_type.worker == LLM
 
     def job(self, item: Item) -> NewJob:
         """The job of an item; its id is the same each time.

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from switchyard.services.backfill.estimating import CostEstimate, estimate
 from switchyard.services.backfill.sources import (
     BUILT_IN_MODULES,
     PATIENCE,
@@ -67,6 +68,8 @@ class Preview:
     """The first jobs."""
     unusable: tuple[str, ...]
     """Why items among the first can't be made into jobs."""
+    cost: CostEstimate | None = None
+    """What its calls of language models will come to; None where its jobs make none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,8 @@ class Backfills:
         if not jobs:
             why = f"none of its first items can be used: {unusable[0]}" if unusable else "no items"
             raise InvalidBackfill(f"{source.title}: {why}")
-        return Preview(source.title, total, tuple(jobs), tuple(unusable))
+        cost = estimate(self.settings, plan.job_type, jobs, total)
+        return Preview(source.title, total, tuple(jobs), tuple(unusable), cost)
 
     async def start(
         self,
@@ -142,10 +146,13 @@ class Backfills:
         reason: str | None = None,
         rate: float | None = None,
         max_open: int | None = None,
+        budget: float | None = None,
     ) -> BulkOperation:
         """Check and record a backfill; a scheduler runs it. Raises InvalidLimits, InvalidBackfill,
         SourceAway, LedgerUnavailable."""
-        check_limits({"rate": rate, "max_open": max_open})
+        check_limits({"rate": rate, "max_open": max_open, "budget": budget})
+        if budget is not None and self.settings.llm_prices is None:
+            raise InvalidBackfill("a budget needs prices: set JOBS_LLM_PRICES")
         if spec.notify_url is not None:
             try:
                 check_notify_url(spec.notify_url, self.settings)
@@ -165,6 +172,7 @@ class Backfills:
             max_open=max_open,
             counts={"total": preview.total},
             notice=plan.notice,
+            budget=budget,
         )
 
     async def cancel(self, operation_id: str, *, jobs: bool) -> int:

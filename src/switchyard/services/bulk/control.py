@@ -13,7 +13,11 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.records import ACTIVE, ENDED, RESUMABLE, BulkOperation, BulkState
 from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE
 
-MOST: Mapping[str, int] = {"rate": MOST_RATE, "max_open": 2_000_000_000}
+MOST: Mapping[str, int] = {
+    "rate": MOST_RATE,
+    "max_open": 2_000_000_000,
+    "budget": 1_000_000_000,
+}
 """The highest limits; no limit at all is another matter."""
 
 
@@ -22,7 +26,7 @@ class UnknownBulkOperation(Unknown):
 
 
 class InvalidLimits(InvalidInput):
-    """A rate or a number of open jobs that can't be meant."""
+    """A rate, a number of open jobs or a budget that can't be meant."""
 
 
 class BulkConflict(WrongState):
@@ -43,7 +47,7 @@ async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = Non
 
 
 def check_limits(limits: Mapping[str, float | int | None]) -> None:
-    """Raises InvalidLimits for a rate or a number of open jobs that is out of range."""
+    """Raises InvalidLimits for a rate, a number of open jobs or a budget that is out of range."""
     for name, value in limits.items():
         if value is None:
             continue
@@ -62,8 +66,8 @@ async def set_limits(
     *,
     kind: str | None = None,
 ) -> BulkOperation:
-    """Change `rate` (jobs a second) or `max_open`, or take it away with None; also while it runs.
-    Raises InvalidLimits, UnknownBulkOperation, BulkConflict when it is over."""
+    """Change `rate` (jobs a second), `max_open` or `budget`, or take it away with None; also while
+    it runs. Raises InvalidLimits, UnknownBulkOperation, BulkConflict when it is over."""
     check_limits(changes)
     found = await require_bulk(ledger, operation_id, kind)
     if found.state in ENDED:

@@ -91,10 +91,14 @@ class RetryableError(NotNow):
     """Raised by a handler to be tried again; `after` seconds is the least delay (Retry-After).
 
     With `counts=False` it uses up no attempt: what is needed is away or busy, through no fault of
-    the job's. The job grows older meanwhile, so its lane's age limit ends what never ends.
+    the job's. The job grows older meanwhile, so its lane's age limit ends what never ends; with
+    `ages=False` as well it does not, and waits for as long as it takes.
     """
 
-    def __init__(self, message: str, *, after: float | None = None, counts: bool = True) -> None:
+    def __init__(
+        self, message: str, *, after: float | None = None, counts: bool = True, ages: bool = True
+    ) -> None:
         self.after = after
         self.counts = counts
+        self.ages = ages
         super().__init__(message)

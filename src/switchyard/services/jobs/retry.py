@@ -53,6 +53,8 @@ class Failure:
     """Seconds to wait at least (Retry-After)."""
     counts: bool = True
     """It uses up an attempt."""
+    ages: bool = True
+    """Where it uses up none: the time until the next counts towards the job's age."""
     expired: bool = False
     """The job's `expires_at` has passed."""
 
@@ -73,6 +75,7 @@ class Failure:
             permanent=isinstance(error, Failed | InvalidInput),
             after=after,
             counts=not isinstance(error, RetryableError) or error.counts,
+            ages=not isinstance(error, RetryableError) or error.ages,
             expired=isinstance(error, Expired),
         )
 
@@ -183,7 +186,7 @@ def decide(
         return Died(Reason.PERMANENT, used, failure)
     if not failure.counts:
         wait = _seconds(failure.after)
-        return _delayed(wait, attempts, failure, policy, now, counts=False, ages=True)
+        return _delayed(wait, attempts, failure, policy, now, counts=False, ages=failure.ages)
     # What was there when its worker died, and then kills a process that is its alone, did both.
     killed = used + min(crashes, 1)
     if failure.crashed and killed >= min(max_attempts, MAX_CRASHES):

@@ -46,6 +46,7 @@ class BulkOperations(LedgerBase):
         max_open: int | None = None,
         counts: Mapping[str, Any] | None = None,
         notice: NewJob | None = None,
+        budget: float | None = None,
     ) -> BulkOperation:
         """Record an operation that waits for a process to run it. The same id again answers with
         the record that is there. `notice` has `notice_id_of` the operation, and is held: it goes
@@ -64,6 +65,7 @@ class BulkOperations(LedgerBase):
             "updated_at": now,
             "spec": to_json(spec),
             "counts": to_json(counts or {}),
+            "budget": budget,
         }
 
         def work(connection: Connection) -> BulkOperation:
@@ -237,9 +239,10 @@ class BulkOperations(LedgerBase):
     async def set_bulk_limits(
         self, operation_id: str, changes: Mapping[str, float | int | None]
     ) -> BulkOperation | None:
-        """Set `rate` or `max_open`, also while it runs. None when there is no such operation."""
-        if not changes or not changes.keys() <= {"rate", "max_open"}:
-            raise ValueError("only rate and max_open can be set")
+        """Set `rate`, `max_open` or `budget`, also while it runs. None when there is no such
+        operation."""
+        if not changes or not changes.keys() <= {"rate", "max_open", "budget"}:
+            raise ValueError("only rate, max_open and budget can be set")
 
         def work(connection: Connection) -> BulkOperation | None:
             row = connection.execute(

@@ -25,6 +25,7 @@ from switchyard.services.ledger.leases import Leases
 from switchyard.services.ledger.limits import NamedLimits
 from switchyard.services.ledger.llm_answers import LlmAnswers
 from switchyard.services.ledger.llm_slots import LlmSlots
+from switchyard.services.ledger.llm_spend import LlmSpend
 from switchyard.services.ledger.needed import NeededNames
 from switchyard.services.ledger.notes import JobNotes
 from switchyard.services.ledger.reads import JobReads
@@ -58,6 +59,7 @@ class Ledger(
     GaugeReads,
     LlmAnswers,
     LlmSlots,
+    LlmSpend,
     NamedLimits,
     ToldAlerts,
     NeededNames,
@@ -70,8 +72,9 @@ class Ledger(
 
     `jobs` changes jobs, `reads` reads them, `notes` has what they say of themselves; joins,
     workers, leases, dead letters, redrives, documents and their classes, the knowledge graph
-    (`graph_…`), bulk operations, their jobs, gauges, schedules, calls to language models and their
-    answers, named limits, and keys of the API have a module each. Errors are those of `errors`.
+    (`graph_…`), bulk operations, their jobs, gauges, schedules, calls to language models, their
+    answers and their cost, named limits, and keys of the API have a module each. Errors are those
+    of `errors`.
     """
 
     @classmethod

@@ -15,6 +15,7 @@ from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane, lane_of
 from switchyard.services.llm.reading import Answer
 from switchyard.services.llm.requests import LlmQuestion, LlmRequest
+from switchyard.services.llm.spending import asked_by
 from switchyard.services.llm.structured import fitting
 
 SHOWN = 300
@@ -66,7 +67,9 @@ async def _answered(
     async def ask(*more: dict[str, str]) -> tuple[Answer, bool]:
         left = max(0.1, deadline - time.monotonic())
         asked = question.asked(*more)
-        return await lane.answer(asked, urgency=urgency, within=left, fresh=request.fresh)
+        return await lane.answer(
+            asked, urgency=urgency, within=left, fresh=request.fresh, by=asked_by(ctx)
+        )
 
     answer, reused = await ask()
     if question.schema is None:

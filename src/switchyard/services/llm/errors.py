@@ -28,9 +28,14 @@ _NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
 class LlmUnavailable(RetryableError):
     """The server is overloaded, or broke down over the request."""
 
+    may_cost = True
+    """It may have begun to answer, and charge for that."""
+
 
 class LlmLimited(LlmUnavailable):
     """The server asks for patience; `after` seconds, where it says for how long."""
+
+    may_cost = False
 
     def __init__(self, message: str, *, after: float | None = None) -> None:
         super().__init__(message, after=after, counts=False)
@@ -39,12 +44,16 @@ class LlmLimited(LlmUnavailable):
 class LlmAway(LlmUnavailable):
     """There is no connection to the server."""
 
+    may_cost = False
+
     def __init__(self, message: str, *, after: float | None = None) -> None:
         super().__init__(message, after=after, counts=False)
 
 
 class LlmBusy(LlmUnavailable):
     """The servers get as many requests as they may; `after` seconds there may be room."""
+
+    may_cost = False
 
     def __init__(self, message: str, *, after: float | None = None) -> None:
         super().__init__(message, after=after, counts=False)
@@ -61,9 +70,11 @@ class LlmNonsense(RetryableError):
 class LlmRefused(PermanentError):
     """The server refuses this request: key, model, length or content."""
 
-    def __init__(self, message: str, *, elsewhere: bool = False) -> None:
+    def __init__(self, message: str, *, elsewhere: bool = False, may_cost: bool = False) -> None:
         self.elsewhere = elsewhere
         """Another server may not refuse it."""
+        self.may_cost = may_cost
+        """It was refused after an answer had begun."""
         super().__init__(message)
 
 
@@ -82,7 +93,7 @@ def translate(error: openai.OpenAIError) -> LlmUnavailable | LlmNonsense | LlmRe
     if isinstance(error, openai.LengthFinishReasonError):
         return LlmNonsense("the LLM server's answer ends in the middle")
     if isinstance(error, openai.ContentFilterFinishReasonError):
-        return LlmRefused("the model declines to answer: content filter")
+        return LlmRefused("the model declines to answer: content filter", may_cost=True)
     if isinstance(error, openai.APIConnectionError):
         return _of_connection(error)
     if isinstance(error, openai.APIError):  # in the middle of a stream
@@ -101,7 +112,9 @@ def _of_status(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
             after = max(after or 0.0, _NO_MONEY)
         return LlmLimited(text, after=after)
     if status in _RETRYABLE or status >= 500:
-        return LlmUnavailable(text, after=retry_after(error))
+        failed = LlmUnavailable(text, after=retry_after(error))
+        failed.may_cost = False  # nobody charges for an error of their own
+        return failed
     return LlmRefused(text, elsewhere=status in _ELSEWHERE)
 
 

@@ -24,12 +24,15 @@ from switchyard.services.llm.errors import (
 from switchyard.services.llm.gate import SHORT_PAUSE, Admission, Lesson, LlmGate, Urgency
 from switchyard.services.llm.pacing import Ended, Rule
 from switchyard.services.llm.reading import Answer
+from switchyard.services.llm.spending import NoBudget, Till
+from switchyard.services.records.spending import AskedBy
 from switchyard.services.settings import LlmServer, Settings
 
 PATIENCE = 30.0
 """Seconds that a call waits for room; then its job goes back, with no attempt used up."""
 ROUNDS = 10
 """How often one call is taken up again after a 429 or 503."""
+NOBODY = AskedBy()
 
 
 class LlmLane:
@@ -41,11 +44,13 @@ class LlmLane:
         clients: Mapping[str, LlmClient],
         gate: LlmGate | None,
         answers: Answers,
+        till: Till,
     ) -> None:
         self._servers = servers
         self._clients = clients
         self._gate = gate
         self._answers = answers
+        self._till = till
 
     @property
     def _asks(self) -> list[list[str]]:
@@ -72,7 +77,8 @@ class LlmLane:
             gate = None
             if ledger is not None:
                 gate = await stack.enter_async_context(LlmGate.open(settings, ledger, rule=rule))
-            yield cls(servers, clients, gate, Answers.of(settings, ledger))
+            till = Till.of(settings, ledger)
+            yield cls(servers, clients, gate, Answers.of(settings, ledger), till)
 
     async def answer(
         self,
@@ -82,19 +88,23 @@ class LlmLane:
         within: float,
         fresh: bool = False,
         tell: Callable[[str], None] | None = None,
+        by: AskedBy = NOBODY,
     ) -> tuple[Answer, bool]:
         """The answer to a chat (`messages`, `max_tokens`, …), and whether it was there already:
         what was asked before, or is being asked, is not paid for again unless it is to be `fresh`.
 
-        `within` is seconds, waiting for room included. `tell` gets the text as it comes.
-        Raises what `ask` raises.
+        `within` is seconds, waiting for room included. `tell` gets the text as it comes; the cost
+        is that of whoever it is asked `by`. Raises what `ask` raises.
         """
 
         async def ask(left: float) -> Answer:
-            return await self.ask(asked, urgency=urgency, within=left, tell=tell)
+            return await self.ask(asked, urgency=urgency, within=left, tell=tell, by=by)
 
         question = {"servers": self._asks, "asked": asked}
-        return await self._answers.get(question, ask, within=within, fresh=fresh)
+        answer, reused = await self._answers.get(question, ask, within=within, fresh=fresh)
+        if reused:
+            await self._till.saved(answer, by, [each.model for each in self._servers])
+        return answer, reused
 
     async def forget(self, asked: Mapping[str, Any]) -> None:
         """Keep the answer to this no longer: it was of no use."""
@@ -107,15 +117,17 @@ class LlmLane:
         urgency: Urgency,
         within: float,
         tell: Callable[[str], None] | None = None,
+        by: AskedBy = NOBODY,
     ) -> Answer:
         """The answer to a chat of the first server that can, paid for in any case.
 
         `within` is seconds, waiting for room included. Raises LlmUnavailable, LlmNonsense (try
-        again later; `counts` says whether that is an attempt), LlmRefused, and LedgerError.
+        again later; `counts` says whether that is an attempt), LlmRefused, NoBudget, and
+        LedgerError.
         """
         deadline = time.monotonic() + within
         tried: set[str] = set()
-        last: LlmUnavailable | LlmNonsense | LlmRefused | None = None
+        last: LlmUnavailable | LlmNonsense | LlmRefused | NoBudget | None = None
         for _ in range(ROUNDS + len(self._clients)):
             left = deadline - time.monotonic()
             if len(tried) == len(self._clients) or left <= 0:
@@ -126,10 +138,10 @@ class LlmLane:
                 # What a server answered says more than that the others have no room.
                 raise last or error from error
             try:
-                return await self._call(entry, asked, deadline - time.monotonic(), tell)
+                return await self._call(entry, asked, deadline - time.monotonic(), tell, by)
             except LlmLimited as error:
                 last = error  # it is paused now; the gate knows whether another has room
-            except (LlmUnavailable, LlmNonsense) as error:
+            except (LlmUnavailable, LlmNonsense, NoBudget) as error:
                 last = error
                 tried.add(entry.server.name)
             except LlmRefused as error:
@@ -151,10 +163,13 @@ class LlmLane:
         asked: Mapping[str, Any],
         within: float,
         tell: Callable[[str], None] | None,
+        by: AskedBy,
     ) -> Answer:
         lesson: Lesson | None = None
         try:
-            said = await self._clients[entry.server.name].ask(asked, within=within, tell=tell)
+            async with self._till.call(entry.server, asked, by) as bill:
+                said = await self._clients[entry.server.name].ask(asked, within=within, tell=tell)
+                bill.answer = said.answer
             lesson = _from_answer(said)
             return said.answer
         except (LlmUnavailable, LlmNonsense, LlmRefused) as error:

@@ -131,7 +131,8 @@ class Reading:
     def _answer(self, text: str) -> Answer:
         refusal = "".join(self._refusals)
         if self._finish_reason == "content_filter" or (refusal and not text):
-            raise LlmRefused(f"the model declines to answer: {refusal or 'content filter'}"[:500])
+            said = f"the model declines to answer: {refusal or 'content filter'}"
+            raise LlmRefused(said[:500], may_cost=True)
         text = _THINKING.sub("", text).strip()
         if not text:
             raise LlmNonsense("the LLM server's answer is empty")

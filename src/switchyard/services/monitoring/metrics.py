@@ -239,6 +239,40 @@ LLM_SERVER_PAUSED = Metric(
     "For how long yet the server is left alone; 0 when it is not.",
     ("server",),
 )
+LLM_TOKENS = Metric(
+    "switchyard_llm_tokens_today",
+    "gauge",
+    "Tokens that calls of language models have used since 00:00 UTC; `kind`: input, cached (of "
+    "the input) or output.",
+    ("server", "kind"),
+)
+LLM_COST = Metric(
+    "switchyard_llm_cost_today",
+    "gauge",
+    "What these calls have cost, in the currency of JOBS_LLM_PRICES.",
+    ("server",),
+)
+LLM_UNPRICED = Metric(
+    "switchyard_llm_unpriced_calls_today",
+    "gauge",
+    "Calls of them whose cost is not known, as their model has no price.",
+    ("server",),
+)
+LLM_SAVED = Metric(
+    "switchyard_llm_saved_today",
+    "gauge",
+    "What calls would have cost today whose answer was kept.",
+)
+LLM_BUDGET_LEFT = Metric(
+    "switchyard_llm_budget_left",
+    "gauge",
+    "What is left of today's budget; only where there is one.",
+)
+LLM_BUDGETS_SHORT = Metric(
+    "switchyard_llm_budgets_short",
+    "gauge",
+    "Budgets, today's and backfills', in which the last call has found too little: jobs wait.",
+)
 BULK = Metric(
     "switchyard_bulk_operations",
     "gauge",

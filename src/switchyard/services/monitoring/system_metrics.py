@@ -25,6 +25,7 @@ from switchyard.services.monitoring.worker_status import is_current, status_of
 from switchyard.services.records import Gauges, LedgerError, WorkerRecord
 from switchyard.services.records.limits import LimitReport
 from switchyard.services.records.llm import LlmServerReport
+from switchyard.services.records.spending import BudgetState, SpendRow
 from switchyard.services.settings import Settings
 
 FRESH_FOR = 4.0
@@ -112,6 +113,8 @@ class SystemMetrics:
             workers = await self._ledger.list_workers()
             limited = await self._ledger.limit_reports()
             servers = await self._ledger.llm_servers()
+            spent = await self._ledger.llm_spent_today()
+            budgets = await self._ledger.llm_budgets(per_day=self._settings.llm_budget_per_day)
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             up["ledger",] = 0
@@ -125,6 +128,7 @@ class SystemMetrics:
             (names.WORKERS, _workers(workers, kinds, takeover, now)),
             *_limits(self._registry, limited),
             *self._llm_servers(servers),
+            *self._llm_spending(spent, budgets),
         ]
 
     def _llm_servers(self, found: Iterable[LlmServerReport]) -> Shown:
@@ -136,6 +140,26 @@ class SystemMetrics:
             (names.LLM_SERVER_LIMIT, {(each.name,): min(most, each.state.limit) for each in known}),
             (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in known}),
             (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in known}),
+        ]
+
+    def _llm_spending(self, spent: Mapping[str, SpendRow], budgets: Iterable[BudgetState]) -> Shown:
+        vision = self._settings.for_vision
+        servers = (*self._settings.llm_servers, *(vision.llm_servers if vision else ()))
+        ours = {each.name: spent[each.name] for each in servers if each.name in spent}
+        tokens: dict[tuple[str, ...], float] = {}
+        for name, row in ours.items():
+            tokens[name, "input"] = row.input_tokens
+            tokens[name, "cached"] = row.cached_tokens
+            tokens[name, "output"] = row.output_tokens
+        found = list(budgets)
+        today = next((each.left for each in found if each.key.startswith("day:")), None)
+        return [
+            (names.LLM_TOKENS, tokens),
+            (names.LLM_COST, {(name,): row.cost for name, row in ours.items()}),
+            (names.LLM_UNPRICED, {(name,): row.unpriced_calls for name, row in ours.items()}),
+            (names.LLM_SAVED, {(): spent[""].saved if "" in spent else 0.0}),
+            (names.LLM_BUDGET_LEFT, {} if today is None else {(): today}),
+            (names.LLM_BUDGETS_SHORT, {(): float(sum(each.is_short for each in found))}),
         ]
 
     def _open(self, gauges: Gauges, now: float) -> Shown:

@@ -85,6 +85,9 @@ class BulkOperation:
     """How far it has come; None at the start. JSON."""
     counts: Mapping[str, Any]
     """What it has done. JSON."""
+    budget: float | None = None
+    """What its calls of language models may cost, in the currency of JOBS_LLM_PRICES; None for no
+    limit."""
 
 
 @dataclass(frozen=True, slots=True)

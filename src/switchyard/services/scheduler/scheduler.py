@@ -26,6 +26,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import SCHEDULER
 from switchyard.services.llm.answers import DAY, drop_old_answers
+from switchyard.services.llm.spending import tidy_spending
 from switchyard.services.monitoring import metrics as names
 from switchyard.services.monitoring.metrics import Metric, Metrics, Samples, show_publishes
 from switchyard.services.publishing.recorded import publish_recorded
@@ -260,6 +261,9 @@ class Scheduler:
                 )
                 if number:
                     self._log.info("dropped old answers of catalogues", answers=number)
+                number = await tidy_spending(self._settings, self._ledger)
+                if number:
+                    self._log.info("forgot what old calls of models have cost", calls=number)
             except (LedgerError, StorageError) as error:
                 self._log.warning("can't drop old answers", error=str(error))
             await asyncio.sleep(self._pace.answers)

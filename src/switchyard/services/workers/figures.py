@@ -199,6 +199,7 @@ async def _answer(
     ctx: JobContext, content: bytes, media_type: str, caption: str, question: str | None = None
 ) -> dict[str, Any]:
     from switchyard.services.llm.gate import Urgency
+    from switchyard.services.llm.spending import asked_by
     from switchyard.services.llm.vision import asked_of, vision_lane_of
 
     async with vision_lane_of(ctx) as lane:
@@ -206,6 +207,7 @@ async def _answer(
             asked_of(content, media_type, caption, question),
             urgency=Urgency.of(ctx.lane, ctx.message.priority),
             within=ASKING,
+            by=asked_by(ctx),
         )
     return {
         "description": answer.text,

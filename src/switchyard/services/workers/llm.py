@@ -77,6 +77,7 @@ async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, 
     # With database and storage: whoever only declares job types needs neither.
     from switchyard.services.llm.gate import Urgency
     from switchyard.services.llm.lane import lane_of
+    from switchyard.services.llm.spending import asked_by
 
     length = sum(map(len, pages))
     shown, truncated = await ctx.compute(_shown, pages, characters=length)
@@ -90,6 +91,7 @@ async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, 
             asked,
             urgency=Urgency.of(ctx.lane, ctx.message.priority),
             within=_ASKING,
+            by=asked_by(ctx),
         )
     return {
         "method": "llm",

@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0016"
+SCHEMA_REVISION = "0017"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -258,6 +258,7 @@ bulk_operations = Table(
     Column("spec", Text, nullable=False),
     Column("cursor", Text),
     Column("counts", Text, nullable=False),
+    Column("budget", Double),
 )
 Index("ix_bulk_operations_created", bulk_operations.c.created_at, bulk_operations.c.id)
 

@@ -1,0 +1,246 @@
+"""What calls cost: set aside in the budgets before each, noted after it.
+
+The estimate is an upper bound of the answer (`max_tokens`), and of the question as well in all
+but the oddest scripts (a token for every three bytes). So all processes together overrun a budget
+by no more than what the questions under way were estimated too low.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import RetryableError
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
+from switchyard.services.llm.reading import Answer
+from switchyard.services.prices import ModelPrices
+from switchyard.services.records import LedgerError
+from switchyard.services.records.spending import (
+    AskedBy,
+    BudgetState,
+    CallState,
+    LlmCall,
+    NoBudgetLeft,
+)
+from switchyard.services.settings import LlmServer, Settings
+
+LOOK_AGAIN = 300.0
+"""Seconds after which a job looks whether there is a budget again: it may have been raised."""
+SOON = 15.0
+"""Seconds after which it does where calls under way may turn out to cost less."""
+BYTES_PER_TOKEN = 3
+"""Fewer than in English text (4): an estimate is to be too high rather than too low."""
+TOKENS_OF_A_PICTURE = 1_500
+DAY = 24 * 3600.0
+DEFAULT_ANSWER = 4_096
+"""Tokens, where a question does not say how long its answer may be."""
+
+
+class NoBudget(RetryableError):
+    """There is no budget left for a call: its job waits until there is, and grows no older."""
+
+    def __init__(self, message: str, *, after: float) -> None:
+        super().__init__(message, after=after, counts=False, ages=False)
+
+
+def asked_by(ctx: JobContext) -> AskedBy:
+    """The job as one who asks."""
+    metadata = ctx.message.metadata
+    document = ctx.message.payload.get("document_id")
+    return AskedBy(
+        job_id=ctx.job_id,
+        job_type=ctx.message.job_type,
+        source=metadata.source,
+        document_id=document[:200] if isinstance(document, str) else None,
+        backfill_id=metadata.operation_id,
+    )
+
+
+def most_tokens(asked: Mapping[str, Any]) -> dict[str, int]:
+    """The most tokens that a question, and its answer, are likely to have."""
+    pictures = 0
+
+    def text_of(content: Any) -> Any:
+        nonlocal pictures
+        if not isinstance(content, list):
+            return content
+        texts = [part for part in content if part.get("type") == "text"]
+        pictures += len(content) - len(texts)
+        return texts
+
+    shown = [{**each, "content": text_of(each.get("content"))} for each in asked["messages"]]
+    length = len(json.dumps([shown, asked.get("response_format")], ensure_ascii=False).encode())
+    return {
+        "prompt_tokens": -(-length // BYTES_PER_TOKEN) + pictures * TOKENS_OF_A_PICTURE,
+        "completion_tokens": asked.get("max_tokens") or DEFAULT_ANSWER,
+    }
+
+
+@dataclass(slots=True)
+class Bill:
+    """One call while it is made."""
+
+    answer: Answer | None = None
+    """Set when there is one."""
+
+
+class Till:
+    """Keeps the accounts of one process; without a ledger there are none."""
+
+    def __init__(self, ledger: Ledger | None, prices: ModelPrices, per_day: float | None) -> None:
+        self._ledger = ledger
+        self._prices = prices
+        self._per_day = per_day
+        self._log = structlog.get_logger("llm")
+
+    @classmethod
+    def of(cls, settings: Settings, ledger: Ledger | None) -> Till:
+        return cls(ledger, settings.prices, settings.llm_budget_per_day)
+
+    @asynccontextmanager
+    async def call(
+        self, server: LlmServer, asked: Mapping[str, Any], by: AskedBy
+    ) -> AsyncIterator[Bill]:
+        """Within it a call is made; its cost is set aside before, and noted after it. Raises
+        NoBudget, LedgerError, before anything is paid for."""
+        call = self.estimate(server, asked, by)
+        await self.reserve(call)
+        bill = Bill()
+        try:
+            yield bill
+        except BaseException as error:
+            ended = CallState.UNSURE if _may_have_cost(error) else CallState.FREE
+            # Also when the job is cancelled: what is set aside is missing elsewhere.
+            await asyncio.shield(self.settle(replace(call, state=ended)))
+            raise
+        answer = bill.answer
+        if answer is None:
+            await asyncio.shield(self.settle(replace(call, state=CallState.FREE)))
+        else:
+            await asyncio.shield(self.settle(self.paid(call, answer)))
+
+    def estimate(
+        self, server: LlmServer, asked: Mapping[str, Any], by: AskedBy, *, batch: bool = False
+    ) -> LlmCall:
+        """A call that is to be made, with what it costs at most."""
+        usage = most_tokens(asked)
+        price = self._prices.of(server.model)
+        cost = None if price is None else price.cost(usage, batch=batch)
+        name = server.model
+        return LlmCall(uuid4().hex, CallState.OPEN, by, server.name, name, usage, cost, batch=batch)
+
+    def paid(self, call: LlmCall, answer: Answer) -> LlmCall:
+        """The call with what it did cost. Where the server does not count tokens, by the estimate
+        of the question and the length of the answer."""
+        usage: Mapping[str, int] = answer.usage
+        if not usage:
+            made = -(-len(answer.text.encode()) // BYTES_PER_TOKEN)
+            usage = {**call.usage, "completion_tokens": made}
+        price = self._prices.of(call.model, answer.model)
+        cost = None if price is None else price.cost(usage, batch=call.batch)
+        return replace(call, state=CallState.PAID, usage=usage, cost=cost)
+
+    async def reserve(self, call: LlmCall, *, lasts: float | None = None) -> None:
+        """Set aside what a call costs at most. Raises NoBudget, LedgerError."""
+        if self._ledger is None or (self._per_day is None and call.asked_by.backfill_id is None):
+            return
+        found = await self._ledger.reserve_llm_call(call, per_day=self._per_day, lasts=lasts)
+        if isinstance(found, NoBudgetLeft):
+            raise self._refusal(found, call.model)
+
+    async def settle(self, call: LlmCall) -> None:
+        """Note what a call has come to."""
+        if self._ledger is None:
+            return
+        try:
+            await self._ledger.settle_llm_call(call)
+        except LedgerError as error:
+            # The answer counts more. What was set aside is counted as spent in two hours.
+            self._log.warning("can't note what a call has cost", call=call.id, error=str(error))
+
+    async def saved(self, answer: Answer, by: AskedBy, models: list[str]) -> None:
+        """An answer was there already: note what it would have cost. `models` may have given it."""
+        price = self._prices.of(answer.model, *models)
+        cost = None if price is None else price.cost(answer.usage)
+        call = LlmCall(uuid4().hex, CallState.SAVED, by, "", answer.model, dict(answer.usage), cost)
+        await self.settle(call)
+
+    def _refusal(self, found: NoBudgetLeft, model: str) -> NoBudget:
+        budget, currency = found.budget, self._prices.currency
+        if found.needed is None:
+            return NoBudget(
+                f"there is {budget.name}, and JOBS_LLM_PRICES has no price for the model {model}: "
+                "add one (0 for a model of your own) and start the workers again",
+                after=LOOK_AGAIN,
+            )
+        after = SOON
+        if found.is_spent:
+            after = LOOK_AGAIN if found.seconds is None else min(LOOK_AGAIN, found.seconds + 1)
+        return NoBudget(
+            f"{budget.name} has too little left: {told(budget, currency)}; this call may cost "
+            f"{amount(found.needed, currency)}. {_advice(budget)}",
+            after=after,
+        )
+
+
+async def short_budget(
+    ledger: Ledger, backfill_id: str, per_day: float | None
+) -> BudgetState | None:
+    """The budget of a backfill, or of the day, in which its last call has found too little. Raises
+    LedgerError."""
+    mine = ("day:", f"backfill:{backfill_id}")
+    for budget in await ledger.llm_budgets(per_day=per_day):
+        if budget.is_short and budget.key.startswith(mine):
+            return budget
+    return None
+
+
+def told(budget: BudgetState, currency: str) -> str:
+    """How a budget stands, for people."""
+    aside = f", {amount(budget.reserved, '')} set aside" if budget.reserved > 0 else ""
+    return f"{amount(budget.spent, '')} of {amount(budget.limit, currency)} spent{aside}"
+
+
+def amount(value: float, currency: str) -> str:
+    """Money, with as many places as it takes to see it."""
+    places = 2 if value >= 1 or value == 0 else 4 if value >= 0.01 else 6
+    return f"{value:,.{places}f} {currency}".rstrip()
+
+
+def _advice(budget: BudgetState) -> str:
+    if budget.key.startswith("day:"):
+        return "It goes on at 00:00 UTC, or when JOBS_LLM_BUDGET_PER_DAY is raised"
+    name = budget.key.partition(":")[2]
+    return f"It goes on when that is raised: jobctl backfill set {name} --budget AMOUNT"
+
+
+def _may_have_cost(error: BaseException) -> bool:
+    if isinstance(error, LlmUnavailable | LlmRefused):
+        return error.may_cost
+    return True
+
+
+async def tidy_spending(settings: Settings, ledger: Ledger) -> int:
+    """Count calls whose process has died by their estimate, and forget those beyond the settings'
+    age; how many these were. Raises LedgerError."""
+    while await ledger.settle_lost_llm_calls():
+        pass
+    number = 0
+    while dropped := await ledger.drop_llm_calls(max_age=settings.llm_spend_days * DAY):
+        number += dropped
+    return number
+
+
+def first_day(ledger: Ledger, days: int = 30) -> str:
+    """The first day of the last so many, today included: `2026-11-22`."""
+    return (ledger.clock.now() - timedelta(days=days - 1)).date().isoformat()

@@ -1,0 +1,149 @@
+"""Budgets as their users meet them: jobs that wait, backfills that pause, what is shown of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from typer.testing import CliRunner
+
+from switchyard.cli.jobs.llm import SpendBy, app
+from switchyard.services.backfill.spec import parse_spec
+from switchyard.services.llm import spending
+from switchyard.services.records import State
+from switchyard.services.records.spending import SpentBy
+from tests.support import llm_server
+from tests.support.api_server import serving
+from tests.support.backfills import BackfillUser
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.llm_server import LlmServer
+from tests.support.system import System, open_system
+
+CLASSIFY = {"text": "The sea is salt.", "labels": ["sea", "land"], "max_tokens": 7}
+SEA = llm_server.answers('{"label": "sea"}')
+
+
+def test_the_command_line_has_all_choices() -> None:
+    assert {each.value for each in SpendBy} == set(get_args(SpentBy))
+
+
+@pytest.fixture
+def llm() -> Iterator[LlmServer]:
+    with LlmServer() as server:
+        server.always(SEA)
+        yield server
+
+
+@pytest.fixture
+async def system(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
+) -> AsyncIterator[System]:
+    (tmp_path / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
+    modules = ("switchyard.services.workers.llm_requests",)
+    async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
+        given = {
+            "llm_base_url": llm.url,
+            "llm_model": "m",
+            "llm_timeout": 20.0,
+            "llm_prices": tmp_path / "prices.toml",
+        }
+        opened.settings = opened.settings.model_copy(update=given)
+        yield opened
+
+
+async def jobctl(system: System, *words: str) -> str:
+    """In a thread: it has an event loop of its own."""
+    run = CliRunner().invoke
+    done = await asyncio.to_thread(run, app, list(words), env=_environment(system))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def _environment(system: System) -> dict[str, str]:
+    settings = system.settings
+    return {
+        "JOBS_DATABASE_URL": settings.ledger_url,
+        "JOBS_LLM_PRICES": str(settings.llm_prices),
+        "JOBS_LLM_BUDGET_PER_DAY": str(settings.llm_budget_per_day),
+        "JOBS_LLM_BASE_URL": str(settings.llm_base_url),
+        "JOBS_LLM_MODEL": "m",
+    }
+
+
+async def test_a_job_without_a_budget_waits_without_an_attempt_and_says_so(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spending, "LOOK_AGAIN", 0.1)
+    system.settings = system.settings.model_copy(update={"llm_budget_per_day": 1.0})
+    await system.start_worker("llm")
+    job_id = await system.publish("hot.classify", CLASSIFY)
+    record = await system.wait_for_state(job_id, State.RETRYING)
+    assert record.error_type == "NoBudget"
+    assert record.attempts == 0
+    assert "goes on at 00:00 UTC" in (record.error_message or "")
+    (budget,) = json.loads(await jobctl(system, "status", "--json"))["budgets"]
+    assert (budget["spent"], budget["too_little_left"]) == (0, True)
+    assert "jobs wait" in await jobctl(system, "status")
+    await system.stop_workers()
+    system.settings = system.settings.model_copy(update={"llm_budget_per_day": 1_000_000.0})
+    await system.start_worker("llm")
+    await system.wait_for_state(job_id, State.SUCCEEDED, timeout=30)
+    (row,) = json.loads(await jobctl(system, "spend", "--by", "type", "--json"))
+    assert (row["name"], row["calls"], row["cost"], row["currency"]) == ("classify", 1, 18, "USD")
+    assert "18.00 USD" in await jobctl(system, "spend")
+
+
+async def test_a_backfill_publishes_no_more_than_its_budget_lets_run(
+    system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spending, "LOOK_AGAIN", 0.1)
+    user = BackfillUser(system)
+    template = {**CLASSIFY, "text": "Text {n}"}
+    spec: dict[str, Any] = {"job_type": "classify", "payload": template}
+    options = {"source": "numbers", "options": {"to": 40}}
+    preview = await user.backfills.preview(parse_spec({**options, **spec}))
+    assert preview.cost is not None
+    assert preview.cost.jobs == 40
+    assert preview.cost.output_tokens == 7 * 40
+    assert preview.cost.cost == preview.cost.input_tokens + preview.cost.output_tokens
+    started = await user.start("numbers", {"to": 40}, high=5, budget=1.0, **spec)
+    await system.start_worker("llm")
+    running = asyncio.create_task(user.run(started))
+
+    async def is_short() -> bool:
+        found = await system.ledger.get_bulk(started.id)
+        return found is not None and "too little left" in (found.note or "")
+
+    await eventually(is_short, 20)
+    own, _ = await system.ledger.count_bulk_jobs(started.id)
+    assert sum(own.values()) < 40
+    assert llm.requests == []
+    await system.ledger.set_bulk_limits(started.id, {"budget": 1_000_000.0})
+    await asyncio.wait_for(running, 60)
+    own, _ = await system.ledger.count_bulk_jobs(started.id)
+    assert own == {State.SUCCEEDED: 40}
+    spent = await system.ledger.llm_spend("backfill")
+    assert [(row.name, row.cost) for row in spent] == [(started.id, 40 * 18)]
+
+
+async def test_spending_is_told_over_http_and_by_the_client(system: System) -> None:
+    await system.start_worker("llm")
+    for _ in range(2):
+        job_id = await system.publish("hot.classify", CLASSIFY)
+        await system.wait_for_state(job_id, State.SUCCEEDED)
+    async with serving(system.settings) as api:
+        found = (await api.client.get("/llm/spend", params={"by": "model"})).json()
+        assert [(row["name"], row["calls"]) for row in found["rows"]] == [("m", 1)]
+        assert found["rows"][0]["saved"] == 18
+        wrong = await api.client.get("/llm/spend", params={"by": "weather"})
+        assert wrong.status_code == 422
+        none = await api.client.get("/llm/spend", params={"until": "2020-01-01"})
+        assert none.json()["rows"] == []
+        scraped = (await api.client.get("/metrics")).text
+        assert 'switchyard_llm_cost_today{server="default"} 18.0' in scraped
+        assert "switchyard_llm_saved_today 18.0" in scraped

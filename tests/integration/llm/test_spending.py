@@ -1,0 +1,228 @@
+"""What calls cost: noted by whom they are for, kept within budgets, also by many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.llm_spend import DAY
+from switchyard.services.llm.errors import LlmLimited, LlmUnavailable
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.spending import NoBudget
+from switchyard.services.records.spending import AskedBy, CallState, LlmCall, NoBudgetLeft
+from switchyard.services.settings import Settings
+from tests.support import llm_server
+from tests.support.eventually import eventually
+from tests.support.llm_server import LlmServer
+
+PRICES = """
+[models.m]
+input = 1000000
+output = 1000000
+"""
+"""A token costs 1: a call of the test server, 11 of them and 7, costs 18."""
+BY = AskedBy("job-1", "classify", "arxiv", "doc-1", "backfill-1")
+
+
+@pytest.fixture(autouse=True)
+def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
+
+
+@pytest.fixture
+def llm() -> Iterator[LlmServer]:
+    with LlmServer() as server:
+        yield server
+
+
+@pytest.fixture
+def given(tmp_path: Path, llm: LlmServer) -> Settings:
+    (tmp_path / "prices.toml").write_text(PRICES)
+    return Settings.model_validate(
+        {
+            "llm_base_url": llm.url,
+            "llm_model": "m",
+            "llm_timeout": 20,
+            "llm_prices": tmp_path / "prices.toml",
+            "data_dir": tmp_path,
+        }
+    )
+
+
+def asked(text: str, most: int = 7) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": most}
+
+
+async def ask(lane: LlmLane, text: str, *, by: AskedBy = BY, most: int = 7) -> bool:
+    _, reused = await lane.answer(asked(text, most), urgency=Urgency(), within=20.0, by=by)
+    return reused
+
+
+def call_of(cost: float | None, *, backfill: str | None = None, number: str = "1") -> LlmCall:
+    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+    by = AskedBy(backfill_id=backfill)
+    return LlmCall(number, CallState.OPEN, by, "p", "m", usage, cost)
+
+
+async def test_a_call_is_noted_by_all_that_it_is_for_and_a_kept_answer_costs_nothing(
+    ledger: Ledger, given: Settings
+) -> None:
+    async with LlmLane.open(given, ledger) as lane:
+        assert not await ask(lane, "What is a tide?")
+        assert await ask(lane, "What is a tide?")
+    today = (await ledger.llm_spend("day"))[0].name
+    names = {
+        "day": today,
+        "model": "m",
+        "type": "classify",
+        "source": "arxiv",
+        "document": "doc-1",
+        "job": "job-1",
+        "backfill": "backfill-1",
+    }
+    for by, name in names.items():
+        (row,) = await ledger.llm_spend(by)  # type: ignore[arg-type]
+        assert (row.name, row.calls, row.saved_calls) == (name, 1, 1), by
+        assert (row.input_tokens, row.output_tokens) == (11, 7)
+        assert (row.cost, row.saved, row.reserved) == (18, 18, 0)
+    providers = {row.name: row.calls for row in await ledger.llm_spend("provider")}
+    assert providers == {"default": 1, "": 0}, "who has saved a call is not known"
+    spent = await ledger.llm_spent_today()
+    assert (spent[""].cost, spent[""].saved, spent["default"].calls) == (18, 18, 1)
+    assert await ledger.llm_spend("day", until="2020-01-01") == []
+
+
+async def test_a_model_without_a_price_has_its_tokens_counted_and_is_told_apart(
+    plain_ledger: Ledger, given: Settings
+) -> None:
+    unknown = given.model_copy(update={"llm_model": "other"})
+    async with LlmLane.open(unknown, plain_ledger) as lane:
+        await ask(lane, "a", by=AskedBy())
+    (row,) = await plain_ledger.llm_spend("model")
+    assert (row.name, row.unpriced_calls, row.cost, row.input_tokens) == ("other", 1, 0, 11)
+    budgeted = unknown.model_copy(update={"llm_budget_per_day": 1000.0})
+    async with LlmLane.open(budgeted, plain_ledger) as lane:
+        with pytest.raises(NoBudget, match="no price for the model other"):
+            await ask(lane, "b", by=AskedBy())
+
+
+async def test_what_cost_nothing_is_not_noted_and_what_may_have_counts_by_its_estimate(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    budgeted = given.model_copy(update={"llm_budget_per_day": 1_000_000.0})
+    async with LlmLane.open(budgeted, plain_ledger) as lane:
+        llm.always(llm_server.fails(500))
+        with pytest.raises(LlmUnavailable):
+            await ask(lane, "a")
+        assert await plain_ledger.llm_spend("day") == []
+        llm.always(llm_server.fails(429, Retry_After="60"))
+        with pytest.raises(LlmLimited):
+            await ask(lane, "b")
+    (budget,) = await plain_ledger.llm_budgets(per_day=5.0)
+    assert (budget.spent, budget.reserved) == (0, 0)
+    llm.always(llm_server.cut_in_the_middle())
+    server = given.llm_servers[0].model_copy(update={"name": "other"})  # that is not paused
+    other = budgeted.model_copy(update={"llm_providers": (server,)})
+    async with LlmLane.open(other, plain_ledger) as lane:
+        with pytest.raises(LlmUnavailable):
+            await ask(lane, "c")
+    (row,) = await plain_ledger.llm_spend("day")
+    assert row.unsure_calls == 1
+    assert row.cost > 18, "all of its estimate"
+
+
+async def test_a_job_that_is_cancelled_gives_nothing_back_that_may_have_been_paid(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    llm.always(llm_server.slow(60))
+    budgeted = given.model_copy(update={"llm_budget_per_day": 1_000_000.0})
+    async with LlmLane.open(budgeted, plain_ledger) as lane:
+        asking = asyncio.create_task(ask(lane, "a"))
+        await eventually(lambda: llm.requests)
+        (budget,) = await plain_ledger.llm_budgets(per_day=1_000_000.0)
+        assert budget.reserved > 7
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    (budget,) = await plain_ledger.llm_budgets(per_day=1_000_000.0)
+    assert budget.reserved == 0
+    assert budget.spent > 7
+
+
+async def test_many_processes_never_overrun_a_budget_together(
+    ledger: Ledger, database_url: str, given: Settings, llm: LlmServer
+) -> None:
+    budget = 200.0  # each call may cost 7 and its question, and costs 18
+    budgeted = given.model_copy(update={"llm_budget_per_day": budget})
+    async with (
+        await Ledger.open(database_url) as second,
+        LlmLane.open(budgeted, ledger) as one,
+        LlmLane.open(budgeted, second) as other,
+    ):
+        asking = [ask((one, other)[n % 2], f"question {n}", by=AskedBy()) for n in range(40)]
+        ended = await asyncio.gather(*asking, return_exceptions=True)
+        refused = [each for each in ended if isinstance(each, NoBudget)]
+        assert len(refused) + ended.count(False) == 40
+        # What others had set aside is free again; those that come back find it.
+        while not any((each.after or 0) > 15 for each in refused):
+            try:
+                await ask(one, f"again {len(llm.requests)}", by=AskedBy())
+            except NoBudget as error:
+                refused = [error]
+        with pytest.raises(NoBudget, match="goes on at 00:00 UTC") as told:
+            await ask(one, "one more", by=AskedBy())
+    (state,) = await ledger.llm_budgets(per_day=budget)
+    assert state.spent == 18 * len(llm.requests)
+    assert budget - 60 < state.spent <= budget
+    assert state.is_short
+    assert (told.value.after or 0) <= 300
+    assert (told.value.counts, told.value.ages) == (False, False)
+
+
+async def test_a_backfill_has_a_budget_of_its_own_and_goes_on_when_it_is_raised(
+    ledger: Ledger,
+) -> None:
+    await ledger.create_bulk(
+        "backfill-1", kind="backfill", title="t", spec={}, created_by="me", budget=10.0
+    )
+    mine = {"backfill": "backfill-1"}
+    assert await ledger.reserve_llm_call(call_of(99.0), per_day=None) is False
+    assert await ledger.reserve_llm_call(call_of(6.0, **mine), per_day=None) is True
+    refused = await ledger.reserve_llm_call(call_of(6.0, number="2", **mine), per_day=None)
+    assert isinstance(refused, NoBudgetLeft)
+    assert (refused.budget.reserved, refused.is_spent, refused.seconds) == (6, False, None)
+    await ledger.set_bulk_limits("backfill-1", {"budget": 12.0})
+    (budget,) = await ledger.llm_budgets(per_day=None)
+    assert not budget.is_short
+    assert await ledger.reserve_llm_call(call_of(6.0, number="2", **mine), per_day=None) is True
+    assert await ledger.reserve_llm_call(call_of(0.0, number="3", **mine), per_day=1.0) is True, (
+        "what costs nothing needs no budget"
+    )
+
+
+async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ledger.reserve_llm_call(call_of(6.0), per_day=10.0)
+    assert await ledger.settle_lost_llm_calls() == 0
+    monkeypatch.setattr("switchyard.services.ledger.llm_spend.LOST_AFTER", -1.0)
+    assert await ledger.settle_lost_llm_calls() == 1
+    (budget,) = await ledger.llm_budgets(per_day=10.0)
+    assert (budget.spent, budget.reserved) == (6, 0)
+    paid = LlmCall("1", CallState.PAID, AskedBy(), "p", "m", {"prompt_tokens": 2}, 2.0)
+    await asyncio.gather(*(ledger.settle_llm_call(paid) for _ in range(3)))
+    (budget,) = await ledger.llm_budgets(per_day=10.0)
+    assert (budget.spent, budget.reserved) == (2, 0), "it was slow and not dead"
+    assert (await ledger.llm_spend("provider"))[0].calls == 1
+
+
+async def test_old_calls_are_forgotten(ledger: Ledger) -> None:
+    await ledger.settle_llm_call(LlmCall("1", CallState.PAID, AskedBy(), "p", "m", {}, 2.0))
+    assert await ledger.drop_llm_calls(max_age=0) == 0, "today's stay"
+    assert await ledger.drop_llm_calls(max_age=-2 * DAY) == 1
+    assert await ledger.llm_spend("day") == []
