@@ -14,6 +14,7 @@ import structlog
 
 from switchyard.cli.system.node import LocalNode
 from tests.support.brokers import Profile, TestBroker, fresh_vhost, new_node
+from tests.support.cluster import LocalCluster
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer
 from tests.support.servers import Servers, shared_node, shared_postgres
@@ -21,7 +22,7 @@ from tests.support.servers import Servers, shared_node, shared_postgres
 SERVERS = pytest.StashKey[Servers]()
 MARKS = {
     "broker310": {"broker310", "own_node"},
-    "broker43": {"broker43_quorum"},
+    "broker43": {"broker43_quorum", "cluster"},
     "postgres": {"postgres_url", "postgres_server", "pgvector_url"},
 }
 
@@ -110,6 +111,17 @@ def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     yield start
     for node in nodes:
         node.kill()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Three nodes of RabbitMQ 4.3 that this test may kill, freeze and cut off. Takes about 10 s."""
+    try:
+        nodes = LocalCluster(tmp_path / "cluster")
+    except MissingError as error:
+        skip_or_fail(str(error))
+    with nodes:
+        yield nodes
 
 
 @pytest.fixture

@@ -72,6 +72,9 @@ class LocalNode:
         extra_config: Mapping[str, str] | None = None,
         user: str = "switchyard",
         password: str | None = None,
+        name: str = "switchyard",
+        cookie: str | None = None,
+        epmd: bool = True,
     ) -> None:
         """Nothing is started or written yet.
 
@@ -80,6 +83,9 @@ class LocalNode:
         machine's own. `definitions` is a file to load at every start, `advanced` the text of an
         advanced.config, `extra_config` further lines of rabbitmq.conf. `password` is made at
         random unless given.
+
+        Nodes of one cluster have names of their own, one `cookie`, and one `epmd_port`: with
+        `epmd=False` somebody else's name server is there.
         """
         scripts = find_installed(root.absolute() if root else None)
         if scripts is None:
@@ -101,6 +107,8 @@ class LocalNode:
             extra_config=dict(extra_config or {}),
             user=user,
             password=password or secrets.token_urlsafe(24),
+            name=name,
+            cookie=cookie,
         )
         self.base_dir = self._setup.base_dir
         self.amqp_port = self._setup.amqp_port
@@ -110,6 +118,8 @@ class LocalNode:
         self.prometheus_port = self._setup.prometheus_port
         self.user = self._setup.user
         self.password = self._setup.password
+        self.name = name
+        self._own_epmd = epmd
         self._scripts = scripts
         self._broker: subprocess.Popen[bytes] | None = None
         self._epmd: subprocess.Popen[bytes] | None = None
@@ -151,6 +161,13 @@ class LocalNode:
         return self._broker is not None and self._broker.poll() is None
 
     @property
+    def pid(self) -> int:
+        """Of the node's process. Raises LocalNodeError while it is not running."""
+        if self._broker is None or not self.is_running:
+            raise LocalNodeError("The node is not running: start() it first")
+        return self._broker.pid
+
+    @property
     def version(self) -> str:
         """For example "3.10.8". Raises LocalNodeError before the first start."""
         if self._version is None:
@@ -190,10 +207,12 @@ class LocalNode:
         try:
             with self.log.open("ab") as log:
                 self._log_start = log.tell()
-                # Ours, in the foreground: the daemon that Erlang starts by itself would stay.
-                self._epmd = self._spawn(["epmd"], log)
+                if self._own_epmd:
+                    # In the foreground: the daemon that Erlang starts by itself would stay.
+                    self._epmd = self._spawn(["epmd"], log)
                 self._broker = self._spawn([str(self._scripts / "rabbitmq-server")], log)
-            self._reaper = end_with_this_process(self._broker, self._epmd)
+            started = [each for each in (self._broker, self._epmd) if each is not None]
+            self._reaper = end_with_this_process(*started)
             self._wait_until_ready(self._broker, timeout)
         except BaseException:
             self.kill()

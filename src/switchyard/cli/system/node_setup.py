@@ -38,6 +38,8 @@ class NodeSetup:
     extra_config: dict[str, str]
     user: str
     password: str = field(repr=False)
+    name: str = "switchyard"
+    cookie: str | None = field(default=None, repr=False)
 
     def write(self) -> None:
         """Every file that the node reads, and the directories into which it writes."""
@@ -46,6 +48,8 @@ class NodeSetup:
             (self.base_dir / name).mkdir(exist_ok=True)
         if self.root is not None:
             link_erlang(self.root, self.base_dir / ERLANG)
+        if self.cookie is not None:
+            _write_cookie(self.base_dir / "home" / ".erlang.cookie", self.cookie)
         plugins = "rabbitmq_management"
         plugins += "" if self.prometheus_port is None else ",rabbitmq_prometheus"
         write_private(self.base_dir / "enabled_plugins", f"[{plugins}].\n")
@@ -114,7 +118,7 @@ class NodeSetup:
             "ERL_CRASH_DUMP_SECONDS": "0",
             "ERL_EPMD_ADDRESS": LOOPBACK,
             "ERL_EPMD_PORT": str(self.epmd_port),
-            "RABBITMQ_NODENAME": "switchyard@localhost",
+            "RABBITMQ_NODENAME": f"{self.name}@localhost",
             "RABBITMQ_DIST_PORT": str(self.dist_port),
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
             "RABBITMQ_CONFIG_FILE": str(here / "rabbitmq.conf"),
@@ -131,6 +135,13 @@ class NodeSetup:
             # The script then becomes the broker instead of a shell that waits for it.
             "RUNNING_UNDER_SYSTEMD": "true",
         }
+
+
+def _write_cookie(path: Path, cookie: str) -> None:
+    """The secret that nodes of one cluster share. Erlang takes no file that others may read."""
+    if not path.exists():
+        write_private(path, cookie)
+        path.chmod(0o400)
 
 
 def _hash(password: str) -> str:

@@ -1,0 +1,219 @@
+"""Three RabbitMQ 4.3 nodes on loopback that form one cluster; `make cluster` runs it by hand.
+
+with LocalCluster(directory) as cluster:
+    cluster.nodes[0].kill()
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.reconcile import apply
+from switchyard.cli.system.node import LocalNode, end_with_this_process
+from switchyard.cli.system.ports import LOOPBACK, free_port
+from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+from tests.support.brokers import CONFIG, TestBroker, fresh_vhost, new_node
+from tests.support.management import Management
+
+VERSION = "4.3"
+_EACH = "[begin %s end || N <- %s]."
+
+
+@dataclass(frozen=True)
+class ClusterBroker(TestBroker):
+    """A vhost whose clients know all nodes. What a test asks by itself, it asks of the first."""
+
+    cluster: LocalCluster
+
+    @property
+    def amqp_url(self) -> str:
+        return self.cluster.amqp_url(self.vhost)
+
+    @property
+    def management_url(self) -> str:
+        return self.cluster.management_url
+
+    @cached_property
+    def management(self) -> Management:
+        return Management(self.node.management_url, self.vhost)
+
+
+class LocalCluster:
+    """Nodes `rabbit1@localhost` and so on, with one user, one cookie and one name server."""
+
+    def __init__(self, directory: Path, size: int = 3) -> None:
+        """Nothing is started yet. Raises MissingError where RabbitMQ 4.3 is not installed."""
+        epmd_port, cookie = free_port(), secrets.token_hex(20)
+        self._password = secrets.token_urlsafe(24)
+        names = [f"rabbit{number}" for number in range(1, size + 1)]
+        config = CONFIG | {
+            "cluster_formation.peer_discovery_backend": "classic_config",
+            # Not all leaders on the node that somebody happened to be connected to.
+            "queue_leader_locator": "balanced",
+        }
+        for number, name in enumerate(names, 1):
+            config[f"cluster_formation.classic_config.nodes.{number}"] = f"{name}@localhost"
+        # As TestBroker's, and other nodes' deaths are noticed sooner than in a minute.
+        self.nodes: list[LocalNode] = [
+            new_node(
+                VERSION,
+                directory / name,
+                name=name,
+                cookie=cookie,
+                epmd=False,
+                epmd_port=epmd_port,
+                password=self._password,
+                extra_config=config | {"net_ticktime": "5"},
+            )
+            for name in names
+        ]
+        self._epmd: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Return when all nodes answer and know each other."""
+        if self._epmd is None:
+            self._epmd = subprocess.Popen(
+                ["epmd", "-address", LOOPBACK, "-port", str(self.nodes[0].epmd_port)],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self._reaper = end_with_this_process(self._epmd)
+        away = [node for node in self.nodes if not node.is_running]
+        with ThreadPoolExecutor(len(away) or 1) as pool:
+            list(pool.map(LocalNode.start, away))
+        asyncio.run(self._until_all_know_each_other())
+
+    def kill(self) -> None:
+        """End all nodes at once, as a power cut would, and the name server."""
+        for node in self.nodes:
+            node.kill()
+        for process in (self._reaper, self._epmd):
+            if process is not None:
+                process.kill()
+                process.wait()
+                if process.stdin is not None:
+                    process.stdin.close()
+        self._epmd = self._reaper = None
+
+    # --- addresses ------------------------------------------------------------------------------
+
+    def amqp_url(self, vhost: str = "/", *, nodes: Iterable[LocalNode] | None = None) -> str:
+        """With credentials; of all nodes unless told which."""
+        hosts = ",".join(f"{LOOPBACK}:{node.amqp_port}" for node in nodes or self.nodes)
+        return f"amqp://{self._login}@{hosts}/{quote(vhost, safe='')}"
+
+    @property
+    def management_url(self) -> str:
+        hosts = ",".join(f"{LOOPBACK}:{node.management_port}" for node in self.nodes)
+        return f"http://{self._login}@{hosts}"
+
+    @property
+    def _login(self) -> str:
+        return f"{self.nodes[0].user}:{quote(self._password, safe='')}"
+
+    @contextmanager
+    def vhost(self) -> Iterator[ClusterBroker]:
+        """A virtual host for one test; ask it of a cluster whose nodes are all there."""
+        with fresh_vhost(self.nodes[0], VERSION, "quorum") as broker:
+            yield ClusterBroker(broker.version, broker.profile, broker.vhost, broker.node, self)
+
+    # --- what a network does --------------------------------------------------------------------
+
+    @contextmanager
+    def frozen(self, node: LocalNode) -> Iterator[None]:
+        """Nobody hears of the node, and its connections stay: as if its cable were pulled."""
+        os.kill(node.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+
+    def cut_off(self, node: LocalNode) -> None:
+        """Let the other nodes and this one reach each other no more; clients still reach all."""
+        # Erlang's own means: who does not know the secret that is expected of him is refused.
+        node.rabbitmqctl(
+            "eval", _EACH % ("erlang:set_cookie(N, cut_off), erlang:disconnect_node(N)", "nodes()")
+        )
+
+    def join_again(self, node: LocalNode) -> None:
+        """Undo `cut_off`."""
+        others = ", ".join(f"'{each.name}@localhost'" for each in self.nodes if each is not node)
+        again = "erlang:set_cookie(N, erlang:get_cookie()), net_kernel:connect_node(N)"
+        node.rabbitmqctl("eval", _EACH % (again, f"[{others}]"))
+
+    async def _until_all_know_each_other(self) -> None:
+        deadline = time.monotonic() + 60
+        async with ManagementClient(self.management_url) as client:
+            while True:
+                running = [each for each in await client.get("/nodes") if each.get("running")]
+                if len(running) == len(self.nodes):
+                    return
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{len(running)} of {len(self.nodes)} nodes are there")
+                await asyncio.sleep(0.2)
+
+
+async def _apply(cluster: LocalCluster) -> None:
+    topology = build("quorum", Registry.load(dict.fromkeys(BUILT_IN_MODULES)).routes)
+    async with ManagementClient(cluster.management_url) as client:
+        await apply(client, topology)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a cluster until Ctrl-C, with the topology of the quorum profile."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--nodes", type=int, default=3, help="how many")
+    parser.add_argument("--directory", type=Path, help="where their data stays; else it is removed")
+    options: Any = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    with TemporaryDirectory(prefix="switchyard-cluster-") as scratch:
+        try:
+            with LocalCluster(options.directory or Path(scratch), options.nodes) as cluster:
+                asyncio.run(_apply(cluster))
+                print(f"export JOBS_AMQP_URL={cluster.amqp_url()}")
+                print(f"export JOBS_MANAGEMENT_URL={cluster.management_url}")
+                print("export JOBS_PROFILE=quorum", flush=True)
+                for node in cluster.nodes:
+                    print(f"# {node.name}: {node.control}", flush=True)
+                signal.pause()
+        except KeyboardInterrupt:
+            return
+
+
+if __name__ == "__main__":
+    main()
