@@ -15,6 +15,7 @@ import structlog
 from switchyard.cli.system.node import LocalNode
 from tests.support.brokers import Profile, TestBroker, fresh_vhost, new_node
 from tests.support.cluster import LocalCluster
+from tests.support.ledgers import make_ledger
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer
 from tests.support.servers import Servers, shared_node, shared_postgres
@@ -23,7 +24,7 @@ SERVERS = pytest.StashKey[Servers]()
 MARKS = {
     "broker310": {"broker310", "own_node"},
     "broker43": {"broker43_quorum", "cluster"},
-    "postgres": {"postgres_url", "postgres_server", "pgvector_url"},
+    "postgres": {"postgres_url", "empty_postgres_url", "postgres_server", "pgvector_url"},
 }
 
 
@@ -132,30 +133,48 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def postgres_url() -> Iterator[str]:
-    """An empty PostgreSQL database, for this test alone."""
-    yield from _database_on("postgres")
+    """A PostgreSQL database with the ledger's tables, for this test alone."""
+    yield from _database_on("postgres", PostgresServer.create_ledger)
+
+
+@pytest.fixture
+def empty_postgres_url() -> Iterator[str]:
+    """A PostgreSQL database without any table."""
+    yield from _database_on("postgres", PostgresServer.create_database)
 
 
 @pytest.fixture
 def pgvector_url() -> Iterator[str]:
     """The same on a server that has pgvector."""
-    yield from _database_on("pgvector")
+    yield from _database_on("pgvector", PostgresServer.create_database)
 
 
-def _database_on(name: str) -> Iterator[str]:
+def _database_on(name: str, create: Callable[[PostgresServer], str]) -> Iterator[str]:
     try:
         server = shared_postgres(name)
     except MissingError as error:
         skip_or_fail(str(error))
-    url = server.create_database()
+    url = create(server)
     yield url
     server.drop_database(url)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def database_url(request: pytest.FixtureRequest) -> str:
-    """An empty database of each kind, as SQLAlchemy takes it."""
+KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+
+
+@pytest.fixture(params=KINDS)
+async def database_url(request: pytest.FixtureRequest) -> str:
+    """A database of each kind with the ledger's tables, as SQLAlchemy takes it."""
     kind = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param]
+    url: str = request.getfixturevalue(kind)
+    await make_ledger(url)
+    return url
+
+
+@pytest.fixture(params=KINDS)
+def empty_database_url(request: pytest.FixtureRequest) -> str:
+    """A database of each kind without any table; of SQLite, a file that is not there yet."""
+    kind = {"sqlite": "sqlite_url", "postgresql": "empty_postgres_url"}[request.param]
     return request.getfixturevalue(kind)
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,18 @@ import pytest
 
 from switchyard.broker.topology.build import build
 from switchyard.cli.base.common import load_registry
-from switchyard.services.ledger import upgrade
 from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker
-from tests.support.commands import commands
+from tests.support.commands import Running, commands
+from tests.support.ledgers import make_ledger
 from tests.support.topology import declare_topology
 
 JOBCTL = Path(sys.executable).parent / "jobctl"
 ROOT = Path(__file__).parents[2]
 JOBS_MODULE = "tests.acceptance.job_types"
 TIMEOUT = 60.0
+
+AnyProcess = Running | subprocess.Popen[bytes]
 
 
 @dataclass
@@ -36,7 +38,6 @@ class CommandLine:
 
     environment: dict[str, str]
     log_dir: Path
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run(
         self, *arguments: str, stdin: str | None = None, **environment: str
@@ -94,23 +95,44 @@ class CommandLine:
         )
 
     @contextmanager
-    def worker(self, *arguments: str, skewed_by: float = 0) -> Iterator[subprocess.Popen[bytes]]:
+    def worker(self, *arguments: str, skewed_by: float = 0) -> Iterator[AnyProcess]:
         """`jobctl worker tester …` while the context lasts; it consumes when the context begins."""
-        before = len(self.json("workers"))
+        log = self.log_dir / "worker.log"
+        seen = log.stat().st_size if log.exists() else 0
         with self.started("worker", "tester", *arguments, skewed_by=skewed_by) as process:
             deadline = time.monotonic() + TIMEOUT
-            while len(self.json("workers")) == before:
+            while b"consuming" not in log.read_bytes()[seen:]:
                 assert process.poll() is None, self.log_of("worker")
                 assert time.monotonic() < deadline, self.log_of("worker")
+                time.sleep(0.02)
             yield process
 
     @contextmanager
-    def started(self, *arguments: str, skewed_by: float = 0) -> Iterator[subprocess.Popen[bytes]]:
+    def started(self, *arguments: str, skewed_by: float = 0) -> Iterator[AnyProcess]:
         """A command that runs on; killed at the end, if it still runs. `skewed_by`: seconds that
         its host's clock is ahead."""
+        if skewed_by:
+            with self._launched([*skewed(skewed_by), *arguments], arguments[0]) as process:
+                yield process
+            return
         with (self.log_dir / f"{arguments[0]}.log").open("ab") as log:
+            running = commands().start(
+                list(arguments), env=self.environment, cwd=ROOT, output=log.fileno()
+            )
+        with running, ending(running):
+            yield running
+
+    @contextmanager
+    def launched(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """The same with a start of its own, for commands that look at how they were started."""
+        with self._launched([str(JOBCTL), *arguments], arguments[0]) as process:
+            yield process
+
+    @contextmanager
+    def _launched(self, command: list[str], name: str) -> Iterator[subprocess.Popen[bytes]]:
+        with (self.log_dir / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [*(skewed(skewed_by) if skewed_by else (str(JOBCTL),)), *arguments],
+                command,
                 env=self.environment,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
@@ -118,15 +140,22 @@ class CommandLine:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        try:
+        with ending(process):
             yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
     def log_of(self, command: str) -> str:
         return (self.log_dir / f"{command}.log").read_text()
+
+
+@contextmanager
+def ending(process: AnyProcess) -> Iterator[None]:
+    """Kills it at the end with all that it has started, if it still runs."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def skewed(ahead: float) -> list[str]:
@@ -166,5 +195,5 @@ async def jobctl(
         settings.profile, load_registry(settings).routes, retry_delays=settings.retry_delays
     )
     await declare_topology(broker310.management, topology)
-    await upgrade(settings.ledger_url)
+    await make_ledger(settings.ledger_url)
     return bare

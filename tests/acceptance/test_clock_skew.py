@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from switchyard.services.ledger import upgrade
 from tests.acceptance.conftest import CommandLine
 
 AHEAD = 2 * 3600.0
@@ -16,7 +15,6 @@ AHEAD = 2 * 3600.0
 @pytest.fixture
 async def anywhere(jobctl: CommandLine, database_url: str) -> CommandLine:
     """With a ledger on each kind of database."""
-    await upgrade(database_url)
     jobctl.environment["JOBS_DATABASE_URL"] = database_url
     return jobctl
 

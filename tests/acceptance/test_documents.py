@@ -10,11 +10,11 @@ from pydantic import SecretStr
 
 from switchyard.cli.look.search import ModeName
 from switchyard.services.index.modes import Mode
-from switchyard.services.ledger import upgrade
 from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
 from tests.acceptance.conftest import CommandLine, clean_environment
 from tests.support.api_server import serving
+from tests.support.ledgers import make_ledger
 
 KEY = "a-key-of-the-settings-alone"
 
@@ -23,7 +23,7 @@ KEY = "a-key-of-the-settings-alone"
 async def shell(tmp_path: Path) -> AsyncIterator[CommandLine]:
     """A command line that knows an API, which works documents itself, and nothing else."""
     settings = Settings(amqp_url=None, data_dir=tmp_path / "data", api_keys=SecretStr(KEY))
-    await upgrade(settings.ledger_url)
+    await make_ledger(settings.ledger_url)
     async with serving(settings) as api:
         yield CommandLine(clean_environment(api_url=api.url, api_key=KEY), tmp_path)
 

@@ -35,7 +35,7 @@ async def waits_and_goes_on(
         return jobctl.log_of(command[0]).count(text)
 
     proxy.refuse()
-    with patient.started(*command) as process:
+    with patient.launched(*command) as process:
         await eventually(lambda: said(f"waiting for the {what}"), 60)
         await asyncio.sleep(1)  # it looks again meanwhile, and does not say so
         assert process.poll() is None

@@ -65,7 +65,7 @@ def said(jobctl: CommandLine) -> str:
 def test_a_change_starts_it_again_and_an_error_leaves_it_as_it_is(
     jobctl: CommandLine, mine: Path
 ) -> None:
-    with jobctl.started("worker", "llm", "--reload") as process:
+    with jobctl.launched("worker", "llm", "--reload") as process:
         assert said(jobctl) == "one"
         mine.write_text("WORD = 'two")  # nobody closes the quote
         until_logged(jobctl, "unterminated string literal")

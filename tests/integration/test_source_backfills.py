@@ -21,10 +21,11 @@ from switchyard.services.backfill.sources import (
 )
 from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.settings import Settings
 from tests.support import site as server
 from tests.support.hosts import model, repository
+from tests.support.ledgers import make_ledger
 from tests.support.site import Exchange, Request, Site
 
 
@@ -73,7 +74,7 @@ async def context(tmp_path: Path, site: Pages) -> Any:
         hf_base_url=site.origin,
         hf_interval=0.0,
     )
-    await upgrade(settings.ledger_url)
+    await make_ledger(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as ledger:
         yield SourceContext(settings, ledger, Storage(settings.files_url), 0.0, patience=5)
 

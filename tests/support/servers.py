@@ -88,9 +88,12 @@ class Servers:
         server: LocalNode | PostgresServer
         if name in ("postgres", "pgvector"):
             server = PostgresServer(base_dir, with_vectors=name == "pgvector")
+            server.start()
+            if name == "postgres":
+                server.make_template()
         else:
             server = new_node(name, base_dir)
-        server.start()
+            server.start()
         return server
 
 

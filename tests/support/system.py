@@ -25,7 +25,7 @@ from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology.build import build
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
@@ -35,6 +35,7 @@ from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
+from tests.support.ledgers import make_ledger
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.topology import declare_topology
 
@@ -343,7 +344,7 @@ async def open_system(
             **{"shutdown_grace": 5.0, "data_dir": Path(directory), **settings},
         )
         await declare(broker, registry, lanes=lanes, retry_delays=retry_delays)
-        await upgrade(database_url)
+        await make_ledger(database_url)
         async with await Ledger.open(database_url) as ledger:
             system = System(broker, own, registry, ledger, lanes)
             try:

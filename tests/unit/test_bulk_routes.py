@@ -7,9 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.settings import Settings
 from tests.support.api_server import serving
+from tests.support.ledgers import make_ledger
 
 KINDS = {"backfill": "/backfills", "redrive": "/admin/dead/redrives"}
 
@@ -18,7 +19,7 @@ KINDS = {"backfill": "/backfills", "redrive": "/admin/dead/redrives"}
 async def two_of_each(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """The API without a broker, and two operations of each kind in its ledger."""
     settings = Settings(data_dir=tmp_path, amqp_url=None, _env_file=None)
-    await upgrade(settings.ledger_url)
+    await make_ledger(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as ledger:
         for kind in KINDS:
             for number in "ab":

@@ -23,7 +23,7 @@ from switchyard.services.jobs.outcomes import (
 )
 from switchyard.services.jobs.registry import InvalidPayload, Registry, job
 from switchyard.services.jobs.retry import MAX_DEATHS
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import (
     THEN,
     InvalidJob,
@@ -35,6 +35,7 @@ from switchyard.services.records import ClaimRequest, State
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
 from tests.support.eventually import eventually
+from tests.support.ledgers import make_ledger
 
 
 class Payload(BaseModel):
@@ -104,7 +105,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 async def ledger(settings: Settings) -> AsyncIterator[Ledger]:
-    await upgrade(settings.ledger_url)
+    await make_ledger(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as opened:
         yield opened
 

@@ -25,10 +25,11 @@ from switchyard.services.jobs.outcomes import (
 )
 from switchyard.services.jobs.registry import InvalidPayload, RegistryError, job
 from switchyard.services.jobs.retry import Delayed
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import InvalidJob, job_id_of
 from switchyard.services.records import JoinedJob, State
 from switchyard.testing import run_job, run_job_sync
+from tests.support.ledgers import make_ledger
 
 
 class Text(BaseModel):
@@ -224,7 +225,7 @@ async def test_nothing_of_a_run_is_left_and_nothing_of_the_machine_is_touched(
 
 
 async def test_settings_and_a_ledger_can_be_the_tests_own(sqlite_url: str) -> None:
-    await upgrade(sqlite_url)
+    await make_ledger(sqlite_url)
     async with await Ledger.open(sqlite_url) as ledger:
         run = await run_job(
             remember, {"text": "x"}, ledger=ledger, settings={"storage_url": "file:///mine"}

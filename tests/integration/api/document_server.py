@@ -12,9 +12,9 @@ import httpx
 import uvicorn
 
 from switchyard.api.app import create_app
-from switchyard.services.ledger import upgrade
 from switchyard.services.settings import Settings
 from tests.support.eventually import eventually
+from tests.support.ledgers import make_ledger
 
 WORKERS = ("ingest", "llm", "embed", "link")
 
@@ -22,7 +22,7 @@ WORKERS = ("ingest", "llm", "embed", "link")
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     """The API with these settings on loopback, in this process, and a client of it."""
-    await upgrade(settings.ledger_url)
+    await make_ledger(settings.ledger_url)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(create_app(settings), log_config=None, lifespan="on")

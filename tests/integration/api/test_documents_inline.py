@@ -17,13 +17,14 @@ from switchyard.services.documents.inbox import About
 from switchyard.services.files.storage import Storage, references_key
 from switchyard.services.identity.places import MARKER
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import in_parts, send, serving
 from tests.integration.ledger import made
 from tests.integration.pipeline.pdfs import encrypted, pdf, scan, scanned, sized, slips
 from tests.support.eventually import eventually
+from tests.support.ledgers import make_ledger
 
 STAGES = [
     "ingest_document",
@@ -519,7 +520,7 @@ async def test_a_pipeline_that_the_process_did_not_finish_goes_on_with_the_next_
     tmp_path: Path,
 ):
     settings = Settings(data_dir=tmp_path, amqp_url=None)
-    await upgrade(settings.ledger_url)
+    await make_ledger(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as ledger:
         async with open_desks(settings, Registry.load(), ledger, None) as desks:
             inbox = desks.documents.inbox

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.ledger import upgrade
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send
 from tests.support.eventually import eventually
+from tests.support.ledgers import make_ledger
 
 MEGABYTE = 1024 * 1024
 UPLOAD = 200 * MEGABYTE
@@ -35,7 +35,7 @@ async def server_process(
     directory: Path, amqp_url: str | None, **env: str
 ) -> AsyncIterator[tuple[int, httpx.AsyncClient]]:
     """The API in a process of its own; its id, and a client."""
-    await upgrade(Settings(data_dir=directory).ledger_url)
+    await make_ledger(Settings(data_dir=directory).ledger_url)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -44,6 +44,7 @@ async def server_process(
         more["JOBS_AMQP_URL"] = amqp_url
     program = f"""
 import uvicorn
+from tests.support.ledgers import make_ledger
 from switchyard.api.app import create_app
 if __name__ == "__main__":
     uvicorn.run(create_app(), host="127.0.0.1", port={port}, log_level="warning")

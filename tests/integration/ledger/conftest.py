@@ -2,12 +2,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 
 
 @pytest.fixture
 async def ledger(database_url: str) -> AsyncIterator[Ledger]:
     """An empty ledger, on each kind of database."""
-    await upgrade(database_url)
     async with await Ledger.open(database_url, check=True) as opened:
         yield opened

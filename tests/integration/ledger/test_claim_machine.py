@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.records import (
     TRANSITIONS,
     AttemptOutcome,
@@ -150,7 +150,6 @@ class Claims(RuleBasedStateMachine):
 
 def test_of_all_copies_of_a_job_one_runs_at_a_time(database_url: str) -> None:
     with asyncio.Runner() as runner:
-        runner.run(upgrade(database_url))
         ledger = runner.run(Ledger.open(database_url))
         numbers = iter(range(1_000_000))
         try:

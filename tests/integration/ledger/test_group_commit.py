@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.message import Metadata
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.records import Claimed, Created, LedgerError, RowRejected, State
 from tests.integration.ledger.made import NOW, claim, finish, message, new_job
 
@@ -71,7 +71,6 @@ async def test_large_jobs_are_written_in_several_statements(ledger: Ledger) -> N
 async def test_a_closed_ledger_has_written_what_waited_and_takes_no_more(
     database_url: str,
 ) -> None:
-    await upgrade(database_url)
     ledger = await Ledger.open(database_url)
     task = asyncio.create_task(ledger.record(new_job()))
     await asyncio.sleep(0)

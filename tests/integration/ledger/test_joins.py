@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.records import (
     Cancelled,
     Claimed,
@@ -353,7 +353,6 @@ async def test_joined_jobs_are_read_page_by_page_in_their_order(ledger: Ledger) 
 
 async def test_a_thousand_ends_at_once_in_four_processes_let_it_go_once(database_url: str) -> None:
     """And nobody waits for anybody in a circle: PostgreSQL counts no deadlock."""
-    await upgrade(database_url)
     async with AsyncExitStack() as stack:
         ledgers = [
             await stack.enter_async_context(await Ledger.open(database_url)) for _ in range(4)

@@ -18,9 +18,9 @@ from switchyard.services.records import Created, LedgerError, LedgerMissing, Sch
 from tests.integration.ledger.made import new_job
 
 
-async def test_the_migrated_tables_are_those_of_the_program(database_url: str) -> None:
-    await upgrade(database_url)
-    database = connect(database_url)
+async def test_the_migrated_tables_are_those_of_the_program(empty_database_url: str) -> None:
+    await upgrade(empty_database_url)
+    database = connect(empty_database_url)
 
     def differences(connection: Connection) -> list[Any]:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
@@ -32,25 +32,25 @@ async def test_the_migrated_tables_are_those_of_the_program(database_url: str) -
         await database.close()
 
 
-async def test_upgrading_again_changes_nothing(database_url: str) -> None:
-    await upgrade(database_url)
-    async with await Ledger.open(database_url) as ledger:
+async def test_upgrading_again_changes_nothing(empty_database_url: str) -> None:
+    await upgrade(empty_database_url)
+    async with await Ledger.open(empty_database_url) as ledger:
         await ledger.record(new_job())
-        await upgrade(database_url)
+        await upgrade(empty_database_url)
         await ledger.check()
         assert await ledger.get("job-1") is not None
 
 
-async def test_upgrades_at_the_same_time_all_succeed(database_url: str) -> None:
-    await asyncio.gather(*(upgrade(database_url) for _ in range(8)))
-    async with await Ledger.open(database_url, check=True) as ledger:
+async def test_upgrades_at_the_same_time_all_succeed(empty_database_url: str) -> None:
+    await asyncio.gather(*(upgrade(empty_database_url) for _ in range(8)))
+    async with await Ledger.open(empty_database_url, check=True) as ledger:
         assert await ledger.record(new_job()) == Created("job-1")
 
 
-async def test_an_empty_database_says_what_to_run(database_url: str) -> None:
+async def test_an_empty_database_says_what_to_run(empty_database_url: str) -> None:
     with pytest.raises(SchemaOutdated, match="jobctl db upgrade"):
-        await Ledger.open(database_url, check=True)
-    async with await Ledger.open(database_url) as ledger:
+        await Ledger.open(empty_database_url, check=True)
+    async with await Ledger.open(empty_database_url) as ledger:
         with pytest.raises(SchemaOutdated, match="jobctl db upgrade"):
             await ledger.record(new_job())
 
@@ -59,14 +59,14 @@ async def test_an_empty_database_says_what_to_run(database_url: str) -> None:
     ("revision", "advice"), [("0000", "jobctl db upgrade"), ("9999", "install a newer one")]
 )
 async def test_tables_of_another_version_are_refused(
-    database_url: str, revision: str, advice: str
+    empty_database_url: str, revision: str, advice: str
 ) -> None:
-    await upgrade(database_url)
-    database = connect(database_url)
+    await upgrade(empty_database_url)
+    database = connect(empty_database_url)
     statement = text("UPDATE alembic_version SET version_num = :revision")
     await database.write(lambda connection: connection.execute(statement, {"revision": revision}))
     await database.close()
-    async with await Ledger.open(database_url) as ledger:
+    async with await Ledger.open(empty_database_url) as ledger:
         with pytest.raises(SchemaOutdated, match=advice):
             await ledger.check()
 
@@ -83,12 +83,12 @@ async def test_a_file_that_is_not_there_is_no_ledger_and_stays_away(sqlite_url: 
     assert list(file.parent.iterdir()) == []
 
 
-async def test_the_upgrade_says_where_and_whether_it_was_new(database_url: str) -> None:
-    first, second = await upgrade(database_url), await upgrade(database_url)
+async def test_the_upgrade_says_where_and_whether_it_was_new(empty_database_url: str) -> None:
+    first, second = await upgrade(empty_database_url), await upgrade(empty_database_url)
     assert (first.is_new, second.is_new) == (True, False)
     assert first.where == second.where
     assert "@" not in first.where
-    assert first.where.endswith(database_url.rpartition("/")[2])
+    assert first.where.endswith(empty_database_url.rpartition("/")[2])
 
 
 async def test_the_file_is_made_with_its_directory(tmp_path: Path) -> None:
@@ -111,15 +111,15 @@ def test_the_program_knows_the_newest_migration() -> None:
 
 
 async def test_links_between_documents_become_edges_of_the_graph(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from alembic import command
 
     to_head = command.upgrade
     monkeypatch.setattr(command, "upgrade", lambda config, _: to_head(config, "0013"))
-    await upgrade(database_url)
+    await upgrade(empty_database_url)
     monkeypatch.undo()
-    database = connect(database_url)
+    database = connect(empty_database_url)
 
     def before(connection: Connection) -> None:
         connection.execute(
@@ -136,8 +136,8 @@ async def test_links_between_documents_become_edges_of_the_graph(
 
     await database.write(before)
     await database.close()
-    await upgrade(database_url)
-    async with await Ledger.open(database_url, check=True) as ledger:
+    await upgrade(empty_database_url)
+    async with await Ledger.open(empty_database_url, check=True) as ledger:
         page = await ledger.graph_neighbours("a")
         assert page is not None
         found = [(each.direction, each.node.key, each.edge.weight) for each in page.items]

@@ -8,6 +8,7 @@ from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.ledger.sql import database as database_module
 from switchyard.services.records import Claimed, Created, LedgerUnavailable, State
 from tests.integration.ledger.made import claim, finish, message, new_job
+from tests.support.ledgers import make_ledger
 from tests.support.postgres import PostgresServer
 
 
@@ -62,7 +63,7 @@ async def test_a_locked_file_is_unavailable_and_then_works_again(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_module, "BUSY_TIMEOUT", 0.2)
-    await upgrade(sqlite_url)
+    await make_ledger(sqlite_url)
     other = sqlite3.connect(sqlite_url.partition(":///")[2], isolation_level=None)
     async with await Ledger.open(sqlite_url) as ledger:
         await ledger.record(new_job())
@@ -83,7 +84,7 @@ async def test_a_locked_file_is_unavailable_and_then_works_again(
 async def test_a_full_disk_is_unavailable_and_then_works_again(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await upgrade(sqlite_url)
+    await make_ledger(sqlite_url)
     async with await Ledger.open(sqlite_url) as ledger:
         await ledger.record(new_job())
         # SQLite says "database or disk is full" for its own limit, too.

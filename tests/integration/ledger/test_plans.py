@@ -9,13 +9,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql.dialect import keys_parameter, select_by_keys
 
 
 @pytest.mark.postgres
 async def test_rows_are_looked_up_by_keys_and_not_by_reading_all(postgres_url: str) -> None:
-    await upgrade(postgres_url)
     letters = [f"letter-{number}" for number in range(3_000)]
     async with await Ledger.open(postgres_url) as ledger:
         await ledger.create_bulk("redrive-1", kind="redrive", title="", spec={}, created_by="test")

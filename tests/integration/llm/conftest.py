@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
+from tests.support.ledgers import make_ledger
 
 
 @pytest.fixture
 async def ledger(database_url: str) -> AsyncIterator[Ledger]:
     """An empty ledger, on each kind of database."""
-    await upgrade(database_url)
     async with await Ledger.open(database_url, check=True) as opened:
         yield opened
 
@@ -18,6 +18,6 @@ async def ledger(database_url: str) -> AsyncIterator[Ledger]:
 @pytest.fixture
 async def plain_ledger(sqlite_url: str) -> AsyncIterator[Ledger]:
     """An empty ledger, where one kind of database says enough."""
-    await upgrade(sqlite_url)
+    await make_ledger(sqlite_url)
     async with await Ledger.open(sqlite_url, check=True) as opened:
         yield opened

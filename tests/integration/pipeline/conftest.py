@@ -19,8 +19,9 @@ from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.settings import Settings
+from tests.support.ledgers import make_ledger
 from tests.support.llm_server import LlmServer
 
 
@@ -94,7 +95,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 async def ledger(settings: Settings) -> AsyncIterator[Ledger]:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    await upgrade(settings.ledger_url)
+    await make_ledger(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as opened:
         yield opened
 

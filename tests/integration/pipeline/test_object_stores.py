@@ -24,9 +24,10 @@ from switchyard.services.identity.places import WrongPlace, claim_places
 from switchyard.services.index.generations import Generation
 from switchyard.services.index.opening import home_at, open_index
 from switchyard.services.index.ranking import search
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger import Ledger
 from switchyard.services.text.chunks import Chunk, chunk_id
 from tests.integration.pipeline.conftest import Pipeline
+from tests.support.ledgers import make_ledger
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.object_stores import CONTAINER, azure_server, s3_server
 
@@ -199,7 +200,7 @@ async def test_a_store_is_of_one_system(place: str, pipeline: Pipeline, tmp_path
     assert pipeline.ledger is not None
     await claim_places(settings, pipeline.ledger)
     other = f"sqlite+aiosqlite:///{tmp_path / 'other.db'}"
-    await upgrade(other)
+    await make_ledger(other)
     async with await Ledger.open(other) as second:
         with pytest.raises(WrongPlace, match="JOBS_STORAGE_URL"):
             await claim_places(settings, second)
