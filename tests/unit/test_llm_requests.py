@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from switchyard.services.jobs.registry import InvalidPayload, Registry
 from switchyard.services.llm.requests import REQUESTS
-from switchyard.services.llm.structured import MAX_SCHEMA, check_schema, fitting
+from switchyard.services.llm.schemas import MAX_SCHEMA
+from switchyard.services.llm.structured import (
+    CHECK_MEMORY_MB,
+    UncheckableAnswer,
+    check_schema,
+    checked,
+    fitting,
+)
+from switchyard.services.runtime.execution import Executor
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 PAYLOADS: dict[str, dict[str, Any]] = {
@@ -94,6 +104,99 @@ def test_schemas_that_are_none_or_lead_elsewhere_are_refused(schema: dict[str, A
     payload = PAYLOADS["chat_completion"] | {"json_schema": schema}
     with pytest.raises(InvalidPayload, match="json_schema"):
         Registry.load().get("chat_completion").validate(payload)
+
+
+def _doubled(levels: int, how: str, **more: Any) -> dict[str, Any]:
+    """Each part refers to the next one twice."""
+    names = [f"#/$defs/a{each}" for each in range(levels + 1)]
+    parts = {f"a{at}": {how: [{"$ref": name}] * 2} | more for at, name in enumerate(names[1:])}
+    return {"$ref": names[0], "$defs": parts | {f"a{levels}": {"type": "object"}}} | more
+
+
+DEEP: dict[str, Any] = {"type": "string"}
+for _ in range(500):
+    DEEP = {"not": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        # Compiled, this one takes all memory there is.
+        (_doubled(30, "allOf", unevaluatedProperties=False), "too many places"),
+        (_doubled(30, "anyOf"), "more than 5,000 parts"),
+        (_doubled(10, "allOf", unevaluatedItems=False), "too many places"),
+        ({"anyOf": [{"$ref": "#"}, {"type": "string"}]}, "without going deeper"),
+        ({"allOf": [{"$ref": "#/%24defs/a"}], "$defs": {"a": {"$ref": "#"}}}, "without going"),
+        ({"properties": {"a": {"$dynamicRef": "#a"}}}, "#/\\$defs/NAME"),
+        ({"properties": {"a": {"$id": "b", "not": {"$ref": "#/not"}}}}, "#/\\$defs/NAME"),
+        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "leads nowhere"),
+        ({"properties": {f"p{n}": {"pattern": f"a{{{n}}}"} for n in range(300)}}, "200 patterns"),
+        ({"pattern": "((a{100}){100}){100}"}, "JSON Schema"),
+        (DEEP, "200 levels"),
+    ],
+)
+def test_schemas_that_would_cost_too_much_are_refused_before_they_are_compiled(
+    schema: dict[str, Any], why: str
+) -> None:
+    payload = PAYLOADS["chat_completion"] | {"json_schema": schema}
+    began = time.monotonic()
+    with pytest.raises(InvalidPayload, match=why):
+        Registry.load().get("chat_completion").validate(payload)
+    assert time.monotonic() - began < 2
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[Executor]:
+    opened = Executor(1)
+    yield opened
+    await opened.close()
+
+
+CHOICES = [{"$ref": "#"}, {"$ref": "#"}]
+TREE = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": CHOICES}}]}
+
+
+async def test_an_answer_that_takes_ages_to_check_is_given_up_and_holds_up_nobody(
+    executor: Executor,
+) -> None:
+    check_schema(TREE)
+    assert await checked('["a"]', TREE, executor.in_process) == ["a"]
+    with pytest.raises(ValueError, match="does not fit the schema"):
+        await checked("[1]", TREE, executor.in_process)
+    late = 0.0
+    checking = asyncio.create_task(checked("[" * 40 + "1" + "]" * 40, TREE, executor.in_process))
+    while not checking.done():
+        before = time.monotonic()
+        await asyncio.wait([checking], timeout=0.05)
+        late = max(late, time.monotonic() - before)
+    with pytest.raises(UncheckableAnswer, match=f"{CHECK_MEMORY_MB} MiB"):
+        await checking
+    assert late < 2
+
+
+async def test_the_words_for_many_faults_are_found_elsewhere(executor: Executor) -> None:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(90):
+        schema = {"anyOf": [schema, {"type": "null"}]}
+    began = time.monotonic()
+    checking = asyncio.create_task(
+        checked(json.dumps([1] * 200), {"items": schema}, executor.in_process)
+    )
+    await asyncio.sleep(0)
+    assert time.monotonic() - began < 0.5
+    with pytest.raises((ValueError, UncheckableAnswer)):
+        await checking
+
+
+async def test_what_is_cheap_to_check_needs_no_other_process() -> None:
+    async def none(*_: Any, **__: Any) -> Any:
+        raise AssertionError("another process")
+
+    text = {"$ref": "#/$defs/text"}
+    schema = {"properties": {"a": text, "b": text}, "$defs": {"text": {"type": "string"}}}
+    assert await checked('{"a": "x"}', schema, none) == {"a": "x"}
+    with pytest.raises(ValueError, match="a: 1 is not of type"):
+        await checked('{"a": 1}', schema, none)
 
 
 def test_a_pattern_takes_time_in_proportion_to_the_text() -> None:

@@ -16,7 +16,7 @@ from switchyard.services.llm.lane import LlmLane, lane_of
 from switchyard.services.llm.reading import Answer
 from switchyard.services.llm.requests import LlmQuestion, LlmRequest
 from switchyard.services.llm.spending import asked_by
-from switchyard.services.llm.structured import fitting
+from switchyard.services.llm.structured import checked
 
 SHOWN = 300
 """Characters of an answer that an error shows; all of it is in a file."""
@@ -75,13 +75,14 @@ async def _answered(
     if question.schema is None:
         return _result(answer, reused)
     try:
-        return _result(answer, reused) | {"value": fitting(answer.text, question.schema)}
+        value = await checked(answer.text, question.schema, ctx.in_process)
+        return _result(answer, reused) | {"value": value}
     except ValueError as error:
         complaint = str(error)
     repair = _repair(answer, complaint)
     second, reused = await ask(*repair)
     try:
-        value = fitting(second.text, question.schema)
+        value = await checked(second.text, question.schema, ctx.in_process)
     except ValueError as error:
         await _forget(lane, question, repair)
         key = await _keep_raw(ctx, [answer, second])

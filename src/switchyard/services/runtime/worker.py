@@ -41,6 +41,8 @@ LAST_WORDS = 2.0
 """Seconds after the grace in which what follows from ended handlers is published and recorded."""
 LEDGER_PROBE = 0.5
 """Seconds between looks at a ledger that is away."""
+MOST_HELPERS = 4
+"""Processes of a worker, on a small host, whose job types all run in its event loop."""
 LANE_WORKER_PRIORITY = 10
 """Consumer priority of a worker that was started for one lane of several: it gets that lane's
 jobs first, the general workers what it can't take."""
@@ -98,6 +100,14 @@ def share_of(
     )
 
 
+def _processes(share: Share, registry: Registry) -> int:
+    """How many the worker may have beside itself. All are started with the first job that needs
+    one: jobs that only wait for servers are many more than this host could bear."""
+    if any(each.worker == share.kind and each.isolation == "process" for each in registry):
+        return share.slots
+    return min(share.slots, max(MOST_HELPERS, os.cpu_count() or 1))
+
+
 class Worker:
     """Consumes the shares given to it until `stop`. One instance is one start of a worker."""
 
@@ -129,7 +139,7 @@ class Worker:
         policy = RetryPolicy.over(settings.retry_delays)
         follow_up = FollowUp(self._publisher, recorder, policy, self.worker_id)
         self._limits = LimitKeeper(ledger, follow_up, self.counters, settings.limits)
-        self._executors = [executor(share.slots) for share in self._shares]
+        self._executors = [executor(_processes(share, registry)) for share in self._shares]
         self._runners = [
             Runner(
                 settings=settings,
