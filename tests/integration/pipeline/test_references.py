@@ -193,3 +193,45 @@ async def test_without_the_pdf_there_are_references_and_no_boxes(
     made = kept(pipeline, document_id)["references"]
     assert len(made) == 2
     assert not any("boxes" in each for each in made)
+
+
+RAISED = """Jane Smith<sup>1</sup>, John Doe<sup>1,2</sup>
+<sup>1</sup> Institute of Tides, Kiel
+<sup>2</sup> Department of the Sea, Oslo
+The tide rises twice a day.<sup>1</sup> Others disagree<sup>2,4</sup> and were answered.\
+<sup>1–3</sup> The basin has 5 km<sup>2</sup> and \
+10<sup>3</sup> waves, which grow as x<sup>2</sup> does."""
+RAISED_LIST = """References
+1. Roe R. On tides and their causes. J Phys. 1999;12:33-40.
+2. Smith A. The sea. Oxford: Oxford University Press; 2004.
+3. Doe J. The moon and the sea. Nature. 2001;3:1-2.
+4. Poe E. A storm on the sea. Science. 2002;4:1-9."""
+
+
+@pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
+async def test_raised_numbers_are_told_by_their_size_and_place_and_tied_to_the_list(
+    pipeline: Pipeline, tmp_path: Path, extractor: str
+):
+    opened = pymupdf.open(stream=pdf([LISTED]), filetype="pdf")
+    opened.delete_page(0)
+    page = opened.new_page()
+    for number, paragraph in enumerate(RAISED.splitlines()):
+        page.insert_htmlbox(pymupdf.Rect(50, 100 + 50 * number, 500, 300 + 50 * number), paragraph)
+    opened.new_page().insert_text((50, 100), RAISED_LIST.splitlines(), fontsize=11)
+    path = tmp_path / "paper.pdf"
+    path.write_bytes(bytes(opened.tobytes()))
+    settings = pipeline.settings.model_copy(update={"pdf_extractor": extractor})
+    one = replace(pipeline, settings=settings)
+    await one.run("ingest_document", {"path": str(path)})
+    document_id = str(one.result("ingest_document")["document_id"])
+    await one.run("process_references", {"document_id": document_id})
+    made = kept(one, document_id)
+    assert [each["label"] for each in made["references"]] == ["1", "2", "3", "4"]
+    assert [(each["marker"], each["references"]) for each in made["citations"]] == [
+        ("¹", [0]),
+        ("²,⁴", [1, 3]),
+        ("¹–³", [0, 1, 2]),
+    ]
+    assert made["citations"][0]["sentence"] == "The tide rises twice a day.¹"
+    text = json.loads(pipeline.storage.get(stage_key(document_id, EXTRACT.name)))["result"]
+    assert "10³ waves" in text["pages"][0]["text"]

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from switchyard.services.citations.reference import Reference
+from switchyard.services.citations.superscripts import is_numbered, marked_sentences
 from switchyard.services.citations.tokens import MAX_REFERENCE_CHARS
 from switchyard.services.text.plain import sentences
+from switchyard.services.text.raised import SIGNS, lowered
 
 # More references than any book has; what comes after them is left out.
 MAX_REFERENCES = 5_000
@@ -50,6 +52,7 @@ _WITHIN = re.compile(
     r" (?=\[[0-9]{1,4}\] |[0-9]{1,3}\. [^\W\d_a-z])"
     r"|(?<=[.)\]\d]) (?=[^\W\d_a-z][\w’'-]+, [^\W\d_a-z]\.)"
 )
+_RAISED_LABEL = re.compile(rf"(?:^|(?<=[.)\]\d]) )([{SIGNS}]{{1,4}})[.):]? ?(?=[^\W\d_])")
 _YEAR = re.compile(r"(?<!\d)(?:1[5-9]|20)\d\d(?!\d)")
 _LINE_ENDS = (".", ")", "]", "”", '"', "»", "/")
 
@@ -153,7 +156,11 @@ def _numbered_end(lines: Sequence[_Line]) -> range:
 
 def _cut(section: Sequence[_Line]) -> list[RawReference]:
     """The entries of a list; a line may hold several, as a PDF's block is one line."""
-    lines = [_Line(part, line.page) for line in section for part in _WITHIN.split(line.text)]
+    lines = [
+        _Line(part, line.page)
+        for line in section
+        for part in _WITHIN.split(_RAISED_LABEL.sub(_lowered_label, line.text))
+    ]
     starts = _by_brackets(lines) or _by_numbers(lines) or _by_authors(lines)
     cut: list[RawReference] = []
     for begin, (place, label, skip) in enumerate(starts):
@@ -168,6 +175,10 @@ def _cut(section: Sequence[_Line]) -> list[RawReference]:
 def _is_reference(text: str) -> bool:
     """What has neither a year nor a number, or is a word or two, is a page's header or the like."""
     return len(text) >= 12 and any(sign.isdigit() for sign in text)
+
+
+def _lowered_label(match: re.Match[str]) -> str:
+    return f"{lowered(match[1])} "
 
 
 # Where a reference begins: its line, its label, and how much of the line the label takes.
@@ -222,19 +233,32 @@ _ONE_OF_SEVERAL = re.compile(r"([A-ZÀ-ÖØ-ÞĀ-Ž][\w’'-]{1,40})\D{0,120}?((
 def citations_in(
     body: Sequence[str], raw: Sequence[RawReference], parsed: Sequence[Reference]
 ) -> list[Citation]:
-    """Where a paper's text cites its references: [12], [3, 5–7], (Smith, 2020), Smith (2020).
+    """Where a paper's text cites its references: [12], [3, 5–7], (Smith, 2020), Smith (2020), and
+    raised numbers where it has none in brackets (`superscripts` has the rule).
 
     `body` is the text of each page without the lists of references. At most 20,000.
     """
     labels = {reference.label: place for place, reference in enumerate(raw) if reference.label}
     named = _by_name(parsed)
-    found = (
+    found: Iterator[Citation] = (
         Citation(marker, sentence, number, cited)
         for number, page in enumerate(body, start=1)
         for sentence in sentences(" ".join(page.split()))
         for marker, cited in _cited(sentence, labels, named)
     )
+    if is_numbered(list(labels)) and not cites_by_number(body):
+        found = itertools.chain(found, _raised(body, labels))
     return list(itertools.islice(found, MAX_CITATIONS))
+
+
+def _raised(body: Sequence[str], labels: Mapping[str, int]) -> Iterator[Citation]:
+    for number, page in enumerate(body, start=1):
+        for sentence, markers in marked_sentences(page):
+            for marker in markers:
+                cited = [labels.get(label) for label in _numbers(lowered(marker))]
+                known = tuple(place for place in cited if place is not None)
+                if len(known) == len(cited):
+                    yield Citation(marker, sentence, number, known)
 
 
 def cites_by_number(body: Sequence[str]) -> bool:

@@ -19,6 +19,7 @@ from switchyard.services.text.pages import (
     has_end,
 )
 from switchyard.services.text.plain import count_words
+from switchyard.services.text.raised import is_raised, raised
 
 _BOLD = 16
 """Flag of a span."""
@@ -165,10 +166,10 @@ def _lines(library: Any, page: Any) -> list[Line]:
     for block in page.get_text("dict", flags=int(flags))["blocks"]:
         for line in block.get("lines", ()):
             spans = line["spans"]
-            text = cleaned("".join(span["text"] for span in spans))
+            longest = spans[0] if len(spans) == 1 else max(spans, key=lambda s: len(s["text"]))
+            text = cleaned("".join(_said(span, longest) for span in spans))
             if not text:
                 continue
-            longest = spans[0] if len(spans) == 1 else max(spans, key=lambda s: len(s["text"]))
             x0, y0, x1, y1 = line["bbox"]
             if line["dir"][0] < 0.5:  # upright: as wide as its letters are high
                 found.append(Line(x0, y0, x1, y1, text, longest["size"]))
@@ -181,6 +182,15 @@ def _lines(library: Any, page: Any) -> list[Line]:
             bold = all(span["flags"] & _BOLD for span in spans if span["text"].strip())
             found.append(Line(x0, y0, x1, y1, text, size, bold))
     return found
+
+
+def _said(span: Any, longest: Any) -> str:
+    said: str = span["text"]
+    if span is longest or not any(char.isdigit() for char in said):
+        return said
+    baselines = span["origin"][1], longest["origin"][1]
+    is_high = is_raised(span["size"], baselines[0], longest["size"], baselines[1])
+    return raised(said) if is_high else said
 
 
 def _pictures(page: Any) -> list[tuple[float, float, float, float]]:

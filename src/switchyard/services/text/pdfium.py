@@ -23,6 +23,7 @@ from switchyard.services.text.pages import (
     has_end,
 )
 from switchyard.services.text.plain import count_words
+from switchyard.services.text.raised import SIGNS, is_raised, raised
 
 _BOLD = 600
 """Weight from which letters are bold."""
@@ -175,13 +176,24 @@ def _goes_on(before: Line, line: Line) -> bool:
 
 
 def _joined(before: Line, line: Line) -> Line:
-    glue = " " if line.x0 - before.x1 > 0.12 * line.size else ""
+    # Digits reach from the baseline up, and so do the boxes here.
+    first, then = before.text, line.text
+    if is_raised(line.size, line.y1, before.size, before.y1):
+        then = raised(then)
+    elif is_raised(before.size, before.y1, line.size, line.y1):
+        first = raised(first)
+    if then != line.text:
+        glue = ""
+    elif first[-1:] in SIGNS:
+        glue = "" if then[:1] in ".,;:!?)]" else " "
+    else:
+        glue = " " if line.x0 - before.x1 > 0.12 * line.size else ""
     return Line(
         before.x0,
         min(before.y0, line.y0),
         line.x1,
         max(before.y1, line.y1),
-        f"{before.text}{glue}{line.text}",
+        f"{first}{glue}{then}",
         max(before.size, line.size),
         before.bold and line.bold,
     )

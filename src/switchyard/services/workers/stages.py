@@ -59,13 +59,13 @@ class Stage:
 
 
 INGEST = Stage("ingest_document", "storing")
-EXTRACT = Stage("extract_text", "extracting", version=4)
+EXTRACT = Stage("extract_text", "extracting", version=5)
 OCR = Stage("ocr_pdf", "recognizing", waiting=NEEDS_OCR)
 SUMMARIZE = Stage("summarize_content", "summarizing")
 EMBED = Stage("embed_content", "embedding")
 CLASSIFY = Stage("classify_document", "classifying")
 LINK = Stage("link_content", "linking")
-EXTRACT_REFERENCES = Stage("extract_references", "extracting references", version=2)
+EXTRACT_REFERENCES = Stage("extract_references", "extracting references", version=3)
 PARSE_REFERENCES = Stage("parse_references", "parsing references")
 DESCRIBE_FIGURES = Stage("describe_figures", "describing figures")
 LINK_CITATIONS = Stage("link_citations", "linking citations")

@@ -66,9 +66,9 @@ async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) ->
     text = await files.reuse_or_run_async(EXTRACT, input_hash, work, content=None)
     if text.result.get("needs_ocr"):
         raise NoText(
-            "the file is made of pictures, which only documents have read: `jobctl documents "
-            "upload FILE --wait`, publish hot.process_references with its document_id, and then "
-            "`jobctl documents references ID`"
+            "the file is made of pictures, which are read of documents alone: send it there (POST "
+            "/documents, `jobctl documents upload FILE --wait`), then publish "
+            "hot.process_references with its document_id"
         )
     return ReferenceSource(files, text)
 
