@@ -114,8 +114,8 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --no-config --universal -
 lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versions)
 	@$(BIN)/pip install -qq --disable-pip-version-check uv
 	@$(COMPILE) $(ARGS) -o requirements/runtime.txt >/dev/null
-	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra ocr -o requirements/image.txt >/dev/null
-	@$(COMPILE) $(ARGS) --constraints requirements/image.txt --extra dev --extra ocr -o requirements/dev.txt >/dev/null
+	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra ocr --extra tracing -o requirements/image.txt >/dev/null
+	@$(COMPILE) $(ARGS) --constraints requirements/image.txt --extra dev --extra ocr --extra tracing -o requirements/dev.txt >/dev/null
 	@$(COMPILE) $(ARGS) --extra bench --extra ocr -o requirements/bench.txt >/dev/null
 
 # Where the bill of materials goes.

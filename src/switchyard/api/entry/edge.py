@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from contextlib import AbstractContextManager
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from switchyard.api.entry.access import rate_limited
 from switchyard.api.http.problems import Problem, render
 from switchyard.services.access.rate_limit import Allowance, RateLimiter
+from switchyard.services.tracing import Spanned, span, tracing_by
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 UNLIMITED = "/health"
@@ -31,8 +33,9 @@ SECURITY_HEADERS = {
 class Edge:
     """The outermost layer. Bodies, queries and keys never reach the log."""
 
-    def __init__(self, app: ASGIApp, limiter: RateLimiter) -> None:
+    def __init__(self, app: ASGIApp, limiter: RateLimiter, tracer: object = None) -> None:
         self._app = app
+        self._tracer = tracer
         self._limiter = limiter
         self._log = structlog.get_logger("access")
 
@@ -40,6 +43,19 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._tracer is None:
+            await self._serve(scope, receive, send)
+            return
+        with tracing_by(self._tracer), _request_span(scope) as spanned:
+
+            async def told(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    _tell(spanned, scope, int(message["status"]))
+                await send(message)
+
+            await self._serve(scope, receive, told)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         state = scope.setdefault("state", {})
         state["request_id"] = request_id = _request_id(Headers(scope=scope))
@@ -82,6 +98,22 @@ class Edge:
         allowance = self._limiter.take(_address(scope))
         scope["state"]["allowance"] = allowance
         return None if allowance.allowed else rate_limited(allowance)
+
+
+def _request_span(scope: Scope) -> AbstractContextManager[Spanned]:
+    # Under the name of its route, which is known later: a path has ids, and has no end.
+    method = scope["method"]
+    parent = Headers(scope=scope).get("traceparent")
+    return span(method, kind="server", parent=parent, http__request__method=method)
+
+
+def _tell(spanned: Spanned, scope: Scope, status: int) -> None:
+    route = getattr(scope.get("route"), "path", None)
+    if route is not None:
+        spanned.rename(f"{scope['method']} {route}")
+    spanned.note(http__route=route, http__response__status_code=status)
+    if status >= 500:
+        spanned.failed(str(status))
 
 
 def _request_id(headers: Headers) -> str:

@@ -221,6 +221,7 @@ class JobDetails(JobView, JobProgress):
     checkpoint_at: datetime | None = Field(
         description="When an attempt has kept where it was, for the next one."
     )
+    trace_id: str | None = Field(description="The trace that it is of, by its `traceparent`.")
 
 
 class JobPage(BaseModel):
@@ -281,6 +282,7 @@ def details_view(
         join=None if join is None else _join(join),
         timeline=[_attempt(each) for each in record.timeline],
         checkpoint_at=moment(record.checkpoint_at),
+        trace_id=record.trace_id,
     )
 
 

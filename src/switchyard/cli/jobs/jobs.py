@@ -276,6 +276,7 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("check-point", _when(job.checkpoint_at)),
             ("worker", job.worker_id or ""),
             ("key", job.idempotency_key or ""),
+            ("trace", job.trace_id or ""),
             ("error", f"{job.error_type}: {job.error_message}" if job.error_type else ""),
             ("payload", text(job.payload)),
             ("result", text(job.result)),

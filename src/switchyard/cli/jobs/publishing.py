@@ -77,12 +77,14 @@ async def job_publisher(
     from switchyard.broker.publish.publisher import Publisher
     from switchyard.services.identity.broker import guard
     from switchyard.services.publishing.publisher import JobPublisher
+    from switchyard.services.tracing import tracing
 
-    async with (
-        open_ledger(settings) as ledger,
-        Publisher(settings, name="jobctl", guard=guard(settings, ledger)) as publisher,
-    ):
-        yield JobPublisher(registry, ledger, publisher), ledger
+    with tracing("jobctl"):
+        async with (
+            open_ledger(settings) as ledger,
+            Publisher(settings, name="jobctl", guard=guard(settings, ledger)) as publisher,
+        ):
+            yield JobPublisher(registry, ledger, publisher), ledger
 
 
 def refusal(error: PublishError) -> str:

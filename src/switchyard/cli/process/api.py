@@ -30,6 +30,7 @@ def api(
     import uvloop
 
     from switchyard.services.logs import configure
+    from switchyard.services.tracing import tracing
 
     settings = load_settings()
     changes = {"api_host": host, "api_port": port}
@@ -38,7 +39,8 @@ def api(
         | {"modules": (*settings.modules, *(include or ()))}
     )
     configure(settings.log_level, settings.log_format)
-    uvloop.run(_serve(settings))
+    with tracing("api"):
+        uvloop.run(_serve(settings))
 
 
 async def _serve(settings: Settings) -> None:

@@ -34,12 +34,14 @@ def scheduler(
     are shared among them.
     """
     from switchyard.services.logs import configure
+    from switchyard.services.tracing import tracing
 
     settings = with_metrics_at(load_settings(), metrics_host, metrics_port)
     require_broker(settings)
     registry = load_registry(settings, include)
     configure(settings.log_level, settings.log_format)
-    run(_schedule(settings, registry, [*settings.modules, *(include or ())]))
+    with tracing("scheduler"):
+        run(_schedule(settings, registry, [*settings.modules, *(include or ())]))
 
 
 async def _schedule(settings: Settings, registry: Registry, modules: Sequence[str]) -> None:

@@ -61,6 +61,7 @@ def worker(
     A second signal ends it at once; the jobs that ran are taken over by other workers.
     """
     from switchyard.services.logs import configure
+    from switchyard.services.tracing import tracing
 
     settings = with_metrics_at(load_settings(), metrics_host, metrics_port)
     require_broker(settings)
@@ -82,7 +83,8 @@ def worker(
         reserve=reserve,
     )
     configure(settings.log_level, settings.log_format)
-    run(_work(settings, registry, shares))
+    with tracing("worker"):
+        run(_work(settings, registry, shares))
 
 
 def shares_of(

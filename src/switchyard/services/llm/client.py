@@ -24,6 +24,7 @@ from switchyard.services.llm.errors import (
 from switchyard.services.llm.quota import ServerQuota
 from switchyard.services.llm.reading import Answer, Reading, Timing, is_cut
 from switchyard.services.settings import LlmServer
+from switchyard.services.tracing import span
 
 if TYPE_CHECKING:
     import openai
@@ -52,6 +53,7 @@ class LlmClient:
         self._api = api
         self._timeout = timeout
         self.model = server.model
+        self._server_name = server.name
 
     @classmethod
     @asynccontextmanager
@@ -114,7 +116,19 @@ class LlmClient:
                     raise openai.APIConnectionError(request=request) from error
                 raise
 
-        return await call(create, within=within, again=lambda: not (tell and told))
+        with span(
+            f"chat {self.model}",
+            kind="client",
+            gen_ai__operation__name="chat",
+            gen_ai__request__model=self.model,
+            switchyard__llm__server=self._server_name,
+        ) as asking:
+            said = await call(create, within=within, again=lambda: not (tell and told))
+            asking.note(
+                gen_ai__usage__input_tokens=said.answer.usage.get("prompt_tokens"),
+                gen_ai__usage__output_tokens=said.answer.usage.get("completion_tokens"),
+            )
+            return said
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ from switchyard.services.jobs.registry import InvalidPayload, JobType, Registry
 from switchyard.services.records import Joining, NewJob, WhenDead
 from switchyard.services.records.requests import MAX_DELAY, MAX_NOTIFY_URL
 from switchyard.services.settings import Settings
+from switchyard.services.tracing import current_traceparent
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
 
@@ -229,7 +230,7 @@ def _child(
         parent_id=parent.job_id,
         pipeline=None if job.own_pipeline else parent.metadata.pipeline or parent.job_id,
         operation_id=parent.metadata.operation_id,
-        traceparent=parent.metadata.traceparent,
+        traceparent=current_traceparent() or parent.metadata.traceparent,
     )
     return NewJob(
         message=message,

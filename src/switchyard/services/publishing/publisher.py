@@ -47,6 +47,7 @@ from switchyard.services.records import (
     State,
 )
 from switchyard.services.settings import Settings
+from switchyard.services.tracing import Spanned, begin, current_traceparent
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,22 @@ class JobPublisher:
 
     async def publish_prepared(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         """`publish_many` of jobs that `prepare` has made: record → publish → mark → take back."""
+        spans = [_span_of(job) for job in jobs]
+        try:
+            outcomes = await self._publish_traced(
+                [_under(job, each) for job, each in zip(jobs, spans, strict=True)]
+            )
+            for each, outcome in zip(spans, outcomes, strict=True):
+                if isinstance(outcome, Published):
+                    each.note(switchyard__job__state=outcome.state)
+                else:
+                    each.failed(type(outcome).__name__)
+            return outcomes
+        finally:
+            for each in spans:
+                each.end()
+
+    async def _publish_traced(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         refused = await self._refused_as_full(jobs)
         outcomes = await self._publish([job for job in jobs if job.message.job_id not in refused])
         rest = iter(outcomes)
@@ -224,6 +241,27 @@ class JobPublisher:
             for index, state in zip(refused, kept, strict=True)
             if state is not None
         }
+
+
+def _span_of(job: NewJob) -> Spanned:
+    metadata = job.message.metadata
+    return begin(
+        f"publish {job.routing_key}",
+        kind="producer",
+        parent=current_traceparent() or metadata.traceparent,
+        messaging__system="rabbitmq",
+        switchyard__job__id=job.message.job_id,
+    )
+
+
+def _under(job: NewJob, publishing: Spanned) -> NewJob:
+    """What becomes of it is of the trace of its publish."""
+    traceparent = publishing.traceparent
+    if traceparent is None:
+        return job
+    notice = None if job.notice is None else _under(job.notice, publishing)
+    message = job.message.with_metadata(traceparent=traceparent)
+    return replace(job, message=message, notice=notice)
 
 
 def _known(

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import structlog
 
 from switchyard.broker.errors import LaneFull
-from switchyard.broker.publish.outcome import Accepted
+from switchyard.broker.publish.outcome import Accepted, outcome_name
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.services import tracing
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.publishing.routing import Routed, publish_routed
 from switchyard.services.records import IdempotencyConflict, JobRecord, NewJob, Recorded
@@ -40,6 +41,14 @@ async def publish_recorded(
     )
     accepted: list[str] = []
     for record, result in zip(records, results, strict=True):
+        tracing.record(
+            f"outbox {record.routing_key}",
+            began=entered.timestamp(),
+            parent=record.envelope["metadata"].get("traceparent"),
+            messaging__system="rabbitmq",
+            switchyard__job__id=record.id,
+            switchyard__outcome=outcome_name(result),
+        )
         if isinstance(result, Accepted):
             accepted.append(record.id)
             continue

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from switchyard.services.records.progress import ProgressRecord
 from switchyard.services.records.states import State
+from switchyard.services.traceparent import trace_id_of
 
 Item = TypeVar("Item")
 
@@ -192,6 +193,12 @@ class JobRecord(JobSummary):
     """Attempts that did not simply succeed, oldest first; only from `Ledger.get`."""
     checkpoint_at: float | None = None
     """When an attempt has kept where it was, for the next one; only from `Ledger.get`."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that it is of, where somebody has said so."""
+        found = self.envelope.get("metadata", {}).get("traceparent")
+        return trace_id_of(found if isinstance(found, str) else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,19 @@ class Released:
 Ending = Decision | CalledOff
 
 
+def outcome_of(ending: Ending) -> str:
+    """succeeded, retried, snoozed, dead or cancelled: a closed set, for counting."""
+    match ending:
+        case Succeeded():
+            return "succeeded"
+        case Delayed():
+            return "retried" if ending.counts else "snoozed"
+        case Died():
+            return "dead"
+        case _:
+            return "cancelled"
+
+
 def classify(
     registry: Registry,
     message: JobMessage,

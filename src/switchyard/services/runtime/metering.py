@@ -8,11 +8,11 @@ from typing import Protocol
 
 from switchyard.broker.consume.consumer import LaneConsumer
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.jobs.retry import Delayed, Died, Succeeded
+from switchyard.services.jobs.retry import Died, Succeeded
 from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.monitoring import metrics as names
 from switchyard.services.monitoring.metrics import LLM, OTHER, Metric, Metrics, Samples
-from switchyard.services.runtime.endings import Ending
+from switchyard.services.runtime.endings import Ending, outcome_of
 from switchyard.services.runtime.running import RunningJob
 
 
@@ -44,10 +44,10 @@ class Meter:
         worker, job_type = self._labels(job)
         lane = job.delivery.lane
         seconds = max(0.0, self._clock.time() - job.started_at)
-        self._attempts.labels(worker, lane, job_type, _outcome(ending)).inc()
+        self._attempts.labels(worker, lane, job_type, outcome_of(ending)).inc()
         self._duration.labels(worker, job_type).observe(seconds)
         if worker == LLM:
-            self._llm_processed.labels(_outcome(ending), job_type).inc()
+            self._llm_processed.labels(outcome_of(ending), job_type).inc()
             self._llm_latency.labels(job_type).observe(seconds)
         if isinstance(ending, Died):
             self._deaths.labels(worker, lane, job_type, str(ending.reason)).inc()
@@ -59,18 +59,6 @@ class Meter:
         job_type = job.message.job_type
         worker = self._worker_of.get(job_type)
         return (OTHER, OTHER) if worker is None else (worker, job_type)
-
-
-def _outcome(ending: Ending) -> str:
-    match ending:
-        case Succeeded():
-            return "succeeded"
-        case Delayed():
-            return "retried" if ending.counts else "snoozed"
-        case Died():
-            return "dead"
-        case _:
-            return "cancelled"
 
 
 class CountersLike(Protocol):

@@ -41,7 +41,9 @@ from switchyard.services.runtime.noting import NoteTaker
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.reporting import Reporter
 from switchyard.services.runtime.running import RunningJob, TakenOver
+from switchyard.services.runtime.traced import attempting
 from switchyard.services.settings import Settings
+from switchyard.services.traceparent import trace_id_of
 
 Task = tuple[JobType, BaseModel]
 """A job type and the payload for it."""
@@ -82,6 +84,7 @@ class Runner:
             job_id=message.job_id,
             job_type=message.job_type,
             attempt=message.metadata.attempts + 1,
+            **_trace_of(message),
         )
         try:
             entry = await self._enter(delivery, message, task)
@@ -118,11 +121,13 @@ class Runner:
     async def _see_through(self, job: RunningJob, task: Task | None, entry: LimitEntry) -> None:
         """A job that has been claimed, from its run to its end."""
         try:
-            await self._confirm(job, entry)
-            ended = await self._run(job, *task) if task and not job.verdict else None
-            ending, jobs = self._classify(job, ended)
-            ending = await self.follow_up.publish(job, ending, within(job.join_id, jobs))
-            due = await self.recorder.record(job, ending)
+            with attempting(job) as tell:
+                await self._confirm(job, entry)
+                ended = await self._run(job, *task) if task and not job.verdict else None
+                ending, jobs = self._classify(job, ended)
+                ending = await self.follow_up.publish(job, ending, within(job.join_id, jobs))
+                due = await self.recorder.record(job, ending)
+                tell(ending)
         except TakenOver as error:
             self._log.warning("another worker had taken over", why=str(error))
             job.delivery.ack()
@@ -235,3 +240,9 @@ class Runner:
             now=self.ledger.clock.now(),
             crashes=job.crashes,
         )
+
+
+def _trace_of(message: JobMessage) -> dict[str, str]:
+    """For the log: what a job's lines are found by in its trace."""
+    trace_id = trace_id_of(message.metadata.traceparent)
+    return {} if trace_id is None else {"trace_id": trace_id}

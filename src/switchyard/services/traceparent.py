@@ -1,0 +1,21 @@
+"""The W3C `traceparent`: which trace something is of. One from outside is believed only in the form
+that W3C gives it; any other is as good as none."""
+
+from __future__ import annotations
+
+import re
+
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
+
+
+def valid_traceparent(value: str | None) -> str | None:
+    """The value, where it is one that W3C Trace Context allows; else None."""
+    return value if value is not None and _TRACEPARENT.fullmatch(value) else None
+
+
+def trace_id_of(traceparent: str | None) -> str | None:
+    """The trace that it names: 32 hexadecimal digits. None for what is no traceparent."""
+    found = _TRACEPARENT.fullmatch(traceparent or "")
+    return found[1] if found else None
