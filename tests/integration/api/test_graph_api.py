@@ -19,7 +19,7 @@ from switchyard.api.client import AsyncClient, NotFound
 from switchyard.services.graph.updating import tell_document
 from switchyard.services.ledger import Ledger
 from switchyard.services.settings import Settings
-from tests.integration.api.document_server import serving
+from tests.integration.api.document_server import send, serving
 
 EVIL = '</text><script>alert("x")</script> & \x1b[2J of waves on water'
 ENTRY = {"id": "2001.00001", "authors": ["Jane Roe"], "categories": ["cs.DB"], "published": "2020"}
@@ -94,10 +94,12 @@ async def test_what_can_t_be_asked_is_said(client: httpx.AsyncClient, path: str)
     assert answer.json()["type"].endswith("/invalid")
 
 
-async def jobctl(settings: Settings, url: str, *arguments: str, code: int = 0) -> str:
+async def jobctl(
+    settings: Settings, url: str, *arguments: str, command: str = "graph", code: int = 0
+) -> str:
     ended = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "switchyard.cli.main", "graph", *arguments],
+        [sys.executable, "-m", "switchyard.cli.main", command, *arguments],
         env={"JOBS_API_URL": url, "JOBS_DATA_DIR": str(settings.data_dir), "NO_PROXY": "*"},
         capture_output=True,
         text=True,
@@ -159,3 +161,36 @@ async def test_the_graph_at_the_terminal(
         "edges.parquet",
         "graph.graphml",
     ]
+
+
+async def test_a_search_asks_only_what_cites_a_work_or_what_a_work_cites(
+    client: httpx.AsyncClient, settings: Settings
+):
+    ids = []
+    for text in ("# Waves\n\nA wave of the sea rises.", "# Sand\n\nA wave of sand rises."):
+        answer = await send(client, text.encode(), name="wave.md")
+        ids.append(str(answer.json()["document_id"]))
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        entry = {"entry": {"id": "2002.00002", "authors": ["John Doe"], "published": "2020"}}
+        cited = {"references": [{"doi": "10.1234/q"}]}
+        await tell_document(ledger, ids[0], entry, "Waves", references=cited)
+        cited = {"references": [{"arxiv_id": "2002.00002"}]}
+        await tell_document(ledger, ids[1], {}, "Sand", references=cited)
+
+    async def found(**filters: Any) -> list[str]:
+        async with AsyncClient(str(client.base_url)) as opened:
+            return [hit.document_id for hit in (await opened.search("wave", **filters)).hits]
+
+    assert set(await found()) == set(ids)
+    assert await found(cites="doi:10.1234/q") == [ids[0]]
+    assert await found(cites="arxiv:2002.00002") == [ids[1]]
+    assert await found(cited_by=ids[1]) == [ids[0]]
+    assert await found(cited_by=ids[1], cites="doi:10.1234/q") == [ids[0]]
+    assert await found(cited_by=ids[0]) == []
+    answer = await client.post("/search", json={"query": "x", "filters": {"cites": "doi:none"}})
+    assert answer.status_code == 422
+    assert "the graph has no node 'doi:none'" in answer.text
+    url = str(client.base_url)
+    shown = await jobctl(settings, url, "wave", "--cited-by", ids[1], command="search")
+    assert ids[0] in shown
+    assert ids[1] not in shown

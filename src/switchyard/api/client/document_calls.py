@@ -160,8 +160,12 @@ def search(
     classes: Sequence[str] | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
+    cites: str | None = None,
+    cited_by: str | None = None,
 ) -> Call[document_models.SearchAnswer]:
-    """Places in documents that answer a query, best first; times have a zone."""
+    """Places in documents that answer a query, best first; times have a zone. `cites` and
+    `cited_by` name a work of the graph by any key: only documents that cite it, or that it cites.
+    """
     filters = given(
         {
             "document_ids": document_ids and list(document_ids),
@@ -169,6 +173,8 @@ def search(
             "since": since and since.isoformat(),
             "until": until and until.isoformat(),
             "classes": classes and list(classes),
+            "cites": cites,
+            "cited_by": cited_by,
         }
     )
     body = {

@@ -170,6 +170,8 @@ DocumentIdField = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}
 ClassField = Annotated[str, BeforeValidator(checked_class), Field(pattern=CLASS_PATTERN)]
 SourceField = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]+$")]
 
+WorkField = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00]+$")]
+
 
 class FiltersBody(BaseModel):
     """Which documents to search; filters that are null do not matter, several all hold."""
@@ -186,6 +188,12 @@ class FiltersBody(BaseModel):
     source: SourceField | None = Field(default=None, examples=["https://example.org/paper"])
     since: Moment | None = Field(default=None, description="Taken in then or later.")
     until: Moment | None = Field(default=None, description="Taken in before then.")
+    cites: WorkField | None = Field(
+        default=None,
+        examples=["doi:10.1000/182"],
+        description="They cite this work: any key of its node in the graph, or its document's id.",
+    )
+    cited_by: WorkField | None = Field(default=None, description="This work cites them.")
 
 
 class SearchBody(BaseModel):

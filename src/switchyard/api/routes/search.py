@@ -6,14 +6,15 @@ from fastapi import APIRouter, Request
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.document_errors import SEARCH_PROBLEMS
-from switchyard.api.http.problems import try_later
+from switchyard.api.http.problems import invalid, try_later
 from switchyard.api.models.documents import HitView, SearchAnswer, SearchBody
 from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.index.chunk_index import IndexMismatch
 from switchyard.services.index.ranking import Hit
-from switchyard.services.index.searching import Filters, search_documents
+from switchyard.services.index.searching import Filters, UnknownWork, search_documents
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.publishing.requests import Complaint
 
 router = APIRouter(tags=["search"])
 
@@ -31,6 +32,8 @@ async def search(body: SearchBody, request: Request, state: Shared) -> SearchAns
         classes=body.filters.classes or (),
         since=None if body.filters.since is None else body.filters.since.timestamp(),
         until=None if body.filters.until is None else body.filters.until.timestamp(),
+        cites=body.filters.cites,
+        cited_by=body.filters.cited_by,
     )
     try:
         hits = await search_documents(
@@ -42,6 +45,8 @@ async def search(body: SearchBody, request: Request, state: Shared) -> SearchAns
             filters=filters,
             per_document=body.per_document,
         )
+    except UnknownWork as error:
+        raise invalid(Complaint(("filters", error.filter), str(error))) from error
     except IndexMismatch as error:
         request.state.trouble = f"{type(error).__name__}: {error}"
         raise try_later("search-away", str(error)) from error

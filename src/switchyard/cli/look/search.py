@@ -52,6 +52,13 @@ def search(
         datetime | None,
         typer.Option(formats=FORMATS, help="Only what was taken in before then."),
     ] = None,
+    cites: Annotated[
+        str | None,
+        typer.Option(metavar="WORK", help="Only what cites this work: doi:…, or a document's id."),
+    ] = None,
+    cited_by: Annotated[
+        str | None, typer.Option(metavar="WORK", help="Only what this work cites.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search the documents that have been indexed, best places first."""
@@ -66,6 +73,8 @@ def search(
             classes=classes,
             since=since and since.replace(tzinfo=UTC),
             until=until and until.replace(tzinfo=UTC),
+            cites=cites,
+            cited_by=cited_by,
         )
     if as_json:
         print_json([hit.model_dump(mode="json") for hit in answer.hits])

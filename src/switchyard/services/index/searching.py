@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from switchyard.services.errors import InvalidInput
 from switchyard.services.index.modes import Mode
 from switchyard.services.index.opening import OpenIndex
 from switchyard.services.index.ranking import Hit, search
@@ -25,6 +26,21 @@ class Filters:
     """Taken in at this time or later, in seconds since the epoch."""
     until: float | None = None
     """Taken in before this time."""
+    cites: str | None = None
+    """They cite that work: any key of its node in the graph, or its document's id."""
+    cited_by: str | None = None
+    """That work cites them."""
+
+
+class UnknownWork(InvalidInput):
+    """A filter names a work that the graph does not know."""
+
+    def __init__(self, name: str, key: str) -> None:
+        self.filter = name
+        super().__init__(
+            f"the graph has no node {key!r}: name one as doi:10.1000/182, as arxiv:1605.08386, or "
+            "by its document's id"
+        )
 
 
 async def search_documents(
@@ -38,7 +54,7 @@ async def search_documents(
     per_document: int | None = None,
 ) -> list[Hit]:
     """The places that answer a query, best first. Raises as `services.index.ranking.search` does,
-    and LedgerUnavailable and IndexMismatch."""
+    and LedgerUnavailable, IndexMismatch and UnknownWork."""
     within = await _within(ledger, filters or Filters())
     if within is not None and not within:
         return []
@@ -61,4 +77,10 @@ async def _within(ledger: Ledger, filters: Filters) -> set[str] | None:
         )
         found = await ledger.document_ids(wanted)
         within = found if within is None else within & found
+    for name, key in (("cites", filters.cites), ("cited_by", filters.cited_by)):
+        if key is not None:
+            related = await ledger.graph_documents_by(key, cites=name == "cites")
+            if related is None:
+                raise UnknownWork(name, key)
+            within = related if within is None else within & related
     return within
