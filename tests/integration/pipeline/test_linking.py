@@ -353,3 +353,22 @@ async def test_ten_thousand_references_of_a_catalogue_that_is_throttled_half_the
     assert all(link.status is LinkStatus.LINKED for link in links)
     assert refused >= 290
     assert len(openalex.answered) == len(set(openalex.answered)) == 10_000
+
+
+async def test_references_of_no_document_are_cut_and_linked_and_their_links_are_the_result(
+    pipeline: Pipeline, linking_settings: Settings, openalex: OpenAlexServer
+):
+    links = replace(pipeline, settings=linking_settings)
+    texts = [
+        "R. Roe. On tides and their causes. Physics 12(3):33-40, 1999. doi:10.1000/tides",
+        "X. Nobody. What no catalogue has ever heard of. Nowhere Press, 1931.",
+    ]
+    await links.run("link_citations", {"references": texts})
+    result = links.result("link_citations")
+    assert (result["references"], result["linked"], result["not_found"]) == (2, 1, 1)
+    made = json.loads(links.storage.get(result["result"]))["references"]
+    assert made[0]["title"] == "On tides and their causes"
+    assert made[0]["link"]["work"]["id"] == "doi:10.1000/tides"
+    assert made[1]["link"]["status"] == "not_found"
+    with pytest.raises(ValueError, match="one of document_id and references"):
+        await links.run("link_citations", {})

@@ -31,8 +31,8 @@ def book() -> bytes:
     return lines_of_text(TEXTS, lines=2)
 
 
-def drafts_in(pipeline: Pipeline, input_hash: str = "content") -> Drafts:
-    return Drafts(pipeline.storage, "book", "extract_text", input_hash)
+def drafts_in(pipeline: Pipeline, input_hash: str = "content", *, least: int = RANGE + 1) -> Drafts:
+    return Drafts(pipeline.storage, "book", "extract_text", input_hash, least=least)
 
 
 def read_until(data: bytes, drafts: Drafts, last: int, extractor: ExtractorName) -> None:
@@ -86,8 +86,8 @@ def test_broken_pages_stay_broken_in_what_is_kept(
 ):
     monkeypatch.setattr("switchyard.services.text.pdf.RANGE", 2)
     data = with_a_broken_page(5)
-    read = read_pdf(data, drafts=drafts_in(pipeline))
-    drafts = drafts_in(pipeline)
+    read = read_pdf(data, drafts=drafts_in(pipeline, least=5))
+    drafts = drafts_in(pipeline, least=5)
     assert read_pdf(data, drafts=drafts) == read
     assert drafts.given == 5
     assert [page.number for page in read.pages if page.is_broken] == [2]

@@ -13,6 +13,8 @@ import pytest
 from switchyard.services.citations.engines import choice
 from switchyard.services.files.storage import references_key, stage_key, upload_key
 from switchyard.services.jobs.outcomes import Done
+from switchyard.services.text import mupdf
+from switchyard.services.text.composing import PageLines
 from switchyard.services.workers.outputs import MissingOutput
 from switchyard.services.workers.references import finding
 from switchyard.services.workers.references.reading import NoText
@@ -235,3 +237,29 @@ async def test_raised_numbers_are_told_by_their_size_and_place_and_tied_to_the_l
     assert made["citations"][0]["sentence"] == "The tide rises twice a day.¹"
     text = json.loads(pipeline.storage.get(stage_key(document_id, EXTRACT.name)))["result"]
     assert "10³ waves" in text["pages"][0]["text"]
+
+
+@pytest.mark.parametrize("comes", ["as an upload", "as a document"])
+async def test_no_page_is_read_twice_for_the_boxes(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: str
+):
+    read: list[int] = []
+    inner = mupdf._Pdf.page
+
+    def page(opened: mupdf._Pdf, number: int) -> PageLines:
+        read.append(number)
+        return inner(opened, number)
+
+    monkeypatch.setattr(mupdf._Pdf, "page", page)
+    update = {"document_references": True}
+    one = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
+    if comes == "as an upload":
+        one.storage.put("uploads/incoming/paper", pdf([BODY, LISTED]))
+        await one.run("process_references", {"key": "uploads/incoming/paper"})
+        made = json.loads(one.storage.get(one.result("process_references")["result"]))
+    else:
+        made = kept(one, await cited(one, tmp_path))
+    assert len(made["references"][0]["boxes"]) == 1
+    assert read == [1, 2]
+    left = [stored.key async for stored in one.storage.list_async("intermediate")]
+    assert not [key for key in left if "/pages/" in key]

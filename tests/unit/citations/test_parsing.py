@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from switchyard.services.citations.assembling import _trimmed
 from switchyard.services.citations.parsing import OfflineParser
 from switchyard.services.citations.reference import Person, Reference
 from switchyard.services.citations.tokens import MAX_REFERENCE_CHARS, cleaned, tokens_of
@@ -95,6 +96,14 @@ def test_only_what_is_there_is_told(parser):
     told = parser.parse("Kuhn, T. S. (1962). The structure of scientific revolutions.").as_json()
     assert "doi" not in told
     assert told["year"] == 1962
+
+
+@pytest.mark.parametrize(
+    "text", ["Logics of {a, b}", "The sea (in winter)", "Waves [a report]", "A plain title"]
+)
+def test_a_field_keeps_the_bracket_that_it_opens(text):
+    assert _trimmed(f" “{text}.") == text.removesuffix(".")
+    assert _trimmed(f"{text}). ") == text
 
 
 @pytest.mark.parametrize("text", ["", " \n", "\x00", "."])

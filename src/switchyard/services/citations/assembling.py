@@ -8,6 +8,7 @@ from switchyard.services.citations.language import language_of
 from switchyard.services.citations.reference import Person, Reference
 from switchyard.services.citations.tokens import Token, identifier
 
+_OPENS = {")": "(", "]": "[", "}": "{"}
 _EDGES = " .,:;–—-/()[]{}<>«»“”‘’\"'`´„"
 _DASHES = re.compile(r"\s*(?:--+|[-–—‐‑−])\s*")
 
@@ -111,7 +112,7 @@ def _trimmed(text: str) -> str:
     trimmed = text.strip(_EDGES)
     end = text.find(trimmed) + len(trimmed)
     rest = text[end : end + 1]
-    if rest in (")", "]") and trimmed.count({")": "(", "]": "["}[rest]) > trimmed.count(rest):
+    if rest in _OPENS and trimmed.count(_OPENS[rest]) > trimmed.count(rest):
         return trimmed + rest
     return trimmed
 

@@ -23,7 +23,7 @@ from switchyard.services.files.uploads import Upload
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import JobRecord, State
-from switchyard.services.workers.stages import REFERENCE_STAGES
+from switchyard.services.workers.stages import LINK_CITATIONS, REFERENCE_STAGES
 
 Order = Literal["extract_references", "parse_references", "process_references"]
 """Job types on references that can be ordered."""
@@ -94,9 +94,9 @@ class ReferenceDesk:
 
     async def output(self, record: JobRecord) -> dict[str, Any] | None:
         """What a job has made, where that lies in storage under its own id, up to MAX_OUTPUT."""
-        key = extraction_key(record.id)
-        if (record.result or {}).get("result") != key:
+        if not _has_output(record):
             return None
+        key = extraction_key(record.id)
         try:
             raw = await self.inbox.storage.get_async(key, max_bytes=MAX_OUTPUT)
         except (NotStored, FileTooLarge):
@@ -110,7 +110,7 @@ class ReferenceDesk:
         Raises NoReferences, ExtractionNotFinished, LedgerUnavailable.
         """
         record = await self._ledger.get(job_id)
-        if record is None or record.job_type not in REFERENCE_STAGES:
+        if record is None or record.job_type not in (*REFERENCE_STAGES, LINK_CITATIONS.name):
             raise NoReferences(f"there is no job {job_id} that looks for references")
         if record.state is not State.SUCCEEDED:
             raise ExtractionNotFinished(record)
@@ -120,15 +120,19 @@ class ReferenceDesk:
         return made
 
     async def _made(self, record: JobRecord) -> dict[str, Any] | None:
-        result = record.result or {}
-        if isinstance(result.get("references"), list):
-            return result
-        if result.get("result") == extraction_key(record.id):
+        if isinstance((record.result or {}).get("references"), list):
+            return record.result
+        if _has_output(record):
             return await self.output(record)
         document_id = record.payload.get("document_id")
         if document_id is None:
             return None
         return await kept_references(self.inbox.storage, document_id)
+
+
+def _has_output(record: JobRecord) -> bool:
+    """Whether its result says that its output lies in storage, under its own id."""
+    return (record.result or {}).get("result") == extraction_key(record.id)
 
 
 def _request(

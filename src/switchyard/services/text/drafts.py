@@ -36,9 +36,12 @@ class Draft:
 class Drafts:
     """The ranges of one document, as one stage reads it."""
 
-    def __init__(self, storage: Storage, folder: str, stage: str, input_hash: str) -> None:
+    def __init__(
+        self, storage: Storage, folder: str, stage: str, input_hash: str, *, least: int = RANGE + 1
+    ) -> None:
         """`folder` is the document's id, or what stands for it; what was made of another input
-        is not used."""
+        is not used. A document of fewer pages than `least` is not kept."""
+        self.least = least
         self._storage = storage
         self._folder = folder
         self._stage = stage

@@ -92,7 +92,7 @@ def read_pages(
         count, characters = pdf.page_count, 0
         pages: list[PageLines | str] = []
         repaired = False
-        kept = drafts if count > RANGE else None
+        kept = drafts if drafts is not None and count >= drafts.least else None
         for first in range(1, count + 1, RANGE):
             last = min(first + RANGE - 1, count)
             draft = kept.kept(first, last) if kept is not None else None

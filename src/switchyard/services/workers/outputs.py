@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from switchyard.services.files.storage import (
     NotStored,
@@ -29,7 +29,10 @@ from switchyard.services.files.storage import (
 )
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import PermanentError
-from switchyard.services.workers.stages import INGEST, ContentReplaced, Stage
+from switchyard.services.workers.stages import EXTRACT, INGEST, ContentReplaced, Stage
+
+if TYPE_CHECKING:  # imported where a PDF is read
+    from switchyard.services.text.drafts import Drafts
 
 _log = logging.getLogger(__name__)
 
@@ -187,6 +190,18 @@ class DocumentFiles:
             f"there is no output of {stage.name} for document {self.document_id}: "
             "ingest the document again"
         )
+
+
+def drafts_of(
+    storage: Storage, folder: str, made_of: str | None, extractor: str, *, keep: bool, run: str = ""
+) -> Drafts:
+    """What is kept of a PDF's pages while they are read: of every document where it is to be kept
+    for later (`keep`), as the places of references are looked up in it. `made_of` stands for the
+    content; `run` is one that reads it anew."""
+    from switchyard.services.text.drafts import RANGE, Drafts
+
+    hashed = content_hash([made_of, extractor, run])
+    return Drafts(storage, folder, EXTRACT.name, hashed, least=1 if keep else RANGE + 1)
 
 
 def entry_of(about: Mapping[str, Any]) -> dict[str, Any]:

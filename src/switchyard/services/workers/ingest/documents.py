@@ -40,7 +40,7 @@ from switchyard.services.workers.ingest.intake import (
     is_taken,
     known_already,
 )
-from switchyard.services.workers.outputs import DocumentFiles
+from switchyard.services.workers.outputs import DocumentFiles, drafts_of
 from switchyard.services.workers.stages import (
     EXTRACT,
     INGEST,
@@ -180,7 +180,6 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
     Of an upload alone, the text is the job's result in storage, and nothing follows. What was read
     of a long document before the process died is not read again.
     """
-    from switchyard.services.text.drafts import Drafts
     from switchyard.services.text.extraction import extract
 
     if payload.document_id is None:
@@ -192,8 +191,15 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
 
     extractor = ctx.settings.pdf_extractor
     input_hash = content_hash([original.input_hash, about["title"], about["filename"], extractor])
-    run = [original.content, extractor, ctx.pipeline if payload.force else None]
-    drafts = Drafts(files.storage, payload.document_id, EXTRACT.name, content_hash(run))
+    keeps = ctx.settings.document_references
+    drafts = drafts_of(
+        files.storage,
+        payload.document_id,
+        original.content,
+        extractor,
+        keep=keeps,
+        run=ctx.pipeline if payload.force else "",
+    )
 
     def work() -> dict[str, Any]:
         return extract(
@@ -212,7 +218,8 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
         )
     except ContentReplaced:
         return superseded(payload.document_id)
-    drafts.drop()
+    if not keeps:
+        drafts.drop()
     needs_ocr = output.result["needs_ocr"]
     result = {
         "document_id": payload.document_id,
@@ -239,7 +246,6 @@ def _telling(ctx: JobContext) -> Callable[[int, int], None]:
 
 
 def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
-    from switchyard.services.text.drafts import Drafts
     from switchyard.services.text.extraction import extract
 
     storage = Storage(ctx.settings.files_url)
@@ -249,8 +255,8 @@ def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
         raise PermanentError(f"the upload {payload.key!r} is gone: send it again") from error
     identity = identify(data, payload.filename)
     extractor = ctx.settings.pdf_extractor
-    made_of = content_hash([identity.sha256, extractor])
-    drafts = Drafts(storage, job_folder(ctx.job_id), EXTRACT.name, made_of)
+    folder = job_folder(ctx.job_id)
+    drafts = drafts_of(storage, folder, identity.sha256, extractor, keep=False)
     text = extract(
         data,
         identity.media_type,

@@ -113,7 +113,7 @@ async def _found(source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
 async def _placed(
     found: Mapping[str, Any], source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
 ) -> Mapping[str, Any]:
-    """The same with each reference's boxes, where there is a PDF that can be read once more."""
+    """The same with each reference's boxes, where there is a PDF."""
     references = found["references"]
     key = await pdf_key_of(source, payload)
     if key is None or not references:
@@ -124,6 +124,8 @@ async def _placed(
             ctx.settings.files_url,
             key,
             ctx.settings.pdf_extractor,
+            source.files.document_id,
+            key if payload.document_id is None else source.text.content,
             [(each["page"], each["text"]) for each in references],
             timeout=READING,
             memory_limit_mb=MEMORY_MB,

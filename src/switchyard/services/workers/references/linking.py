@@ -1,4 +1,4 @@
-"""The job type that links a document's references to works."""
+"""The job type that links references to works: a document's, or those of its payload."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 from switchyard.services.citations.kept import kept_references
 from switchyard.services.citations.reference import Reference
 from switchyard.services.citations.works import LinkStatus, WorkLink
-from switchyard.services.files.storage import links_key
+from switchyard.services.files.storage import Storage, extraction_key, links_key
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError, Snooze
 from switchyard.services.jobs.registry import job
 from switchyard.services.workers.outputs import DocumentFiles, encoded
+from switchyard.services.workers.references.payloads import LinkCitations
 from switchyard.services.workers.stages import (
     LINK_CITATIONS,
-    DocumentJob,
-    ends_when_superseded,
+    ContentReplaced,
     note_beside,
+    superseded,
 )
 from switchyard.services.workers.telling import tell_references
 
@@ -31,16 +32,18 @@ class NothingToLink(PermanentError):
 
 
 @job("link_citations", worker="link", lanes=("hot", "maintenance"), timeout=LINK_TIMEOUT)
-@ends_when_superseded
-async def link_citations(payload: DocumentJob, ctx: JobContext) -> Outcome:
-    """Link a document's references to works. What catalogues have answered is kept for all
-    documents, so a repeat, or a job that goes on, asks nothing again."""
-    # With database and storage: whoever only declares job types needs neither.
-    from switchyard.services.citations.linking.linker import Linker, OutOfTime
+async def link_citations(payload: LinkCitations, ctx: JobContext) -> Outcome:
+    """Link a document's references, or those of the payload, to works. What catalogues have
+    answered is kept for all, so a repeat, or a job that goes on, asks nothing again."""
+    if payload.document_id is None:
+        return await _link_alone(payload.references or [], ctx)
+    try:
+        return await _link_document(payload.document_id, ctx)
+    except ContentReplaced:
+        return superseded(payload.document_id)
 
-    document_id = payload.document_id
-    if ctx.ledger is None:
-        raise PermanentError("works are linked with a ledger alone: it keeps the pace")
+
+async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
     storage = DocumentFiles.of(ctx, document_id).storage
     found = await kept_references(storage, document_id)
     if found is None:
@@ -48,12 +51,9 @@ async def link_citations(payload: DocumentJob, ctx: JobContext) -> Outcome:
             f"the references of document {document_id} have not been looked for: publish "
             "process_references with its document_id"
         )
-    references = [Reference.of(each) for each in found["references"]]
-    async with Linker.open(ctx.settings, ctx.ledger, within=SHIFT) as linker:
-        try:
-            links = await linker.link(references)
-        except OutOfTime:
-            return Snooze(1.0, "there is more to link")
+    links = await _linked([Reference.of(each) for each in found["references"]], ctx)
+    if isinstance(links, Snooze):
+        return links
     made = {
         "document_id": document_id,
         "of": found.get("hash"),
@@ -64,6 +64,38 @@ async def link_citations(payload: DocumentJob, ctx: JobContext) -> Outcome:
     await tell_references(ctx, document_id)
     await note_beside(ctx, document_id, LINK_CITATIONS)
     return Done({"document_id": document_id, **_counted(links), "result": key})
+
+
+async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
+    """The references are cut into fields first; the result lies in storage, as candidates may be
+    many."""
+    from switchyard.services.citations.engines.choice import parse_all
+
+    references = await parse_all(texts, ctx)
+    links = await _linked(references, ctx)
+    if isinstance(links, Snooze):
+        return links
+    made = [
+        reference.as_json() | {"link": link.as_json()}
+        for reference, link in zip(references, links, strict=True)
+    ]
+    key = extraction_key(ctx.job_id)
+    output = {"job_id": ctx.job_id, "references": made, "citations": []}
+    await Storage(ctx.settings.files_url).put_async(key, encoded(output))
+    return Done({"references": len(made), **_counted(links), "result": key})
+
+
+async def _linked(references: Sequence[Reference], ctx: JobContext) -> Sequence[WorkLink] | Snooze:
+    # With database and storage: whoever only declares job types needs neither.
+    from switchyard.services.citations.linking.linker import Linker, OutOfTime
+
+    if ctx.ledger is None:
+        raise PermanentError("works are linked with a ledger alone: it keeps the pace")
+    async with Linker.open(ctx.settings, ctx.ledger, within=SHIFT) as linker:
+        try:
+            return await linker.link(references)
+        except OutOfTime:
+            return Snooze(1.0, "there is more to link")
 
 
 def _counted(links: Sequence[WorkLink]) -> dict[str, Any]:

@@ -50,3 +50,23 @@ class ParseReferences(_FromFile):
         if sum(each is not None for each in (self.references, self.key, self.text)) != 1:
             raise ValueError("give one of references, text and key")
         return self
+
+
+class LinkCitations(BaseModel):
+    """Payload of `link_citations`: a document whose references were looked for, or references as
+    text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    document_id: DocumentId | None = None
+    references: list[OneReference] | None = Field(
+        default=None, min_length=1, max_length=MAX_AT_ONCE
+    )
+    force: bool = False
+    """As in DocumentJob."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> LinkCitations:
+        if (self.document_id is None) == (self.references is None):
+            raise ValueError("give one of document_id and references")
+        return self

@@ -11,7 +11,7 @@ from switchyard.services.files.storage import NotStored, Storage, content_hash, 
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.text.plain import clean
-from switchyard.services.workers.outputs import DocumentFiles, StageOutput
+from switchyard.services.workers.outputs import DocumentFiles, StageOutput, drafts_of
 from switchyard.services.workers.references.payloads import ParseReferences, ReferencesOf
 from switchyard.services.workers.stages import EXTRACT, INGEST
 
@@ -57,6 +57,7 @@ async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) ->
             payload.key,
             payload.filename,
             ctx.settings.pdf_extractor,
+            job_folder(ctx.job_id),
             timeout=READING,
             memory_limit_mb=MEMORY_MB,
         )
@@ -73,17 +74,24 @@ async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) ->
     return ReferenceSource(files, text)
 
 
-def read_file(files_url: str, key: str, filename: str | None, extractor: Any) -> Mapping[str, Any]:
-    """The text of an upload, in a process that can be killed. Raises PermanentError."""
+def read_file(
+    files_url: str, key: str, filename: str | None, extractor: Any, folder: str
+) -> Mapping[str, Any]:
+    """The text of an upload, in a process that can be killed; its lines stay below that folder,
+    for `placed_in`. Raises PermanentError."""
     from switchyard.services.files.uploads import identify
     from switchyard.services.text.extraction import extract
 
+    storage = Storage(files_url)
     try:
-        data = Storage(files_url).get(key)
+        data = storage.get(key)
     except NotStored as error:
         raise PermanentError(f"the upload {key!r} is gone: send it again") from error
     media_type = identify(data, filename).media_type
-    return extract(data, media_type, title=None, filename=filename, extractor=extractor)
+    drafts = drafts_of(storage, folder, key, extractor, keep=True)
+    return extract(
+        data, media_type, title=None, filename=filename, extractor=extractor, drafts=drafts
+    )
 
 
 async def pdf_key_of(source: ReferenceSource, payload: ReferencesOf) -> str | None:
@@ -98,12 +106,21 @@ async def pdf_key_of(source: ReferenceSource, payload: ReferencesOf) -> str | No
 
 
 def placed_in(
-    files_url: str, key: str, extractor: Any, references: Sequence[tuple[int, str]]
+    files_url: str,
+    key: str,
+    extractor: Any,
+    folder: str,
+    made_of: str | None,
+    references: Sequence[tuple[int, str]],
 ) -> list[list[dict[str, Any]]]:
-    """The boxes of each reference (page and text) in a PDF, in a process that can be killed."""
+    """The boxes of each reference (page and text) in a PDF, in a process that can be killed. Its
+    pages are not read again where they were kept when its text was read."""
     from switchyard.services.citations.boxes import boxes_of
     from switchyard.services.text.pages import Limits
     from switchyard.services.text.pdf import read_pages
 
-    raw = read_pages(Storage(files_url).get(key), Limits(), extractor)
+    storage = Storage(files_url)
+    drafts = drafts_of(storage, folder, made_of, extractor, keep=True)
+    raw = read_pages(storage.get(key), Limits(), extractor, drafts=drafts)
+    drafts.drop()
     return [[asdict(box) for box in boxes] for boxes in boxes_of(raw.pages, references)]
