@@ -223,6 +223,34 @@ async def test_stop_lets_a_running_job_finish_within_the_grace(system: System) -
     assert await system.ready("hot.llm") == 1
 
 
+async def test_one_that_retires_takes_no_more_and_ends_with_its_last_job_beyond_any_grace(
+    system: System,
+) -> None:
+    running = await system.start_worker("llm", slots=1, shutdown_grace=0.05)
+    held = await system.publish("hot.gated")
+    await journal.started(held)
+    running.worker.retire()
+    await eventually(lambda: set(running.worker.queue_states.values()) == {"away"})
+    waiting = await system.publish("hot.noop")
+    await system.start_worker("llm", slots=1)
+    await system.wait_for_state(waiting, State.SUCCEEDED)  # by the other
+    assert await system.state(held) is State.RUNNING
+    journal.release(held)
+    await asyncio.wait_for(running.task, 20)
+    record = await system.record(held)
+    assert (record.state, record.timeline) == (State.SUCCEEDED, ())
+
+
+async def test_one_that_retires_and_is_told_to_stop_has_its_grace(system: System) -> None:
+    running = await system.start_worker("llm", slots=1, shutdown_grace=0.05)
+    held = await system.publish("hot.gated")
+    await journal.started(held)
+    running.worker.retire()
+    await eventually(lambda: set(running.worker.queue_states.values()) == {"away"})
+    await running.stop()
+    assert await system.state(held) is State.QUEUED
+
+
 @pytest.mark.parametrize(
     ("key", "payload"), [("hot.gated", {}), ("hot.crunched", {"do": "spin"}), ("hot.stubborn", {})]
 )

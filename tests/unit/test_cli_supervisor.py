@@ -57,3 +57,13 @@ def test_sigkill_is_named_in_the_news(supervisor: Supervisor) -> None:
     process.send_signal(signal.SIGKILL)
     until_dead(supervisor)
     assert "killed ended (SIGKILL)" in supervisor.heal()[0]
+
+
+def test_a_child_that_retires_is_not_started_again_and_forgotten(supervisor: Supervisor) -> None:
+    supervisor.start("old", "--help")
+    supervisor.retire("old")
+    process = supervisor.children[0].process
+    assert process is not None
+    process.wait(20)
+    assert supervisor.heal() == ["old has retired"]
+    assert supervisor.children == []

@@ -401,6 +401,17 @@ class Settings(BrokerSettings):
         description="Slots that only the worker's most urgent lane may use; 1 where unset and "
         "there are two slots or more.",
     )
+    autoscale_wait: float = Field(
+        default=10.0,
+        gt=0,
+        description="Seconds that the oldest job of a kind may wait before `jobctl up --autoscale` "
+        "starts one more process of it.",
+    )
+    autoscale_calm: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds for which one process less would have done before it retires one.",
+    )
     shutdown_grace: float = Field(
         default=30, ge=0, description="Seconds that running jobs get to finish after SIGTERM."
     )

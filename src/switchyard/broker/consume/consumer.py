@@ -85,8 +85,9 @@ class LaneConsumer:
         self._stopping.set()
         self._slots.close()
 
-    async def drain(self, grace: float) -> bool:
-        """Wait for the running handlers, at most `grace` seconds. True when all have ended."""
+    async def drain(self, grace: float | None) -> bool:
+        """Wait for the running handlers, at most `grace` seconds; None: for as long as they take.
+        True when all have ended."""
         running = tuple(self._slots.running)
         if running:
             await asyncio.wait(running, timeout=grace)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from switchyard.cli.base.errors import INTERRUPTED
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+RETIRE_SIGNAL = signal.SIGUSR1
+"""To a worker: take no more jobs, and end when those that run have ended."""
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
@@ -17,6 +19,11 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, _first, loop, stop)
+
+
+def retire_on_signal(retire: Callable[[], None]) -> None:
+    """Call `retire` at RETIRE_SIGNAL. It stays harmless afterwards."""
+    asyncio.get_running_loop().add_signal_handler(RETIRE_SIGNAL, retire)
 
 
 def stop_by_interrupt() -> None:

@@ -25,6 +25,7 @@ from switchyard.cli.base.output import echo, say
 
 if TYPE_CHECKING:
     from switchyard.cli.system.assembly import System
+    from switchyard.cli.system.autoscale import Autoscaler
     from switchyard.cli.system.brokers import FoundBroker
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.services.settings import Settings
@@ -53,6 +54,14 @@ def up(
             help="So many processes of that kind of worker, as in llm=6; repeatable.",
         ),
     ] = None,
+    autoscale: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=MIN..MAX",
+            help="As many processes of that kind as its jobs need, as in llm=1..6, or all=1..4; "
+            "repeatable.",
+        ),
+    ] = None,
     adopt: Annotated[
         bool,
         typer.Option(
@@ -76,7 +85,9 @@ def up(
     with _alone_in(directory):
         try:
             port = _port(settings.api_port if api_port is None else api_port)
-            _run_until_interrupted(directory, include or [], port, scale or [], adopt)
+            _run_until_interrupted(
+                directory, include or [], port, scale or [], autoscale or [], adopt
+            )
         except KeyboardInterrupt:
             say("Stopped.")
 
@@ -112,10 +123,23 @@ def _port(wanted: int) -> int:
 
 
 def _run_until_interrupted(
-    directory: Path, include: list[str], api_port: int, scale: list[str], adopt: bool
+    directory: Path,
+    include: list[str],
+    api_port: int,
+    scale: list[str],
+    autoscale: list[str],
+    adopt: bool,
 ) -> None:
     from switchyard.broker.errors import WrongSystem
-    from switchyard.cli.system.assembly import assemble, prepare, read_scale, start_all
+    from switchyard.cli.system.assembly import (
+        MOST_PROCESSES,
+        assemble,
+        kinds_of,
+        prepare,
+        read_scale,
+        start_all,
+    )
+    from switchyard.cli.system.autoscale import Autoscaler, read_spans
     from switchyard.cli.system.brokers import any_broker
     from switchyard.cli.system.ports import LOOPBACK
     from switchyard.cli.system.supervisor import Supervisor
@@ -135,6 +159,8 @@ def _run_until_interrupted(
             api_url=f"http://{LOOPBACK}:{api_port}",
         )
         processes = read_scale(scale, system.registry)
+        spans = read_spans(autoscale, kinds_of(system.registry), MOST_PROCESSES)
+        processes |= {kind: max(processes.get(kind, 1), each.least) for kind, each in spans.items()}
         try:
             run(prepare(system, adopt=adopt))
         except WrongSystem as error:
@@ -147,7 +173,7 @@ def _run_until_interrupted(
             supervisor.start("api", "api")
             _await_api(supervisor, LOOPBACK, api_port)
             _print_addresses(found, system, directory)
-            _watch(found, supervisor)
+            _watch(found, supervisor, Autoscaler(system, supervisor, spans) if spans else None)
         finally:
             say("Stopping; running jobs get their grace. Ctrl-C again stops at once.")
             for name in supervisor.stop(system.settings.shutdown_grace + 5):
@@ -182,7 +208,7 @@ def _given(directory: Path) -> Settings:
     return given.model_copy(update={"amqp_url": None, "management_url": None})
 
 
-def _watch(found: FoundBroker, supervisor: Supervisor) -> None:
+def _watch(found: FoundBroker, supervisor: Supervisor, autoscaler: Autoscaler | None) -> None:
     while True:
         time.sleep(LOOK_SECONDS)
         if found.node is not None and not found.node.is_running:
@@ -190,6 +216,8 @@ def _watch(found: FoundBroker, supervisor: Supervisor) -> None:
             found.node.restart()
             say("RabbitMQ runs again")
         for line in supervisor.heal():
+            say(line)
+        for line in run(autoscaler.look(time.monotonic())) if autoscaler is not None else ():
             say(line)
 
 

@@ -116,7 +116,7 @@ def shares_of(
 async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> None:
     from switchyard.cli.base.long_running import settle_memory, showing_metrics
     from switchyard.cli.base.queues import require_queues
-    from switchyard.cli.base.stopping import stop_on_signals
+    from switchyard.cli.base.stopping import retire_on_signal, stop_on_signals
     from switchyard.services.identity.broker import require_same_system
     from switchyard.services.identity.places import claim_places
     from switchyard.services.monitoring.metrics import Metrics, watch_ledger
@@ -135,5 +135,6 @@ async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> 
             ledger.observe(watch_ledger(metrics))
         working = Worker(settings, registry, ledger, shares, metrics=metrics)
         stop_on_signals(working.stop)
+        retire_on_signal(working.retire)
         async with showing_metrics(metrics, settings, lambda: working.is_consuming):
             await working.run()

@@ -107,9 +107,13 @@ def start_all(
     says, one where it says nothing."""
     for kind in kinds_of(registry):
         for number in range(1, (scale or {}).get(kind, 1) + 1):
-            name = f"worker-{kind}" if number == 1 else f"worker-{kind}-{number}"
-            supervisor.start(name, "worker", kind)
+            supervisor.start(worker_name(kind, number), "worker", kind)
     supervisor.start("scheduler", "scheduler")
+
+
+def worker_name(kind: str, number: int) -> str:
+    """Of a process, and its log; counted from 1."""
+    return f"worker-{kind}" if number == 1 else f"worker-{kind}-{number}"
 
 
 def read_scale(texts: Sequence[str], registry: Registry) -> dict[str, int]:

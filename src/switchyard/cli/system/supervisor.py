@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from switchyard.cli.base.stopping import RETIRE_SIGNAL
 from switchyard.cli.system.node import end_with_this_process
 
 STOP_SECONDS = 35.0
@@ -37,6 +38,8 @@ class Child:
     deaths: int = 0
     """Since it last ran for a good while."""
     restart_at: float | None = None
+    retires: bool = False
+    """It is to end when it is idle, and not to be started again."""
 
     @property
     def tail(self) -> str:
@@ -69,12 +72,25 @@ class Supervisor:
             if child.process is not None
             and child.process.poll() is not None
             and child.restart_at is None
+            and not child.retires
         ]
+
+    def retire(self, name: str) -> None:
+        """Have a worker end as soon as it is idle: no running job is cut off."""
+        for child in self.children:
+            if child.name == name:
+                child.retires, child.restart_at = True, None
+                _signal(child, RETIRE_SIGNAL)
 
     def heal(self) -> list[str]:
         """Start again, each after its backoff, what has died; says what happened, in lines."""
         news = []
         now = time.monotonic()
+        for child in [each for each in self.children if each.retires]:
+            if child.process is None or child.process.poll() is not None:
+                self._end(child)
+                self.children.remove(child)
+                news.append(f"{child.name} has retired")
         for child in self.dead():
             healthy = now - child.started_at > HEALTHY_SECONDS
             child.deaths = 1 if healthy else child.deaths + 1

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, func, select
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.tables import bulk_operations, dead_letters, jobs
 from switchyard.services.records.bulk import ENDED, BulkState
-from switchyard.services.records.results import Gauges
+from switchyard.services.records.results import Gauges, WorkerLoad
 from switchyard.services.records.states import FINISHED, DeadLetterState, State
 
 OPEN = tuple(state for state in State if state not in FINISHED)
@@ -20,6 +20,30 @@ class GaugeReads(LedgerBase):
     async def gauges(self) -> Gauges:
         """All at one moment. Times are seconds since the epoch. Raises LedgerUnavailable."""
         return await self._database.read(_gauges)
+
+    async def load(self) -> dict[str, WorkerLoad]:
+        """By kind of worker, what it has to do. Raises LedgerUnavailable."""
+        return await self._database.read(_load)
+
+
+def _load(connection: Connection) -> dict[str, WorkerLoad]:
+    since = func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at))
+    query = (
+        select(jobs.c.worker, jobs.c.state, func.count(), since)
+        .where(jobs.c.state.in_((State.QUEUED, State.RUNNING)))
+        .group_by(jobs.c.worker, jobs.c.state)
+    )
+    oldest: dict[str, float] = {}
+    running: dict[str, int] = {}
+    for worker, state, number, at in connection.execute(query):
+        if state == State.RUNNING:
+            running[worker] = number
+        else:
+            oldest[worker] = at
+    return {
+        worker: WorkerLoad(oldest.get(worker), running.get(worker, 0))
+        for worker in {*oldest, *running}
+    }
 
 
 def _gauges(connection: Connection) -> Gauges:

@@ -272,6 +272,15 @@ class Lacking:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What a kind of worker has to do."""
+
+    oldest: float | None
+    """When the job entered its queue that has waited longest; None where none waits."""
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gauges:
     """What is open in the ledger at one moment. Times are seconds since the epoch."""
 

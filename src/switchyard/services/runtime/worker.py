@@ -128,6 +128,9 @@ class Worker:
         self._shares = tuple(shares)
         self._log = structlog.get_logger("worker").bind(worker_id=self.worker_id)
         self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._retires = False
+        """It takes its time to end, for as long as nobody hurries it."""
         self._ledger_away = asyncio.Event()
         self._link = Link(settings.require_amqp_url(), f"worker {self.worker_id}", self._log)
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
@@ -205,6 +208,8 @@ class Worker:
         finally:
             for consumer in self._consumers:
                 consumer.stop()
+            if self._retires:
+                await self._let_all_end(background.failed)
             await self._drain()
             await asyncio.wait(consuming, timeout=LAST_WORDS)
             await background.close()
@@ -219,6 +224,15 @@ class Worker:
         over. Safe to call from a signal handler of the event loop, and more than once."""
         if not self._stopping.is_set():
             self._log.info("stopping", running=self.running)
+        self._hurried.set()
+        self._stopping.set()
+
+    def retire(self) -> None:
+        """Take no more jobs; `run` returns when those that run have ended, however long they take,
+        or as after `stop`, once that is called. Safe where `stop` is."""
+        if not self._stopping.is_set():
+            self._log.info("retiring", running=self.running)
+            self._retires = True
         self._stopping.set()
 
     @property
@@ -270,6 +284,15 @@ class Worker:
         ended = await asyncio.gather(*(consumer.abort(LAST_WORDS) for consumer in self._consumers))
         if not all(ended):
             self._log.error("jobs that can't be stopped are left behind", running=self.running)
+
+    async def _let_all_end(self, failed: asyncio.Future[Any]) -> None:
+        """Return when nothing runs any more, or it is to hurry."""
+        ended = asyncio.gather(*(consumer.drain(None) for consumer in self._consumers))
+        hurried = asyncio.create_task(self._hurried.wait())
+        await asyncio.wait((ended, hurried, failed), return_when=asyncio.FIRST_COMPLETED)
+        await end_tasks(hurried)
+        ended.cancel()
+        await asyncio.gather(ended, return_exceptions=True)
 
     async def _close(self) -> None:
         await asyncio.gather(*(executor.close() for executor in self._executors))

@@ -1,0 +1,209 @@
+"""How many processes of each kind of worker `jobctl up --autoscale` runs.
+
+`decide` is pure. One more process, where the oldest job has waited too long; one less, where a
+process fewer would have done for a good while. Between the two lies what changes nothing, so that
+processes do not come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from switchyard.cli.base.errors import WrongUsage
+
+if TYPE_CHECKING:
+    from switchyard.cli.system.assembly import System
+    from switchyard.cli.system.supervisor import Supervisor
+
+LLM = "llm"
+EVERY = 5.0
+"""Seconds between looks."""
+SETTLE = 15.0
+"""Seconds in which a process that was started gets to work: no other is started meanwhile."""
+EASY = 0.7
+"""Part of the slots that may be in use so that there are too many: not all, for jobs come in
+waves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """As many processes as that."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class KindLoad:
+    """A kind of worker at one moment."""
+
+    processes: int
+    """Those that take jobs: without those that retire."""
+    slots: int
+    """Of each process."""
+    running: int
+    """Jobs."""
+    waited: float
+    """Seconds, of the job that has waited longest; 0 where none waits."""
+    feeds: int | None = None
+    """Jobs at once that whatever it needs can bear, as the servers of language models; None: any
+    number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is known from the looks before. Seconds, by a clock that only goes on."""
+
+    started_at: float = float("-inf")
+    calm_since: float | None = None
+    """Since when one process less would have done."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPatience:
+    """When it is too much, and too little."""
+
+    wait: float
+    """Seconds that the oldest job may wait."""
+    calm: float
+    """Seconds for which one process less would have done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be done now."""
+
+    processes: int
+    memory: Memory
+    why: str = ""
+
+
+def decide(
+    seen: KindLoad, span: Span, memory: Memory, patience: ScalingPatience, now: float
+) -> Verdict:
+    """How many processes there are to be: at most one more or one less than there are, but for the
+    bounds."""
+    most = _most(seen, span)
+    if not span.least <= seen.processes <= max(span.least, most):
+        processes = min(max(seen.processes, span.least), max(span.least, most))
+        why = "its bounds" if most == span.most else f"its servers bear {seen.feeds:,} at once"
+        return Verdict(processes, Memory(started_at=now), why)
+    if seen.waited > patience.wait:
+        if seen.processes >= most or now - memory.started_at < SETTLE:
+            return Verdict(seen.processes, Memory(memory.started_at))
+        why = f"the oldest job has waited {seen.waited:.0f} s"
+        return Verdict(seen.processes + 1, Memory(started_at=now), why)
+    fewer = (seen.processes - 1) * seen.slots
+    is_calm = seen.waited < patience.wait / 2 and seen.running <= fewer * EASY
+    if seen.processes <= span.least or not is_calm:
+        return Verdict(seen.processes, Memory(memory.started_at))
+    since = now if memory.calm_since is None else memory.calm_since
+    if now - since < patience.calm:
+        return Verdict(seen.processes, Memory(memory.started_at, since))
+    why = f"{seen.running:,} jobs run, and none has waited long for {now - since:.0f} s"
+    return Verdict(seen.processes - 1, Memory(memory.started_at), why)
+
+
+def _most(seen: KindLoad, span: Span) -> int:
+    """No more processes than get anything to do."""
+    if seen.feeds is None:
+        return span.most
+    return min(span.most, max(1, -(-seen.feeds // seen.slots)))
+
+
+def read_spans(texts: Iterable[str], kinds: Sequence[str], most_of_all: int) -> dict[str, Span]:
+    """What `--autoscale llm=1..6` says; `all=1..4` is of every kind that is not named itself.
+    Raises WrongUsage."""
+    found: dict[str, Span] = {}
+    for text in texts:
+        kind, _, numbers = text.partition("=")
+        least, _, most = numbers.partition("..")
+        if kind not in (*kinds, "all"):
+            raise WrongUsage(f"--autoscale {text}: there is no {kind!r} among {', '.join(kinds)}")
+        is_written = all(each.isascii() and each.isdigit() for each in (least, most))
+        if not is_written or not int(least) <= int(most) <= most_of_all or int(most) == 0:
+            raise WrongUsage(
+                f"--autoscale {text}: write {kind}=MIN..MAX, with MAX from 1 to {most_of_all}"
+            )
+        found[kind] = Span(int(least), int(most))
+    rest = found.pop("all", None)
+    return found if rest is None else dict.fromkeys(kinds, rest) | found
+
+
+class Autoscaler:
+    """Looks now and then, and starts and retires workers of a supervisor."""
+
+    def __init__(self, system: System, supervisor: Supervisor, spans: Mapping[str, Span]) -> None:
+        self._system = system
+        self._supervisor = supervisor
+        self._spans = dict(spans)
+        settings = system.settings
+        self._patience = ScalingPatience(settings.autoscale_wait, settings.autoscale_calm)
+        self._memory = dict.fromkeys(spans, Memory())
+        self._next_look = 0.0
+
+    async def look(self, now: float) -> list[str]:
+        """What was changed, in lines; nothing before it is time. A ledger that is away changes
+        nothing."""
+        from switchyard.services.records import LedgerError
+
+        if now < self._next_look:
+            return []
+        self._next_look = now + EVERY
+        try:
+            seen = await self._seen()
+        except LedgerError:
+            return []
+        news = []
+        for kind, span in self._spans.items():
+            verdict = decide(seen[kind], span, self._memory[kind], self._patience, now)
+            self._memory[kind] = verdict.memory
+            before = seen[kind].processes
+            if verdict.processes != before:
+                self._set(kind, verdict.processes)
+                word = "process" if verdict.processes == 1 else "processes"
+                news.append(f"{kind}: {before} → {verdict.processes} {word}; {verdict.why}")
+        return news
+
+    async def _seen(self) -> dict[str, KindLoad]:
+        """Raises LedgerError."""
+        from switchyard.cli.base.common import open_ledger
+
+        settings = self._system.settings
+        async with open_ledger(settings) as ledger:
+            load = await ledger.load()
+            now = ledger.clock.time()
+            servers = await ledger.llm_servers() if settings.llm_servers else []
+        named = {each.name for each in settings.llm_servers}
+        bears = sum(each.state.limit for each in servers if each.name in named)
+        seen = {}
+        for kind in self._spans:
+            mine = load.get(kind)
+            waited = 0.0 if mine is None or mine.oldest is None else max(0.0, now - mine.oldest)
+            seen[kind] = KindLoad(
+                processes=len(self._names(kind)),
+                slots=settings.slots_of(kind),
+                running=0 if mine is None else mine.running,
+                waited=waited,
+                feeds=int(bears) or None if kind == LLM else None,
+            )
+        return seen
+
+    def _names(self, kind: str) -> list[str]:
+        """Of its processes that take jobs, in the order of their start."""
+        own = ("worker", kind)
+        children = self._supervisor.children
+        return [each.name for each in children if each.arguments == own and not each.retires]
+
+    def _set(self, kind: str, wanted: int) -> None:
+        from switchyard.cli.system.assembly import worker_name
+
+        there = self._names(kind)
+        for name in there[wanted:]:
+            self._supervisor.retire(name)
+        taken = {each.name for each in self._supervisor.children}
+        free = (n for n in range(1, 10_000) if worker_name(kind, n) not in taken)
+        for _ in range(wanted - len(there)):
+            self._supervisor.start(worker_name(kind, next(free)), "worker", kind)
