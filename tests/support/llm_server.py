@@ -20,6 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+from tests.support.llm_batches import BatchDesk
+
 ANSWER = "A summary that a model wrote."
 DIMENSIONS = 8
 
@@ -40,9 +42,19 @@ class Exchange(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Http
 
+    def do_GET(self) -> None:
+        self.server.owner.batches.answer(self, b"")
+
+    def do_DELETE(self) -> None:
+        self.server.owner.batches.answer(self, b"")
+
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
-        body = json.loads(self.rfile.read(length))
+        content = self.rfile.read(length)
+        if "/files" in self.path or "/batches" in self.path:
+            self.server.owner.batches.answer(self, content)
+            return
+        body = json.loads(content)
         headers = {name.lower(): value for name, value in self.headers.items()}
         request = Request(self.path, headers, body)
         self.server.owner.note(request)(self, request)
@@ -189,6 +201,8 @@ class LlmServer:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self.batches = BatchDesk()
+        """What its Batch API has, and how it misbehaves."""
         self.stopped = threading.Event()
         self._next: deque[Behaviour] = deque()
         self._always: Behaviour | None = None

@@ -35,6 +35,8 @@ class LlmServer(BaseModel):
     """How often it is asked first, among those of its order."""
     most: int | None = Field(default=None, ge=1, le=10_000)
     """Requests that it gets at once at most; JOBS_LLM_CONCURRENCY_MAX where unset."""
+    batch: bool = False
+    """Questions of the lane backfill go through its Batch API, together and later."""
 
 
 class LimitRoom(BaseModel):
@@ -142,7 +144,21 @@ class Settings(BrokerSettings):
     llm_providers: tuple[LlmServer, ...] = Field(
         default=(),
         description="Several such servers instead of one, as a JSON list of objects with "
-        "`name`, `base_url`, `model`, `api_key`, `order`, `weight`, `most` (docs/llm.md).",
+        "`name`, `base_url`, `model`, `api_key`, `order`, `weight`, `most`, `batch` (docs/llm.md).",
+    )
+    llm_batch: bool = Field(
+        default=False,
+        description="The server of JOBS_LLM_BASE_URL gets questions of the lane backfill through "
+        "its Batch API, together and later, at its lower price (docs/llm.md#batches).",
+    )
+    llm_batch_wait: float = Field(
+        default=600,
+        ge=0,
+        le=86_400,
+        description="Seconds for which questions are collected before a batch of them is sent.",
+    )
+    llm_batch_size: int = Field(
+        default=1_000, ge=1, le=50_000, description="Questions at which it is sent at once."
     )
     vision_model: str | None = Field(
         default=None,
@@ -651,7 +667,12 @@ class Settings(BrokerSettings):
         if self.llm_providers or self.llm_base_url is None:
             return self.llm_providers
         return (
-            LlmServer(base_url=self.llm_base_url, model=self.llm_model, api_key=self.llm_api_key),
+            LlmServer(
+                base_url=self.llm_base_url,
+                model=self.llm_model,
+                api_key=self.llm_api_key,
+                batch=self.llm_batch,
+            ),
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,7 @@ from switchyard.cli.base.payloads import read_argument
 if TYPE_CHECKING:
     from switchyard.services.llm.queue import LlmResult
     from switchyard.services.records.llm import LlmServerReport
+    from switchyard.services.records.llm_batches import LlmBatch
     from switchyard.services.records.spending import BudgetState, SpendRow
     from switchyard.services.settings import Settings
 
@@ -139,21 +141,32 @@ def _shown(result: LlmResult) -> dict[str, Any]:
 
 @app.command()
 def status(as_json: JsonOption = False) -> None:
-    """Show the servers that were asked, and the budgets: calls under way, pauses, money left."""
+    """Show servers that were asked, budgets and batches: calls under way, pauses, money left."""
     settings = load_settings()
 
-    async def read() -> tuple[list[LlmServerReport], list[BudgetState]]:
+    async def read() -> tuple[
+        list[LlmServerReport], list[BudgetState], list[LlmBatch], Mapping[tuple[str, str], int]
+    ]:
         async with open_ledger(settings) as ledger:
-            budgets = await ledger.llm_budgets(per_day=settings.llm_budget_per_day)
-            return await ledger.llm_servers(), budgets
+            return (
+                await ledger.llm_servers(),
+                await ledger.llm_budgets(per_day=settings.llm_budget_per_day),
+                await ledger.llm_batches(),
+                await ledger.llm_batch_counts(),
+            )
 
-    servers, budgets = run(read())
+    servers, budgets, batches, counts = run(read())
     if as_json:
         print_json(
             {
                 "servers": [_server_shown(each) for each in servers],
                 "budgets": [_budget_shown(each) for each in budgets],
                 "currency": settings.prices.currency,
+                "batches": [plain(each) for each in batches],
+                "batched_questions": [
+                    {"server": server, "state": state, "questions": number}
+                    for (server, state), number in counts.items()
+                ],
             }
         )
         return
@@ -162,6 +175,11 @@ def status(as_json: JsonOption = False) -> None:
     else:
         say("No server was asked yet: `jobctl llm ask` does.")
     _print_budgets(budgets, settings.prices.currency)
+    for (server, state), number in counts.items():
+        say(f"{number:,} questions for batches of {server}: {state}")
+    for each in batches:
+        note = f", {each.note}" if each.note else ""
+        say(f"Batch {each.id} of {each.provider}: {each.questions:,} questions, {each.state}{note}")
 
 
 def _server_shown(report: LlmServerReport) -> dict[str, Any]:

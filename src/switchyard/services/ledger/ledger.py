@@ -24,6 +24,7 @@ from switchyard.services.ledger.joins import Joins
 from switchyard.services.ledger.leases import Leases
 from switchyard.services.ledger.limits import NamedLimits
 from switchyard.services.ledger.llm_answers import LlmAnswers
+from switchyard.services.ledger.llm_batches import LlmBatches
 from switchyard.services.ledger.llm_slots import LlmSlots
 from switchyard.services.ledger.llm_spend import LlmSpend
 from switchyard.services.ledger.needed import NeededNames
@@ -58,6 +59,7 @@ class Ledger(
     CatalogueAnswers,
     GaugeReads,
     LlmAnswers,
+    LlmBatches,
     LlmSlots,
     LlmSpend,
     NamedLimits,

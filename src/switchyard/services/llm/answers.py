@@ -81,6 +81,10 @@ class Answers:
                 answer = await ask(max(0.1, deadline - time.monotonic()))
                 return await self._keep(key, question, answer), False
 
+    async def keep(self, question: Mapping[str, Any], answer: Answer) -> None:
+        """Keep an answer that came another way. Raises StorageError."""
+        await self._keep(content_hash(question), question, answer)
+
     async def forget(self, question: Mapping[str, Any]) -> None:
         """Keep the answer no longer. Raises LedgerError, StorageError."""
         key = content_hash(question)

@@ -11,6 +11,7 @@ from switchyard.broker.message import now
 from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Expired, PermanentError, RetryableError
+from switchyard.services.llm.batches import may_batch
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane, lane_of
 from switchyard.services.llm.reading import Answer
@@ -26,15 +27,18 @@ class LlmUnusable(PermanentError):
     """The model's answer does not fit its schema, the second one neither."""
 
 
-async def answer_request(request: LlmRequest, ctx: JobContext, *, within: float) -> dict[str, Any]:
+async def answer_request(
+    request: LlmRequest, ctx: JobContext, *, within: float, batch: bool = False
+) -> dict[str, Any]:
     """The result of a job that asks: `text`, `value` where there is a schema, `model`, `usage`, ….
 
-    Raises Expired when the job's time is over, LlmUnusable, and what `LlmLane.answer` raises.
+    With `batch` it may go through a Batch API, for a job that asks nothing else. Raises Expired
+    when the job's time is over, LlmUnusable, and what `LlmLane.answer` raises.
     """
     left = _left(ctx, within)
     try:
         async with lane_of(ctx) as lane:
-            return await _answered(lane, request, ctx, left)
+            return await _answered(lane, request, ctx, left, batch=batch and may_batch(ctx))
     except RetryableError as error:
         expires_at = ctx.message.metadata.expires_at
         soon = _now(ctx) + timedelta(seconds=error.after or 0.0)
@@ -58,7 +62,7 @@ def _left(ctx: JobContext, within: float) -> float:
 
 
 async def _answered(
-    lane: LlmLane, request: LlmRequest, ctx: JobContext, within: float
+    lane: LlmLane, request: LlmRequest, ctx: JobContext, within: float, *, batch: bool
 ) -> dict[str, Any]:
     question = request.question()
     urgency = Urgency.of(ctx.lane, ctx.message.priority)
@@ -68,7 +72,12 @@ async def _answered(
         left = max(0.1, deadline - time.monotonic())
         asked = question.asked(*more)
         return await lane.answer(
-            asked, urgency=urgency, within=left, fresh=request.fresh, by=asked_by(ctx)
+            asked,
+            urgency=urgency,
+            within=left,
+            fresh=request.fresh,
+            by=asked_by(ctx),
+            batch=batch,
         )
 
     answer, reused = await ask()

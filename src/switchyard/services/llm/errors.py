@@ -66,6 +66,8 @@ class LlmTimeout(LlmUnavailable):
 class LlmNonsense(RetryableError):
     """The server answered 200 with something that is not an answer."""
 
+    may_cost = True
+
 
 class LlmRefused(PermanentError):
     """The server refuses this request: key, model, length or content."""

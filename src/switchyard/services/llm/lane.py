@@ -11,6 +11,7 @@ from typing import Any
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.answers import Answers
+from switchyard.services.llm.batches import Collector
 from switchyard.services.llm.client import LlmClient, Said
 from switchyard.services.llm.errors import (
     LlmAway,
@@ -45,12 +46,14 @@ class LlmLane:
         gate: LlmGate | None,
         answers: Answers,
         till: Till,
+        collector: Collector | None = None,
     ) -> None:
         self._servers = servers
         self._clients = clients
         self._gate = gate
         self._answers = answers
         self._till = till
+        self._collector = collector
 
     @property
     def _asks(self) -> list[list[str]]:
@@ -78,7 +81,8 @@ class LlmLane:
             if ledger is not None:
                 gate = await stack.enter_async_context(LlmGate.open(settings, ledger, rule=rule))
             till = Till.of(settings, ledger)
-            yield cls(servers, clients, gate, Answers.of(settings, ledger), till)
+            collector = Collector.of(settings, ledger, till)
+            yield cls(servers, clients, gate, Answers.of(settings, ledger), till, collector)
 
     async def answer(
         self,
@@ -89,20 +93,27 @@ class LlmLane:
         fresh: bool = False,
         tell: Callable[[str], None] | None = None,
         by: AskedBy = NOBODY,
+        batch: bool = False,
     ) -> tuple[Answer, bool]:
         """The answer to a chat (`messages`, `max_tokens`, …), and whether it was there already:
         what was asked before, or is being asked, is not paid for again unless it is to be `fresh`.
 
         `within` is seconds, waiting for room included. `tell` gets the text as it comes; the cost
-        is that of whoever it is asked `by`. Raises what `ask` raises.
+        is that of whoever it is asked `by`. With `batch`, which such a server gets in batches is
+        answered later: Batched is raised. Raises what `ask` raises.
         """
 
+        question = {"servers": self._asks, "asked": asked}
+        collector = self._collector if batch and not fresh else None
+
         async def ask(left: float) -> Answer:
+            if collector is not None:
+                await collector.collect(question, by)
             return await self.ask(asked, urgency=urgency, within=left, tell=tell, by=by)
 
-        question = {"servers": self._asks, "asked": asked}
         answer, reused = await self._answers.get(question, ask, within=within, fresh=fresh)
-        if reused:
+        is_own = collector is not None and await collector.came(question, by)
+        if reused and not is_own:
             await self._till.saved(answer, by, [each.model for each in self._servers])
         return answer, reused
 

@@ -113,6 +113,10 @@ class Reading:
             completion = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise LlmNonsense("the LLM server's answer is not JSON") from error
+        return self.whole(completion)
+
+    def whole(self, completion: Any) -> Answer:
+        """The answer of a completion as JSON has it. Raises LlmNonsense, LlmRefused."""
         choices = _field(completion, "choices")
         if not isinstance(choices, list) or not choices:
             raise LlmNonsense("the LLM server's answer has no choices")

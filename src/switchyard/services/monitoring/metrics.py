@@ -273,6 +273,13 @@ LLM_BUDGETS_SHORT = Metric(
     "gauge",
     "Budgets, today's and backfills', in which the last call has found too little: jobs wait.",
 )
+LLM_BATCHED = Metric(
+    "switchyard_llm_batched_questions",
+    "gauge",
+    "Questions for Batch APIs; `state`: collected, sent, and answered or live where their jobs "
+    "have not come yet.",
+    ("server", "state"),
+)
 BULK = Metric(
     "switchyard_bulk_operations",
     "gauge",

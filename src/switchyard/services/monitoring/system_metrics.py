@@ -25,6 +25,7 @@ from switchyard.services.monitoring.worker_status import is_current, status_of
 from switchyard.services.records import Gauges, LedgerError, WorkerRecord
 from switchyard.services.records.limits import LimitReport
 from switchyard.services.records.llm import LlmServerReport
+from switchyard.services.records.llm_batches import ItemState
 from switchyard.services.records.spending import BudgetState, SpendRow
 from switchyard.services.settings import Settings
 
@@ -115,6 +116,7 @@ class SystemMetrics:
             servers = await self._ledger.llm_servers()
             spent = await self._ledger.llm_spent_today()
             budgets = await self._ledger.llm_budgets(per_day=self._settings.llm_budget_per_day)
+            batched = await self._ledger.llm_batch_counts()
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             up["ledger",] = 0
@@ -129,6 +131,15 @@ class SystemMetrics:
             *_limits(self._registry, limited),
             *self._llm_servers(servers),
             *self._llm_spending(spent, budgets),
+            (
+                names.LLM_BATCHED,
+                {
+                    (each.name, state.value): batched.get((each.name, state.value), 0)
+                    for each in self._settings.llm_servers
+                    if each.batch
+                    for state in ItemState
+                },
+            ),
         ]
 
     def _llm_servers(self, found: Iterable[LlmServerReport]) -> Shown:

@@ -26,6 +26,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import SCHEDULER
 from switchyard.services.llm.answers import DAY, drop_old_answers
+from switchyard.services.llm.batch_sending import BatchSender
 from switchyard.services.llm.spending import tidy_spending
 from switchyard.services.monitoring import metrics as names
 from switchyard.services.monitoring.metrics import Metric, Metrics, Samples, show_publishes
@@ -144,6 +145,7 @@ class Scheduler:
                         background.start("schedules", self._schedules.run)
                         background.start("calls to limits", self._call_waiting)
                         background.start("idle limits", self._forget_limits)
+                        background.start("batches", self._send_batches)
                         if self._settings.alert_webhook is not None:
                             alerter = Alerter(self._settings, self._ledger)
                             background.start("alerts", alerter.run)
@@ -276,6 +278,9 @@ class Scheduler:
             except LedgerError as error:
                 self._log.warning("can't call jobs that wait for room", error=str(error))
             await asyncio.sleep(self._pace.calls)
+
+    async def _send_batches(self) -> None:
+        await BatchSender(self._settings, self._ledger, self._publisher).run()
 
     async def _forget_limits(self) -> None:
         while True:

@@ -75,6 +75,7 @@ async def _extractive(ctx: JobContext, pages: list[str], title: str) -> dict[str
 
 async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, Any]:
     # With database and storage: whoever only declares job types needs neither.
+    from switchyard.services.llm.batches import may_batch
     from switchyard.services.llm.gate import Urgency
     from switchyard.services.llm.lane import lane_of
     from switchyard.services.llm.spending import asked_by
@@ -92,6 +93,7 @@ async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, 
             urgency=Urgency.of(ctx.lane, ctx.message.priority),
             within=_ASKING,
             by=asked_by(ctx),
+            batch=may_batch(ctx),
         )
     return {
         "method": "llm",

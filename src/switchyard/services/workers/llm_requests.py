@@ -56,4 +56,4 @@ async def _done(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome
     # With database and storage: whoever only declares job types needs neither.
     from switchyard.services.llm.asking import answer_request
 
-    return Done(await answer_request(payload, ctx, within=ASKING * seconds))
+    return Done(await answer_request(payload, ctx, within=ASKING * seconds, batch=True))

@@ -1,0 +1,256 @@
+"""Sends collected questions through Batch APIs, and concludes the batches, answer by answer.
+
+Nothing is lost and nothing sent twice, wherever the process is killed: the questions of a batch are
+chosen in the ledger before the server hears of it; our id is in the batch's metadata, and before a
+batch is created that may have been, it is looked for at the server. One process sends at a time
+(a fence in the ledger, longer than all that it waits for). Each step of a conclusion can be done
+again: the answer is kept, its cost noted under an id of its own, the question concluded; then its
+jobs are called, again and again until they have come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.files.storage import StorageError
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm.answers import Answers
+from switchyard.services.llm.batch_api import OVER, BatchApi, RemoteBatch
+from switchyard.services.llm.batches import DUE, batch_servers, free, request_of
+from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmTimeout, LlmUnavailable
+from switchyard.services.llm.reading import Reading
+from switchyard.services.llm.spending import Till
+from switchyard.services.publishing.recorded import publish_recorded
+from switchyard.services.records import LedgerError, State
+from switchyard.services.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
+from switchyard.services.records.spending import CallState
+from switchyard.services.settings import LlmServer, Settings
+
+LOOK = 5.0
+"""Seconds between turns."""
+POLL = 60.0
+"""Seconds between looks at a batch that the server works on."""
+FENCE = 600.0
+"""Seconds for which one process alone may send a batch; all that it does ends before. After an
+error it stays: the server may be creating the batch all the same."""
+SENDING = FENCE - 120.0
+SEND_WITHIN = 6 * 3600.0
+"""Seconds for which a batch is tried to be sent; then its jobs ask live."""
+MOST_BYTES = 48 * 1024 * 1024
+"""Of a batch's file, and about as much of its answers: what is read of a server is bounded."""
+TIDY = 600.0
+KEPT = 7 * 24 * 3600.0
+"""Seconds after which it is forgotten what nobody comes for."""
+
+Trouble = (LlmUnavailable, LlmNonsense, LlmRefused)
+
+
+class BatchSender:
+    """The batches of one system; used by the active scheduler."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, publisher: Publisher) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._publisher = publisher
+        self._servers = {each.name: each for each in batch_servers(settings)}
+        self._known = {each.name: each for each in settings.llm_servers}
+        self._till = Till.of(settings, ledger)
+        self._answers = Answers.of(settings, ledger)
+        self._looked_at: dict[str, float] = {}
+        self._log = structlog.get_logger("llm")
+
+    async def run(self) -> None:
+        """Until it is cancelled. Where no server gets batches, it looks now and then for what is
+        left from when one did."""
+        tidied_at = float("-inf")
+        while True:
+            try:
+                await self.turn()
+                if time.monotonic() - tidied_at > TIDY:
+                    await self.tidy()
+                    tidied_at = time.monotonic()
+            except (LedgerError, StorageError) as error:
+                self._log.warning("batches wait", error=str(error))
+            await asyncio.sleep(LOOK if self._servers else POLL)
+
+    async def tidy(self) -> None:
+        """Forget what nobody comes for. Raises LedgerError."""
+        for call in await self._ledger.tidy_llm_batches(max_age=KEPT):
+            await self._till.settle(replace(call, state=CallState.FREE))
+
+    async def turn(self) -> None:
+        """Open batches, see them on, and call the jobs of those that have ended. Raises
+        LedgerError, StorageError."""
+        for server in self._servers.values():
+            await self._ledger.open_llm_batch(
+                uuid4().hex,
+                server.name,
+                wait=self._settings.llm_batch_wait,
+                most=self._settings.llm_batch_size,
+                most_bytes=MOST_BYTES,
+            )
+        for batch in await self._ledger.llm_batches():
+            try:
+                await self._see_on(batch)
+            except Trouble as error:
+                self._log.warning("a batch waits", batch=batch.id, error=str(error))
+                await self._ledger.note_llm_batch(batch.id, state=batch.state, note=str(error))
+        await self._call_waiting()
+
+    async def _see_on(self, batch: LlmBatch) -> None:
+        server = self._known.get(batch.provider)
+        age = self._ledger.clock.time() - batch.created_at
+        if server is None:
+            await self._give_up(batch, f"JOBS_LLM_PROVIDERS has no {batch.provider} any more")
+        elif batch.state is BatchState.SENDING:
+            if await self._ledger.fence_llm_batch(batch.id, FENCE):
+                try:
+                    async with asyncio.timeout(SENDING):
+                        await self._send(batch, server, late=age > SEND_WITHIN)
+                except TimeoutError as error:
+                    raise LlmTimeout("it could not be sent in time") from error
+        elif self._is_due(batch):
+            async with BatchApi.connect(server) as api:
+                await self._look(batch, api, server, late=age > DUE)
+
+    def _is_due(self, batch: LlmBatch) -> bool:
+        now = self._ledger.clock.time()
+        if now - self._looked_at.get(batch.id, 0.0) < POLL:
+            return False
+        self._looked_at[batch.id] = now
+        return True
+
+    # --- sending ------------------------------------------------------------------------------
+
+    async def _send(self, batch: LlmBatch, server: LlmServer, *, late: bool) -> None:
+        """Send it, unless the server has it already; within the fence."""
+        try:
+            async with BatchApi.connect(server) as api:
+                remote = await api.find(batch.id)
+                if remote is None and late:
+                    await self._give_up(batch, f"it could not be sent: {batch.note}")
+                    return
+                if remote is None:
+                    items = await self._ledger.llm_batch_items(batch.id)
+                    if not items:
+                        await self._give_up(batch, "there is nothing left in it")
+                        return
+                    content = self._file(items, server)
+                    remote = await api.create(batch.id, await api.upload(batch.id, content))
+        except LlmRefused as error:
+            if error.elsewhere and not late:  # a key, or a right, that somebody may mend
+                raise
+            await self._give_up(batch, str(error))
+            return
+        await self._ledger.note_llm_batch(
+            batch.id, state=BatchState.SENT, remote_id=remote.id, note=remote.status
+        )
+        self._log.info("batch sent", batch=batch.id, remote=remote.id, questions=batch.questions)
+
+    def _file(self, items: dict[str, BatchItem], server: LlmServer) -> bytes:
+        lines = (request_of(each, server.model) for each in items.values())
+        return b"".join(json.dumps(each, ensure_ascii=False).encode() + b"\n" for each in lines)
+
+    # --- concluding ---------------------------------------------------------------------------
+
+    async def _look(self, batch: LlmBatch, api: BatchApi, server: LlmServer, *, late: bool) -> None:
+        assert batch.remote_id is not None
+        try:
+            remote = await api.look(batch.remote_id)
+        except Trouble as error:
+            if not late:
+                raise
+            await self._give_up(batch, f"nothing is known of it after its time: {error}")
+            return
+        if remote.status not in OVER:
+            if late:
+                await self._cancel(api, batch.remote_id)
+            await self._ledger.note_llm_batch(batch.id, state=BatchState.SENT, note=remote.status)
+            return
+        items = await self._ledger.llm_batch_items(batch.id)
+        for file_id in remote.files:
+            try:
+                lines = await api.lines(file_id)
+            except (LlmNonsense, LlmRefused) as error:
+                if not late:
+                    raise
+                self._log.error("answers can't be read", batch=batch.id, error=str(error))
+                continue
+            await self._conclude_all(batch, server, lines, items)
+        await self._give_up(batch, _ending(remote))
+        await self._tidy_up(api, remote)
+
+    async def _conclude_all(
+        self,
+        batch: LlmBatch,
+        server: LlmServer,
+        lines: Iterable[Any],
+        items: dict[str, BatchItem],
+    ) -> None:
+        for line in lines:
+            key = line.get("custom_id") if isinstance(line, dict) else None
+            item = items.pop(key, None) if isinstance(key, str) else None
+            if item is not None:  # else it is nobody's, or was concluded before
+                await self._conclude(batch, server, item, line.get("response"))
+
+    async def _conclude(
+        self, batch: LlmBatch, server: LlmServer, item: BatchItem, response: Any
+    ) -> None:
+        """Keep an answer; where there is none, the job asks live, and hears what is wrong."""
+        body = response.get("body") if isinstance(response, dict) else None
+        if not isinstance(response, dict) or response.get("status_code") != 200:
+            await self._till.settle(free(item))
+            await self._ledger.conclude_llm_item(item.key, batch.id, ItemState.LIVE)
+            return
+        try:
+            answer = Reading(server.model).whole(body)
+        except Trouble:
+            await self._till.settle(replace(item.call, state=CallState.UNSURE))
+            await self._ledger.conclude_llm_item(item.key, batch.id, ItemState.LIVE)
+            return
+        await self._answers.keep(item.question, answer)
+        await self._till.settle(self._till.paid(item.call, answer))
+        await self._ledger.conclude_llm_item(item.key, batch.id, ItemState.ANSWERED)
+
+    async def _give_up(self, batch: LlmBatch, note: str) -> None:
+        """The batch has ended: what it has not answered is asked live."""
+        left = await self._ledger.llm_batch_items(batch.id)
+        for item in left.values():
+            await self._till.settle(free(item))
+            await self._ledger.conclude_llm_item(item.key, batch.id, ItemState.LIVE)
+        await self._ledger.note_llm_batch(batch.id, state=BatchState.DONE, note=note)
+        self._looked_at.pop(batch.id, None)
+        self._log.info("batch done", batch=batch.id, note=note, unanswered=len(left))
+
+    async def _cancel(self, api: BatchApi, remote_id: str) -> None:
+        try:
+            await api.cancel(remote_id)
+        except Trouble as error:
+            self._log.warning("can't cancel a batch", remote=remote_id, error=str(error))
+
+    async def _tidy_up(self, api: BatchApi, remote: RemoteBatch) -> None:
+        """The server need not keep the files."""
+        for file_id in (*remote.files, *filter(None, [remote.input_file])):
+            try:
+                await api.delete(file_id)
+            except Trouble as error:
+                self._log.warning("can't delete a batch's file", file=file_id, error=str(error))
+
+    async def _call_waiting(self) -> None:
+        while job_ids := await self._ledger.call_llm_waits():
+            found = [await self._ledger.get(each) for each in job_ids]
+            waiting = [each for each in found if each and each.state is State.RETRYING]
+            await publish_recorded(self._publisher, self._ledger, waiting)
+
+
+def _ending(remote: RemoteBatch) -> str:
+    return remote.status if remote.error is None else f"{remote.status}: {remote.error}"

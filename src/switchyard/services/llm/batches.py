@@ -1,0 +1,110 @@
+"""Questions that may wait: collected for a server's Batch API instead of asked at once.
+
+The job of a collected question waits without an attempt, and is called when the batch has ended for
+it: it then finds the answer where kept answers are, or asks live.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from switchyard.broker.lanes import BACKFILL
+from switchyard.services.files.storage import content_hash
+from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.outcomes import RetryableError
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm.spending import Till
+from switchyard.services.records.llm_batches import BatchItem, ItemState
+from switchyard.services.records.spending import AskedBy, CallState, LlmCall
+from switchyard.services.settings import LlmServer, Settings
+
+DUE = 26 * 3600.0
+"""Seconds after which a batch should have ended: a day is what the API promises."""
+LOOK_AGAIN = 3600.0
+"""Seconds after which a job looks by itself that was not called."""
+
+
+class Batched(RetryableError):
+    """The question goes through a Batch API: its job waits for the answer, and grows no older."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, after=LOOK_AGAIN, counts=False, ages=False)
+
+
+def batch_servers(settings: Settings) -> list[LlmServer]:
+    """Those whose Batch API is used: of the lowest order alone, as others stand in for these."""
+    servers = settings.llm_servers
+    first = min((each.order for each in servers), default=0)
+    return [each for each in servers if each.batch and each.order == first]
+
+
+def may_batch(ctx: JobContext) -> bool:
+    """Whether the job can wait for a batch: in the lane backfill, behind a broker, and not too near
+    its end date."""
+    settings, expires_at = ctx.settings, ctx.message.metadata.expires_at
+    if ctx.lane != BACKFILL.name or ctx.ledger is None or settings.llm_direct:
+        return False
+    if settings.amqp_url is None or not batch_servers(settings):
+        return False
+    return expires_at is None or expires_at > ctx.ledger.clock.now() + timedelta(seconds=DUE)
+
+
+class Collector:
+    """Collects the questions of one process."""
+
+    def __init__(self, ledger: Ledger, server: LlmServer, till: Till) -> None:
+        self._ledger = ledger
+        self._server = server
+        self._till = till
+
+    @classmethod
+    def of(cls, settings: Settings, ledger: Ledger | None, till: Till) -> Collector | None:
+        """None where no server gets batches."""
+        servers = batch_servers(settings)
+        return None if ledger is None or not servers else cls(ledger, servers[0], till)
+
+    async def collect(self, question: Mapping[str, Any], by: AskedBy) -> None:
+        """Raises Batched where a batch answers, or will answer; nothing where the question is to be
+        asked live. Raises NoBudget, LedgerError."""
+        if by.job_id is None:
+            return
+        key = content_hash(question)
+        state = await self._ledger.await_llm_batch(key, by.job_id)
+        if state in (ItemState.ANSWERED, ItemState.LIVE):
+            return
+        if state is None:
+            call = self._till.estimate(self._server, question["asked"], by, batch=True)
+            # Collected again after a crash, it is set aside once: the id follows from the question.
+            call = replace(call, id=f"batch-{key}-{by.job_id}"[:200])
+            await self._till.reserve(call, lasts=2 * DUE)
+            item = BatchItem(key, ItemState.COLLECTED, self._server.name, question, call)
+            body = json.dumps(request_of(item, self._server.model), ensure_ascii=False)
+            await self._ledger.collect_llm_question(item, by.job_id, size=len(body.encode()))
+        raise Batched(
+            f"its question waits for a batch of {self._server.name}: the answer comes within a day"
+        )
+
+    async def came(self, question: Mapping[str, Any], by: AskedBy) -> bool:
+        """The job has its answer; whether a batch has given it, for this job."""
+        if by.job_id is None:
+            return False
+        return await self._ledger.end_llm_wait(content_hash(question), by.job_id)
+
+
+def request_of(item: BatchItem, model: str) -> dict[str, Any]:
+    """A question as a line of a batch's file."""
+    return {
+        "custom_id": item.key,
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": model, **item.question["asked"]},
+    }
+
+
+def free(item: BatchItem) -> LlmCall:
+    """What was set aside for it, given back."""
+    return replace(item.call, state=CallState.FREE)

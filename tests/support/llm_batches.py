@@ -1,0 +1,136 @@
+"""The Batch API of the test server: files and batches, which a test sees on and lets misbehave."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.support.llm_server import Exchange
+
+ANSWER = "An answer of a batch."
+
+
+@dataclass
+class Batch:
+    """One batch that a client has created."""
+
+    id: str
+    input_file_id: str
+    metadata: Mapping[str, str]
+    status: str = "in_progress"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+
+    def shown(self) -> dict[str, Any]:
+        named = {"object": "batch", "endpoint": "/v1/chat/completions", "created_at": 1}
+        return vars(self) | named | {"completion_window": "24h"}
+
+
+@dataclass
+class BatchDesk:
+    """Files and batches. Nothing is answered until a test says so (`finish`)."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    batches: dict[str, Batch] = field(default_factory=dict)
+    deleted: list[str] = field(default_factory=list)
+    fail_next: list[Callable[[Exchange], None]] = field(default_factory=list)
+    """What requests get in the place of an answer, in order."""
+    after_creating: Callable[[Exchange], None] | None = None
+    """What a client gets once the batch is made, in the place of the batch."""
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def questions(self, batch: Batch) -> list[dict[str, Any]]:
+        """The lines of its file."""
+        return [json.loads(line) for line in self.files[batch.input_file_id].splitlines()]
+
+    def finish(
+        self,
+        batch: Batch,
+        status: str = "completed",
+        *,
+        without: int = 0,
+        failed: Mapping[str, int] | None = None,
+        more: bytes = b"",
+    ) -> None:
+        """End a batch: an answer for each question but the last `without`; an error with that
+        status for those in `failed`; and `more` behind them."""
+        asked = self.questions(batch)
+        answered: list[dict[str, Any]] = []
+        errors: list[dict[str, Any]] = []
+        for line in asked[: len(asked) - without]:
+            key = line["custom_id"]
+            code = (failed or {}).get(key)
+            response = {"status_code": code or 200, "body": _completion(line["body"])}
+            if code:
+                response["body"] = {"error": {"message": "it went wrong"}}
+            (errors if code else answered).append({"custom_id": key, "response": response})
+        batch.output_file_id = self._keep(answered, more)
+        batch.error_file_id = self._keep(errors, b"") if errors else None
+        batch.status = status
+
+    def _keep(self, lines: list[dict[str, Any]], more: bytes) -> str:
+        file_id = f"file-{len(self.files)}"
+        self.files[file_id] = b"".join(json.dumps(each).encode() + b"\n" for each in lines) + more
+        return file_id
+
+    def answer(self, exchange: Exchange, content: bytes) -> None:
+        """Answer a request for /files or /batches."""
+        with self._lock:
+            if self.fail_next:
+                self.fail_next.pop(0)(exchange)
+                return
+            self._answer(exchange, content, exchange.path.partition("?")[0].split("/")[2:])
+
+    def _answer(self, exchange: Exchange, content: bytes, path: list[str]) -> None:
+        match exchange.command, path:
+            case "POST", ["files"]:
+                file_id = f"file-{len(self.files)}"
+                self.files[file_id] = _file_of(content)
+                exchange.send_json(200, {"id": file_id, "object": "file", "purpose": "batch"})
+            case "GET", ["files", file_id, "content"] if file_id in self.files:
+                exchange.send(200, self.files[file_id])
+            case "DELETE", ["files", file_id]:
+                self.deleted.append(file_id)
+                exchange.send_json(200, {"id": file_id, "deleted": True})
+            case "POST", ["batches"]:
+                self._create(exchange, json.loads(content))
+            case "GET", ["batches"]:
+                shown = [each.shown() for each in reversed(self.batches.values())]
+                exchange.send_json(200, {"object": "list", "data": shown, "has_more": False})
+            case "GET", ["batches", batch_id] if batch_id in self.batches:
+                exchange.send_json(200, self.batches[batch_id].shown())
+            case "POST", ["batches", batch_id, "cancel"] if batch_id in self.batches:
+                self.batches[batch_id].status = "cancelling"
+                exchange.send_json(200, self.batches[batch_id].shown())
+            case _:
+                exchange.send_json(404, {"error": {"message": "there is no such thing"}})
+
+    def _create(self, exchange: Exchange, asked: Mapping[str, Any]) -> None:
+        batch = Batch(f"batch_{len(self.batches)}", asked["input_file_id"], asked["metadata"])
+        self.batches[batch.id] = batch
+        misbehave, self.after_creating = self.after_creating, None
+        if misbehave is not None:
+            misbehave(exchange)
+            return
+        exchange.send_json(200, batch.shown())
+
+
+def _file_of(content: bytes) -> bytes:
+    """The file of a form: the lines of JSON in it."""
+    lines = content.replace(b"\r\n", b"\n").split(b"\n")
+    return b"\n".join(each for each in lines if each.startswith(b"{")) + b"\n"
+
+
+def _completion(asked: Mapping[str, Any]) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": ANSWER}}
+    return {
+        "model": asked["model"],
+        "choices": [choice | {"finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 11, "completion_tokens": 7},
+    }
