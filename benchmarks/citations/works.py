@@ -1,55 +1,8 @@
 """Made-up works that are cited: articles, books, chapters, papers, theses, reports, preprints, pages."""
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
+from benchmarks.citations.making import CitedWork, Making
+from benchmarks.citations.names import Name
 
-from faker import Faker
-
-_LOCALES = {
-    "en": ["en_US", "en_GB", "en_IN", "en_AU"],
-    "de": ["de_DE", "de_AT"],
-    "fr": ["fr_FR", "fr_CA"],
-    "es": ["es_ES", "es_MX"],
-    "it": ["it_IT"],
-    "pt": ["pt_BR", "pt_PT"],
-    "other": [
-        "nl_NL",
-        "sv_SE",
-        "da_DK",
-        "no_NO",
-        "fi_FI",
-        "pl_PL",
-        "cs_CZ",
-        "hu_HU",
-        "ro_RO",
-        "tr_TR",
-        "hr_HR",
-        "vi_VN",
-    ],
-}
-_PINYIN = ["Wang", "Li", "Zhang", "Liu", "Chen", "Yang", "Huang", "Zhao", "Wu", "Zhou", "Xu", "Sun", "Ma", "Zhu", "Hu", "Guo", "He", "Lin", "Gao", "Luo", "Zheng", "Liang", "Xie", "Tang", "Feng", "Kim", "Lee", "Park", "Choi", "Tanaka", "Suzuki", "Sato", "Watanabe", "Ito", "Nakamura", "Kobayashi", "Singh", "Kumar", "Gupta", "Nguyen", "Tran"]  # fmt: skip
-_PINYIN_GIVEN = ["Wei", "Jun", "Ming", "Xiaoming", "Yu-Ting", "Hui", "Jing", "Lei", "Yan", "Bo", "Jie", "Hao", "Zhi-Hua", "Xin", "Feng", "Min-Jung", "Sung", "Hiroshi", "Kenji", "Yuki", "Takeshi", "Akira", "Raj", "Anil", "Priya", "Thanh", "Minh"]  # fmt: skip
-_PARTICLES = [
-    "van",
-    "van der",
-    "de",
-    "von",
-    "de la",
-    "di",
-    "da",
-    "dos",
-    "du",
-    "Le",
-    "O'",
-    "Mc",
-    "Van",
-    "De",
-    "el",
-]
-_SUFFIXES = ["Jr.", "Jr", "III", "II"]
 _MONTHS = [
     "January",
     "February",
@@ -67,97 +20,8 @@ _MONTHS = [
 _ORGANISATIONS = ["World Health Organization", "OECD", "UNESCO", "European Commission", "U.S. Department of Education", "National Research Council", "American Psychiatric Association", "World Bank", "IPCC", "Statistisches Bundesamt", "Ministère de la Santé", "Instituto Nacional de Estadística", "Centers for Disease Control and Prevention", "The Economist Intelligence Unit", "International Labour Office", "Pew Research Center", "Royal Society", "UNICEF", "NIST", "W3C", "Food and Agriculture Organization", "Bundesministerium für Bildung und Forschung", "Human Rights Watch", "U.S. Census Bureau"]  # fmt: skip
 
 
-@cache
-def listed(name: str) -> tuple[str, ...]:
-    """The lines of a list beside this module, without its comments."""
-    text = (
-        files("benchmarks.citations").joinpath("lists", f"{name}.txt").read_text(encoding="utf-8")
-    )
-    return tuple(
-        line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")
-    )
-
-
-@cache
-def words(language: str) -> tuple[str, ...]:
-    """Words of a language that titles are made of."""
-    return tuple(" ".join(listed(f"words.{language}")).split())
-
-
-@dataclass(frozen=True)
-class Name:
-    """A person; an organisation has no given names."""
-
-    family: str
-    given: tuple[str, ...]  # each of the given names
-    suffix: str = ""
-
-
-@dataclass
-class CitedWork:
-    """What is cited: its fields as they may be printed, so "volume" may be missing and "pages" may be one number."""
-
-    kind: str  # article, book, chapter, paper, thesis, report, preprint, page
-    language: str
-    authors: list[Name]
-    fields: dict[str, str] = field(default_factory=dict)
-    editors: list[Name] = field(default_factory=list)
-
-
-class Names:
-    """People of many languages, seeded."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._fakers = {
-            locale: Faker(locale) for locales in _LOCALES.values() for locale in locales
-        }
-        for number, faker in enumerate(self._fakers.values()):
-            faker.seed_instance(rng.randrange(2**32) + number)
-
-    def one(self, language: str) -> Name:
-        """Somebody, mostly with a name of that language."""
-        rng = self._rng
-        roll = rng.random()
-        if roll < 0.15:
-            return Name(rng.choice(_PINYIN), (rng.choice(_PINYIN_GIVEN),))
-        pool = _LOCALES[language] if roll < 0.65 else _LOCALES[rng.choice(list(_LOCALES))]
-        faker = self._fakers[rng.choice(pool)]
-        family, given = faker.last_name(), [faker.first_name().split()[0]]
-        if rng.random() < 0.45:
-            given.append(
-                rng.choice([faker.first_name().split()[0], rng.choice("ABCDEFGHJKLMPRSTW") + "."])
-            )
-        if rng.random() < 0.06:
-            given[0] = f"{given[0]}-{faker.first_name().split()[0]}"
-        if rng.random() < 0.07:
-            particle = rng.choice(_PARTICLES)
-            family = particle + family if particle in ("O'", "Mc") else f"{particle} {family}"
-        if rng.random() < 0.05 and " " not in family:
-            family = f"{family}-{faker.last_name().split()[-1]}"
-        return Name(family, tuple(given), rng.choice(_SUFFIXES) if rng.random() < 0.015 else "")
-
-    def several(self, language: str) -> list[Name]:
-        """The authors of a work: one to twelve."""
-        count = self._rng.choices([1, 2, 3, 4, 5, 6, 8, 12], [32, 27, 17, 9, 5, 4, 4, 2])[0]
-        return [self.one(language) for _ in range(count)]
-
-
-class Works:
+class Works(Making):
     """Works one after the other, the same ones for the same seed."""
-
-    def __init__(self, seed: int, *, held_out: bool = False) -> None:
-        """With `held_out`, works of journals, publishers and places that the others never name."""
-        self._rng = random.Random(seed)
-        self._names = Names(self._rng)
-        self._held_out = held_out
-
-    def _of(self, name: str) -> str:
-        """An entry of a list: every fifth is held back for the measurement."""
-        entries = listed(name)
-        return self._rng.choice(
-            [entry for place, entry in enumerate(entries) if (place % 5 == 2) == self._held_out]
-        )
 
     def next(self) -> CitedWork:
         """The next work."""
@@ -181,7 +45,7 @@ class Works:
         if rng.random() < 0.04:
             f["month"] += rng.choice(["-", "/", " - ", " / "]) + rng.choice(_MONTHS)
         f["day"] = str(rng.randint(1, 28))
-        f["title"] = self.title(language)
+        f["title"] = self._titles.title(language)
         getattr(self, f"_{kind}")(work)
         if (
             kind in ("article", "chapter", "paper", "book", "preprint")
@@ -190,147 +54,6 @@ class Works:
         ):
             f["doi"] = f"10.{rng.randint(1000, 9999)}/{self._identifier()}"
         return work
-
-    def _identifier(self) -> str:
-        rng = self._rng
-        return rng.choice([
-            f"s{rng.randint(10000, 99999)}-{rng.randint(10, 99):03d}-{rng.randint(1000, 9999)}-{rng.randint(0, 9)}",
-            f"j.{''.join(rng.choices('abcdefghijklmnoprstuv', k=5))}.{rng.randint(1995, 2024)}.{rng.randint(1, 12):02d}.{rng.randint(1, 150):03d}",
-            f"{rng.randint(1000000, 3999999)}.{rng.randint(1000000, 3999999)}",
-            f"PhysRevLett.{rng.randint(50, 130)}.{rng.randint(10000, 99999)}",
-            f"S{rng.randint(1000, 9999)}-{rng.randint(1000, 9999)}({rng.randint(0, 99):02d}){rng.randint(10000, 99999)}-{rng.choice('0123456789X')}",
-        ])  # fmt: skip
-
-    def title(self, language: str) -> str:
-        """A title as they are: words of the field in the order of the language, often with a subtitle."""
-        rng = self._rng
-        first = self._phrase(language)
-        roll = rng.random()
-        if roll < 0.22:
-            first += rng.choice([": ", ": ", ": ", " – ", ". "]) + self._phrase(language)
-        elif roll < 0.27:
-            first += "?"
-        if rng.random() < 0.04:
-            first += rng.choice(
-                [
-                    " (I)",
-                    ", Part II",
-                    " – a review",
-                    ", 1945–1990",
-                    ": 1789-1848",
-                    " (1990–2010)",
-                    " II",
-                    " in the 1990s",
-                ]
-            )
-        return first[0].upper() + first[1:]
-
-    def _phrase(self, language: str) -> str:
-        rng = self._rng
-        pool = words(language)
-        rare = rng.random() < 0.12
-
-        def noun() -> str:
-            return rng.choice(pool)
-
-        def some() -> str:
-            plain = " ".join(noun() for _ in range(rng.choice([1, 1, 2, 2, 3])))
-            return self._rare(plain) if rare else plain
-
-        if language == "en":
-            forms: list[Callable[[], str]] = [
-                lambda: f"{some()} {some()}",
-                lambda: f"{some()} and {some()}",
-                lambda: f"the {some()} of {some()}",
-                lambda: f"{some()} of {some()} in {some()}",
-                lambda: f"{some()} for {some()} {noun()}",
-                lambda: f"on the {some()} of {some()}",
-                lambda: f"a {some()} approach to {some()}",
-                lambda: f"{some()} in {self._proper()}",
-                lambda: f"{noun()}, {noun()}, and {noun()}",
-                lambda: f"towards {some()} with {some()}",
-                lambda: f"the {noun()} of {self._proper()}",
-                lambda: f"{self._acronym()}: {some()} for {some()}",
-                lambda: f"how {noun()} shapes {some()}",
-                lambda: f"{some()} using {some()} and {some()} from {some()}",
-                lambda: f"effects of {some()} on {some()} among {some()}: a {some()} of {some()}",
-                lambda: f"introduction to {some()}",
-                lambda: f"handbook of {some()}",
-                lambda: f"the {some()}",
-                lambda: f"{self._proper()} and the {some()}",
-                noun,
-                lambda: f"proceedings of {some()}",
-                lambda: f"review of {some()} in {noun()} journals",
-            ]
-            weights = [4, 4, 3, 4, 4, 2, 2, 3, 2, 2, 2, 2, 1, 4, 3, 1, 1, 2, 1, 1, 0.2, 0.2]
-            return rng.choices(forms, weights)[0]()
-        joins = {
-            "de": [" und ", " der ", " des ", " in der ", " zur ", " im ", ", ", " für ", " von "],
-            "fr": [
-                " et ",
-                " de la ",
-                " des ",
-                " du ",
-                " dans la ",
-                " en ",
-                ", ",
-                " de l'",
-                " pour ",
-            ],
-            "es": [" y ", " de la ", " de los ", " del ", " en ", " para ", ", "],
-            "it": [" e ", " della ", " dei ", " del ", " in ", " nella ", ", "],
-            "pt": [" e ", " da ", " dos ", " do ", " em ", " na ", " para ", ", "],
-        }[language]
-        article = {"de": ["die ", "das ", "der ", "zur ", "über die ", ""], "fr": ["la ", "le ", "les ", "l'", ""], "es": ["la ", "el ", "los ", ""],
-                   "it": ["la ", "il ", "le ", ""], "pt": ["a ", "o ", "os ", ""]}[language]  # fmt: skip
-        phrase = rng.choice([*article, ""]) + noun()
-        for _ in range(rng.choice([1, 1, 2, 2, 3, 4])):
-            phrase += rng.choice(joins) + noun()
-        return phrase
-
-    def _rare(self, text: str) -> str:
-        """Some of the words that only one field has: formulae, species, gene names."""
-        rng = self._rng
-        rare = rng.choice([
-            "TNF-α", "CO2", "H2O", "p53", "Escherichia coli", "Drosophila melanogaster", "LaTeX", "UNIX", "COVID-19", "3D", "2-D", "IL-6",
-            "NP-complete", "SU(2)", "L1", "GaAs", "YBa2Cu3O7", "Saccharomyces cerevisiae", "C++", "XML", "HIV/AIDS", "β-decay", "k-means",
-        ])  # fmt: skip
-        return f"{text} {rare}" if rng.random() < 0.5 else f"{rare} {text}"
-
-    def _proper(self) -> str:
-        rng = self._rng
-        return rng.choice([
-            self._names.one("en").family, rng.choice(listed("places")).split(",")[0],
-            rng.choice(["Africa", "Europe", "Asia", "America", "Germany", "France", "Brazil", "China", "India", "Japan", "Mexico", "Spain", "Italy", "Russia", "England", "Scotland", "Poland", "Turkey", "Iran", "Nigeria", "Kenya", "Chile", "Peru", "Canada", "Australia", "Byzantium", "Weimar"]),
-        ])  # fmt: skip
-
-    def _acronym(self) -> str:
-        rng = self._rng
-        letters = "".join(rng.choices("ABCDEFGILMNOPRST", k=rng.randint(3, 6)))
-        return letters if rng.random() < 0.6 else letters.capitalize()
-
-    def _periodical(self, work: CitedWork) -> None:
-        rng = self._rng
-        if rng.random() < 0.5:
-            full, _, short = (part.strip() for part in self._of("journals").partition("|"))
-        else:
-            subject = self._of("subjects")
-            full = rng.choice([
-                f"Journal of {subject}", f"International Journal of {subject}", f"{subject}", f"{subject} Review", f"{subject} Letters", f"Annals of {subject}",
-                f"American Journal of {subject}", f"European Journal of {subject}", f"The {subject} Quarterly", f"Advances in {subject}", f"Trends in {subject}",
-                f"Studies in {subject}", f"Archives of {subject}", f"IEEE Transactions on {subject}", f"ACM Transactions on {subject}", f"Current Opinion in {subject}",
-                f"Frontiers in {subject}", f"{subject} Today", f"Research in {subject}", f"British Journal of {subject}", f"{subject} & {self._of('subjects')}",
-                f"Bulletin of {subject}", f"New {subject}", f"BMC {subject}", f"Perspectives on {subject}", f"{subject}: An International Journal",
-            ])  # fmt: skip
-            short = ""
-        if not short:
-            table = dict(line.rsplit(None, 1) for line in listed("abbreviations"))
-            short = " ".join(
-                table.get(word, word)
-                for word in full.split()
-                if word.lower() not in ("of", "the", "and", "in", "on", "for", "&")
-            )
-        work.fields["container"], work.fields["short"] = full, short
 
     def _article(self, work: CitedWork) -> None:
         rng, f = self._rng, work.fields
@@ -364,30 +87,6 @@ class Works:
             f["url"] = self._address()
         if rng.random() < 0.03:
             f["number"] = f"PMID: {rng.randint(1000000, 29999999)}"
-
-    def _pages(self, work: CitedWork) -> None:
-        rng = self._rng
-        first = rng.choice([rng.randint(1, 400), rng.randint(1, 2000), rng.randint(1, 15000)])
-        last = first + rng.choice([rng.randint(1, 30), rng.randint(1, 60)])
-        roll = rng.random()
-        if roll < 0.83:
-            work.fields["pages"] = f"{first}-{last}"
-        elif roll < 0.90:
-            work.fields["pages"] = str(first)
-        elif roll < 0.94:
-            work.fields["pages"] = f"e{rng.randint(1000, 99999)}"
-        elif roll < 0.97:
-            work.fields["pages"] = f"{rng.randint(100000, 999999)}"
-        else:
-            letter = rng.choice("ASLRED")
-            work.fields["pages"] = f"{letter}{first}-{letter}{last}"
-
-    def _imprint(self, work: CitedWork) -> None:
-        rng = self._rng
-        publisher = self._of("publishers")
-        if rng.random() < 0.15:
-            publisher = f"{self._names.one('en').family.split()[-1]} {rng.choice(['Press', 'Verlag', 'Books', 'Publishing', '& Sons', 'Publishers', 'Editore', 'Éditions', 'University Press'])}"
-        work.fields["publisher"], work.fields["place"] = publisher, self._of("places")
 
     def _book(self, work: CitedWork) -> None:
         rng, f = self._rng, work.fields
@@ -428,13 +127,9 @@ class Works:
                 rng.choice(["Trans. ", "Translated by ", "trad. ", "Übers. "]) + self._plain_name()
             )
 
-    def _plain_name(self) -> str:
-        name = self._names.one("en")
-        return f"{name.given[0]} {name.family}"
-
     def _chapter(self, work: CitedWork) -> None:
         self._imprint(work)
-        work.fields["container"] = self.title(work.language)
+        work.fields["container"] = self._titles.title(work.language)
         self._pages(work)
         if self._rng.random() < 0.85:
             work.editors = self._names.several(work.language)[:4]
@@ -573,12 +268,3 @@ class Works:
             )
         else:
             f["url"] = self._address()
-
-    def _address(self) -> str:
-        rng = self._rng
-        host = "".join(rng.choices("abcdefghilmnoprstu", k=rng.randint(3, 12)))
-        path = "/".join(
-            "".join(rng.choices("abcdefghilmnoprstu0123456789-_", k=rng.randint(2, 14)))
-            for _ in range(rng.randint(0, 4))
-        )
-        return f"{rng.choice(['http://www.', 'https://', 'https://www.', 'http://', 'www.'])}{host}.{rng.choice(['org', 'com', 'edu', 'de', 'gov', 'ac.uk', 'fr', 'net'])}/{path}{rng.choice(['', '', '.html', '.pdf', '/'])}"

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
-from benchmarks.citations.works import CitedWork, Name
+from benchmarks.citations.making import CitedWork
+from benchmarks.citations.names import Name
 
 # A piece of text and the field that it is; "o" is what belongs to none.
 Piece = tuple[str, str]

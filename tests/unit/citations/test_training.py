@@ -8,7 +8,8 @@ from benchmarks.citations.__main__ import train
 from benchmarks.citations.evaluation import evaluated, truth
 from benchmarks.citations.faults import with_faults
 from benchmarks.citations.labelling import labelled
-from benchmarks.citations.works import Works, listed
+from benchmarks.citations.lists import listed
+from benchmarks.citations.works import Works
 from benchmarks.citations.writing import Writer, styles
 from switchyard.services.citations.parsing import OfflineParser
 from switchyard.services.citations.tokens import cleaned
