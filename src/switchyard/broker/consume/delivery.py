@@ -29,7 +29,7 @@ class Delivery:
     """Why its properties could not be read; empty where they could. It is no job then, whatever
     its body says: see `broker.dead.certificate.unreadable_properties`."""
     properties: bytes = field(repr=False)
-    """The properties as they came, where they could not be read."""
+    """All properties as they came, flags first."""
     _tag: int = field(repr=False)
     _channel: PipelinedChannel = field(repr=False)
     _settled: bool = field(default=False, repr=False)

@@ -100,6 +100,13 @@ class ManagementClient:
         items = await self.get(self._path("queues"), params=_WITHOUT_STATISTICS)
         return tuple(queue_from(item) for item in items)
 
+    async def queue_messages(self, name: str) -> int | None:
+        """Messages in a queue, ready and unacknowledged, as of the last seconds; None where the
+        broker has no figure yet, or there is no such queue."""
+        found = await self.get(self._path("queues", name), missing={})
+        messages = found.get("messages")
+        return messages if isinstance(messages, int) else None
+
     async def bindings(self) -> tuple[Binding, ...]:
         items = await self.get(self._path("bindings"))
         return tuple(binding_from(item) for item in items if item["source"])
@@ -133,6 +140,20 @@ class ManagementClient:
             "arguments": queue.declare_arguments,
         }
         await self._send("PUT", self._path("queues", queue.name), body)
+
+    async def delete_queue(self, name: str, *, if_empty: bool = False) -> bool:
+        """Remove it with all that is in it; False when there is none. `if_empty` (classic queues
+        alone know it) has it refused while messages wait there."""
+        path = self._path("queues", name) + ("?if-empty=true" if if_empty else "")
+        return await self._send("DELETE", path, may_be_missing=True)
+
+    async def delete_exchange(self, name: str) -> bool:
+        """Remove it with its bindings; False when there is none."""
+        return await self._send("DELETE", self._path("exchanges", name), may_be_missing=True)
+
+    async def delete_policy(self, name: str) -> bool:
+        """Remove it; False when there is none."""
+        return await self._send("DELETE", self._path("policies", name), may_be_missing=True)
 
     async def put_binding(self, binding: Binding) -> None:
         """Bind; nothing happens when it is bound so already."""

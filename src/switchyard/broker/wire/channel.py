@@ -29,7 +29,7 @@ from structlog.typing import FilteringBoundLogger
 from switchyard.broker.errors import BrokerAway, PublishError
 from switchyard.broker.wire.away import ANSWER_LIMIT, library_calls, within
 from switchyard.broker.wire.confirms import Unconfirmed
-from switchyard.broker.wire.envelope import Envelope, encode_publish
+from switchyard.broker.wire.envelope import Envelope, Forwarded, encode_publish
 from switchyard.broker.wire.frame_tap import tap_of
 from switchyard.broker.wire.frames import ACK, BASIC, DELIVER, FRAME_END, METHOD, NACK, RETURN
 from switchyard.broker.wire.incoming import Assembler, Incoming
@@ -76,7 +76,12 @@ class PipelinedChannel(Channel):
         return len(self._unconfirmed)
 
     def publish(
-        self, exchange: str, routing_key: str, envelope: Envelope, *, mandatory: bool = True
+        self,
+        exchange: str,
+        routing_key: str,
+        envelope: Envelope | Forwarded,
+        *,
+        mandatory: bool = True,
     ) -> asyncio.Future[None]:
         """Send one persistent message; the future ends with its confirm.
 

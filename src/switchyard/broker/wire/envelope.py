@@ -43,6 +43,38 @@ class Envelope:
     headers: dict[str, Any] | None = None
     content_type: str = "application/json"
 
+    def properties(self) -> bytes:
+        """As they travel: the flags, then what they announce."""
+        flags = CONTENT_TYPE | DELIVERY_MODE | PRIORITY | MESSAGE_ID | TIMESTAMP | TYPE
+        headers = b""
+        if self.headers:
+            flags |= HEADERS
+            headers = field_table(self.headers)
+        return b"".join(
+            (
+                struct.pack(">H", flags),
+                _short_string(self.content_type),
+                headers,
+                bytes((_PERSISTENT, self.priority)),
+                _short_string(self.message_id),
+                struct.pack(">Q", self.timestamp),
+                _short_string(self.type),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """A message that goes on as it came, whatever properties somebody has given it."""
+
+    body: bytes
+    message_id: str
+    encoded: bytes
+    """Its properties, flags first, as in `Incoming.properties`."""
+
+    def properties(self) -> bytes:
+        return self.encoded
+
 
 def _short_string(text: str) -> bytes:
     data = text.encode()
@@ -55,7 +87,7 @@ def encode_publish(
     channel: int,
     exchange: str,
     routing_key: str,
-    envelope: Envelope,
+    envelope: Envelope | Forwarded,
     frame_max: int,
     *,
     mandatory: bool = True,
@@ -67,23 +99,8 @@ def encode_publish(
     method = struct.pack(">HHH", BASIC, PUBLISH, 0)
     method += _short_string(exchange) + _short_string(routing_key)
     method += bytes((_MANDATORY if mandatory else 0,))
-    flags = CONTENT_TYPE | DELIVERY_MODE | PRIORITY | MESSAGE_ID | TIMESTAMP | TYPE
-    headers = b""
-    if envelope.headers:
-        flags |= HEADERS
-        headers = field_table(envelope.headers)
     body = envelope.body
-    header = b"".join(
-        (
-            struct.pack(">HHQH", BASIC, 0, len(body), flags),
-            _short_string(envelope.content_type),
-            headers,
-            bytes((_PERSISTENT, envelope.priority)),
-            _short_string(envelope.message_id),
-            struct.pack(">Q", envelope.timestamp),
-            _short_string(envelope.type),
-        )
-    )
+    header = struct.pack(">HHQ", BASIC, 0, len(body)) + envelope.properties()
     if len(header) > frame_max - FRAME_OVERHEAD:
         raise ValueError(f"the headers have {len(header)} bytes, more than one frame can carry")
     parts = [

@@ -46,7 +46,7 @@ class Incoming:
     unreadable: str = ""
     """Why its properties could not be read; empty where they could."""
     properties: bytes = b""
-    """The properties as they came, flags first, where they could not be read."""
+    """All properties as they came, flags first, those that were not read, too."""
 
 
 class Assembler:
@@ -88,11 +88,11 @@ class Assembler:
         if kind == HEADER:
             raw = bytes(frame)
             self._missing, flags = _size_and_flags(raw, 4)
+            message.properties = raw[12:]
             try:
                 _read_properties(message, flags, raw, 14)
             except (Unreadable, IndexError, struct.error) as error:
                 message.unreadable = str(error) or "the properties are cut off"
-                message.properties = raw[12:]
         else:
             self._pieces.append(bytes(frame))
             self._missing -= len(frame)

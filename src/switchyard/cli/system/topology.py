@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 from urllib.parse import quote
 
@@ -18,6 +17,8 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed
 from switchyard.cli.base.output import JsonOption, console, echo, print_json, say, table
+from switchyard.cli.system.migrate import migrate
+from switchyard.cli.system.ours import require_ours
 
 if TYPE_CHECKING:
     from switchyard.broker.settings import Profile
@@ -32,6 +33,8 @@ T = TypeVar("T")
 app = typer.Typer(
     no_args_is_help=True, help="Exchanges, queues, bindings and policies on the broker."
 )
+
+app.command()(migrate)
 
 ProfileOption = Annotated[
     Literal["classic", "quorum"] | None,
@@ -90,7 +93,7 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
 
     settings = load_settings()
     topology = _declared(settings, profile, include)
-    run(_require_ours(settings))
+    run(require_ours(settings))
     report = _on_broker(settings, lambda client: reconcile.apply(client, topology))
     for line in report.done:
         echo(line)
@@ -104,7 +107,7 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
         say(f"not changed: {difference.text}")
     if report.blocked:
         raise CommandFailed(
-            "the broker is not as declared: see docs/topology.md, “What can't be changed in place”"
+            "the broker is not as declared: see docs/topology.md, “Changing a live broker”"
         )
 
 
@@ -143,16 +146,6 @@ def _address(settings: Settings, user: MadeUser) -> str | None:
     if user.password is None:
         return None
     return with_login(settings.require_amqp_url(), f"{quote(user.name)}:{user.password}")
-
-
-async def _require_ours(settings: Settings) -> None:
-    """Raises WrongSystem before anything is changed. A host without the ledger can't ask."""
-    from switchyard.services.identity.broker import require_same_system
-    from switchyard.services.records import LedgerError
-
-    with suppress(LedgerError, ValueError):
-        async with open_ledger(settings) as ledger:
-            await require_same_system(settings, ledger)
 
 
 async def _mark(settings: Settings) -> str | None:

@@ -1,0 +1,266 @@
+"""Changing the type of queues that are in use: from one profile to the other, one by one.
+
+A queue's type and arguments can't change, so each queue is drained into a temporary one, deleted,
+declared anew, and filled again, while publishers and workers go on:
+
+1. `jobs.migrate.<queue>` is there: a queue that takes over the bindings, and an exchange into it.
+2. A policy keeps retried jobs, which come by the default exchange, out of the old queue for now;
+   the broker tries them again 180 s later.
+3. What waits is moved. Consumers get nothing more and end what they have; then nothing is left, and
+   the old queue is deleted.
+4. The new queue is declared. What the temporary one holds is moved there; then the bindings; then
+   the rest.
+
+How far it has come stands on the broker alone. Killed at any point, the next run goes on from
+there; killed before step 3 has ended, it may also be undone by that same way back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aiormq import Connection
+from aiormq.exceptions import ChannelLockedResource
+
+from switchyard.broker.errors import BrokerError
+from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE, lane_of
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue, Topology
+from switchyard.broker.topology.moving import moving
+from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.wire.channel import open_channel
+
+TEMPORARY = "jobs.migrate."
+LOCK = "jobs.migrate"
+POLICY_PRIORITY = 100
+"""Above the lanes' own."""
+SETTLED = 11.0
+"""Seconds for which the broker has to say that nothing is left: its figures are five seconds old at
+most, and the management API's as much again."""
+LOOK = 0.2
+WAIT = 600.0
+"""Seconds that the jobs which run get to end, unless somebody says otherwise."""
+
+
+class MigrationRefused(BrokerError):
+    """It can't be begun. The text says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One queue that is to be remade, or whose remaking was broken off."""
+
+    queue: Queue
+    """As it will be."""
+    was: str | None
+    """Its type now; None where it is away, because somebody was killed after he deleted it."""
+    messages: int = 0
+    """In it and in its temporary queue, as of the last seconds."""
+    begun: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.queue.name
+
+    @property
+    def lane(self) -> str:
+        """The lane that it is of; a dead-letter queue is by itself."""
+        return self.name if self.name in (DEAD_QUEUE, DEAD_LOG_QUEUE) else lane_of(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """How one queue has ended."""
+
+    name: str
+    moved: int
+    done: bool
+    """False: jobs were running when the time was over, and all is as it was before."""
+
+
+async def plan(client: ManagementClient, wanted: Topology) -> list[Step]:
+    """The queues that are not as wanted, lane by lane, the least urgent first; nothing is changed.
+
+    Retry queues are the same in both profiles. Raises MigrationRefused where the broker is too old.
+    """
+    if wanted.profile == "quorum":
+        version = await client.version()
+        numbers = [int(each) for each in re.findall(r"\d+", version)[:2]]
+        if numbers < [4, 3]:
+            raise MigrationRefused(
+                f"the quorum profile needs RabbitMQ 4.3 or later, this is {version}"
+            )
+    live = await client.fetch()
+    found = {each.name: each for each in live.queues}
+    steps = []
+    for queue in wanted.queues:
+        there = found.get(queue.name)
+        temporary = found.get(TEMPORARY + queue.name)
+        if there is None and temporary is None:
+            continue  # `apply` makes it
+        is_right = there is not None and _same(there.declared, queue)
+        if is_right and temporary is None and not _left_over(live.policies, queue.name):
+            continue
+        messages = sum(each.messages for each in (there, temporary) if each is not None)
+        was = there.declared.type if there is not None else None
+        steps.append(Step(queue, was, messages, temporary is not None))
+    return sorted(steps, key=lambda step: (step.lane == "hot", step.lane, step.name))
+
+
+def _same(one: Queue, other: Queue) -> bool:
+    return one.declare_arguments == other.declare_arguments
+
+
+def _left_over(policies: Iterable[Policy], name: str) -> bool:
+    return any(each.name == TEMPORARY + name for each in policies)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """Remakes queues; one at a time on a virtual host, see `alone`."""
+
+    client: ManagementClient
+    connection: Connection
+    wanted: Topology
+    wait: float = WAIT
+    settled: float = SETTLED
+
+    async def lane(self, steps: Iterable[Step]) -> AsyncIterator[Migrated]:
+        """Remake the queues of one lane, and then its policy. Raises ManagementError, BrokerAway:
+        run it again."""
+        complete, steps = True, list(steps)
+        names = [step.name for step in steps]
+        for step in steps:
+            ended = await self._queue(step)
+            complete = complete and ended.done
+            yield ended
+        if complete:
+            for policy in {each.name: each for each in map(self._policy_of, names)}.values():
+                await self.client.put_policy(policy)
+            for name in names:
+                await self.client.delete_policy(TEMPORARY + name)
+
+    async def _queue(self, step: Step) -> Migrated:
+        name, moved = step.name, 0
+        done = True
+        live = {each.name: each.declared for each in await self.client.queues()}
+        if name in live and not _same(live[name], step.queue):
+            moved, done = await self._drain(step.queue)
+            if done:
+                await self.client.delete_queue(name, if_empty=live[name].type == "classic")
+                live.pop(name)
+        if done:
+            # Before the queue: a quorum queue must never be under a classic lane's policy, by which
+            # it would drop jobs when it is full.
+            await self._put_policy(name, self._policy_of(name).definition)
+        else:
+            await self.client.delete_policy(TEMPORARY + name)
+        if name not in live:
+            await self.client.put_queue(step.queue)
+        await self._fill(name)
+        return Migrated(name, moved, done)
+
+    async def _drain(self, queue: Queue) -> tuple[int, bool]:
+        """Steps 1 to 3. How many were moved, and whether nothing is left."""
+        name, temporary = queue.name, TEMPORARY + queue.name
+        await self.client.put_queue(replace(queue, name=temporary))
+        await self.client.put_exchange(Exchange(temporary, "fanout"))
+        await self.client.put_binding(Binding(temporary, temporary))
+        await self.client.delete_binding(Binding(temporary, name))
+        await self._rebind(name, temporary)
+        if name not in (DEAD_QUEUE, DEAD_LOG_QUEUE):
+            await self._keep_out_retries(name)
+        async with moving(self.connection, name, temporary) as mover:
+            try:
+                async with asyncio.timeout(self.wait):
+                    await self._until_nothing_is_left(name)
+            except TimeoutError:
+                return mover.moved, False
+            return mover.moved, True
+
+    async def _keep_out_retries(self, name: str) -> None:
+        live = await self.client.fetch()
+        policies = {each.name: dict(each.definition) for each in live.policies}
+        in_force = next((each.policy for each in live.queues if each.name == name), None)
+        definition = policies.get(in_force or "", {})
+        # A length is set to a queue that refuses what is too much, and to no other: one that drops
+        # its head would be empty at once, also when both come in one policy (measured on 4.3.6).
+        if not str(definition.get("overflow", "")).startswith("reject-publish"):
+            raise MigrationRefused(
+                f"{name} is under the policy {in_force!r}, which does not refuse what is too much: "
+                "see `jobctl topology diff`, and change that first"
+            )
+        await self._put_policy(name, definition | {"max-length": 0, "overflow": "reject-publish"})
+
+    async def _until_nothing_is_left(self, name: str) -> None:
+        clock = asyncio.get_running_loop().time
+        since = clock()
+        while clock() - since < self.settled:
+            if await self.client.queue_messages(name) != 0:
+                since = clock()
+            await asyncio.sleep(LOOK)
+
+    async def _fill(self, name: str) -> None:
+        """Step 4, and the way back where jobs would not end."""
+        temporary = TEMPORARY + name
+        if temporary not in {each.name for each in await self.client.queues()}:
+            return
+        await self.client.put_exchange(Exchange(temporary, "fanout"))
+        await self.client.delete_binding(Binding(temporary, temporary))
+        await self.client.put_binding(Binding(temporary, name))
+        async with moving(self.connection, temporary, temporary) as mover:
+            # While new ones still come in behind the old ones: so the order is kept.
+            await mover.until_empty()
+            await self._rebind(temporary, name)
+            await mover.until_empty()
+        await self.client.delete_queue(temporary)
+        await self.client.delete_exchange(temporary)
+
+    async def _rebind(self, one: str, other: str) -> None:
+        """Give one queue's bindings to another, which has each before the first one loses it."""
+        own = [
+            each
+            for each in await self.client.bindings()
+            if each.destination == one
+            and each.destination_type == "queue"
+            and not each.source.startswith(TEMPORARY)
+        ]
+        for each in own:
+            await self.client.put_binding(replace(each, destination=other))
+        for each in own:
+            await self.client.delete_binding(each)
+
+    def _policy_of(self, name: str) -> Policy:
+        policy = self.wanted.policy_of(name)
+        if policy is None:
+            raise MigrationRefused(f"no policy is declared for {name}")
+        return policy
+
+    async def _put_policy(self, name: str, definition: Mapping[str, Any]) -> None:
+        pattern = f"^{re.escape(name)}$"
+        await self.client.put_policy(
+            Policy(TEMPORARY + name, pattern, definition, priority=POLICY_PRIORITY)
+        )
+
+
+@asynccontextmanager
+async def alone(connection: Connection) -> AsyncIterator[None]:
+    """Raises MigrationRefused while another one is under way in this virtual host."""
+    with meaning_away("can't ask whether another migration is under way"):
+        channel = await open_channel(connection, confirms=False)
+        try:
+            await channel.queue_declare(LOCK, exclusive=True)
+        except ChannelLockedResource as error:
+            raise MigrationRefused(
+                "another migration is under way: wait for it, or end that process"
+            ) from error
+    try:
+        yield
+    finally:
+        with meaning_away("can't say that the migration is over"):
+            await channel.queue_delete(LOCK)

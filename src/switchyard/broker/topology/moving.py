@@ -1,0 +1,98 @@
+"""Moving all that waits in one queue to another, confirmed before it is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiormq import Connection
+
+from switchyard.broker.errors import BrokerAway, PublishError
+from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.wire.channel import PipelinedChannel, open_channel
+from switchyard.broker.wire.depths import waiting_in
+from switchyard.broker.wire.envelope import Forwarded
+from switchyard.broker.wire.incoming import Incoming
+
+WINDOW = 200
+"""Messages under way at once."""
+BEFORE_WORKERS = 100
+"""Consumer priority: while there is room in the window, nobody else gets anything."""
+AGAIN = 0.2
+"""Seconds until what the target refused, being full, is offered again."""
+LOOK = 0.05
+"""Seconds between two looks into the queue."""
+
+
+class Mover:
+    """Takes from a queue, before all other consumers, and publishes to an exchange.
+
+    Routing key, properties, headers and body stay as they were. A message is acknowledged when the
+    broker has confirmed its copy: killed at any moment, nothing is lost, and some of the window may
+    be there twice, which a job's claim makes harmless.
+    """
+
+    def __init__(self, channel: PipelinedChannel, queue: str, exchange: str) -> None:
+        self._channel = channel
+        self._queue = queue
+        self._exchange = exchange
+        self._sending: set[asyncio.Task[None]] = set()
+        self.moved = 0
+
+    async def _start(self) -> None:
+        await self._channel.basic_qos(prefetch_count=WINDOW)
+        await self._channel.consume(self._queue, "mover", self._take, priority=BEFORE_WORKERS)
+
+    def _take(self, message: Incoming) -> None:
+        task = asyncio.create_task(self._send(message))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send(self, message: Incoming) -> None:
+        copy = Forwarded(message.body, message.message_id, message.properties)
+        while not self._channel.closed.done():
+            try:
+                await self._channel.publish(self._exchange, message.routing_key, copy)
+            except BrokerAway:
+                return  # the channel is gone: the broker has the message back
+            except PublishError:
+                # The target is full. To give it back would cost the message its priority.
+                await asyncio.sleep(AGAIN)
+                continue
+            self._channel.ack(message.delivery_tag)
+            self.moved += 1
+            return
+
+    async def until_empty(self) -> None:
+        """Wait until nothing is left in the queue that could be moved, and nothing under way."""
+        with meaning_away(f"can't move what is in {self._queue}"):
+            quiet = 0
+            while quiet < 2:
+                if self._channel.closed.done():
+                    raise BrokerAway("the connection was lost", maybe_accepted=False)
+                waiting = await waiting_in(self._channel, self._queue)
+                quiet = 0 if waiting.ready or self._sending else quiet + 1
+                await asyncio.sleep(LOOK)
+
+
+@asynccontextmanager
+async def moving(connection: Connection, queue: str, exchange: str) -> AsyncIterator[Mover]:
+    """Move what is in the queue, and what comes into it, for as long as the context lasts. Raises
+    BrokerAway."""
+    with meaning_away(f"can't move what is in {queue}"):
+        channel = await open_channel(connection, confirms=True)
+        mover = Mover(channel, queue, exchange)
+        await mover._start()
+    try:
+        yield mover
+    finally:
+        await _end(channel, mover)
+
+
+async def _end(channel: PipelinedChannel, mover: Mover) -> None:
+    for task in tuple(mover._sending):
+        task.cancel()
+    await asyncio.gather(*mover._sending, return_exceptions=True)
+    with meaning_away("can't close the channel"):
+        await channel.close()

@@ -1,0 +1,158 @@
+"""`jobctl topology migrate`: live queues from one profile to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.errors import FAILED
+from switchyard.cli.base.output import (
+    JsonOption,
+    YesOption,
+    confirm,
+    console,
+    echo,
+    print_json,
+    say,
+    table,
+)
+from switchyard.cli.system.ours import require_ours
+
+if TYPE_CHECKING:
+    from switchyard.broker.topology.migrate import Migrated, Step
+    from switchyard.broker.topology.model import Topology
+    from switchyard.services.settings import Settings
+
+WAIT = 600.0
+
+
+def migrate(
+    to: Annotated[Literal["classic", "quorum"], typer.Option(help="The profile to change to.")],
+    include: IncludeOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    ] = False,
+    wait: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds that running jobs of a queue get to end."),
+    ] = WAIT,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remake queues of another type, one by one, while publishers and workers go on.
+
+    New jobs of a queue wait while the jobs that it has delivered end, eleven seconds at least.
+    Killed at any point, run it again. Exit code 1: a queue's jobs did not end in time.
+    """
+    settings = load_settings()
+    require_broker(settings)
+    wanted = _wanted(settings, to, include)
+    run(require_ours(settings))
+    steps = run(_planned(settings, wanted))
+    if dry_run or not steps:
+        if as_json:
+            print_json([_row(step) for step in steps])
+        elif steps:
+            _print(steps)
+        else:
+            echo(f"All queues are as the profile {to} wants them: nothing to do.")
+        return
+    if not yes:
+        _print(steps, stderr=True)
+        say(f"Run all processes with JOBS_PROFILE={_careful_profile()} while this goes on.")
+        confirm(f"Remake {len(steps)} queues?", abort=True)
+    ended = run(_migrated(settings, wanted, steps, wait, quiet=as_json))
+    if as_json:
+        print_json([{"name": e.name, "moved": e.moved, "done": e.done} for e in ended])
+    if not all(each.done for each in ended):
+        raise typer.Exit(FAILED)
+    if not as_json:
+        echo(f"Done. Set JOBS_PROFILE={to} everywhere, and see `jobctl topology diff`.")
+
+
+def _careful_profile() -> str:
+    # A publisher of the classic profile leaves it to the broker to keep what a full hot lane
+    # refuses; a quorum queue does not do that. The other way round there is a letter too many.
+    return "quorum"
+
+
+def _print(steps: Iterable[Step], *, stderr: bool = False) -> None:
+    from rich.markup import escape
+
+    listing = table("lane", "queue", "from", "to", "messages", right=("messages",))
+    for step in steps:
+        row = _row(step)
+        again = " (goes on)" if step.begun else ""
+        listing.add_row(
+            escape(step.lane),
+            escape(step.name) + again,
+            row["from"],
+            row["to"],
+            str(step.messages),
+        )
+    console(stderr=stderr).print(listing)
+
+
+def _row(step: Step) -> dict[str, Any]:
+    return {
+        "lane": step.lane,
+        "name": step.name,
+        "from": step.was or "deleted",
+        "to": step.queue.type,
+        "messages": step.messages,
+        "begun": step.begun,
+    }
+
+
+def _wanted(settings: Settings, to: Literal["classic", "quorum"], include: Any) -> Topology:
+    from switchyard.broker.topology.build import build
+
+    routes = load_registry(settings, include).routes
+    return build(to, routes, retry_delays=settings.retry_delays)
+
+
+async def _planned(settings: Settings, wanted: Topology) -> list[Step]:
+    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.topology.migrate import plan
+
+    async with ManagementClient(settings.require_management_url(), settings.vhost) as client:
+        return await plan(client, wanted)
+
+
+async def _migrated(
+    settings: Settings, wanted: Topology, steps: Iterable[Step], wait: float, *, quiet: bool
+) -> list[Migrated]:
+    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.topology.migrate import Migration, alone
+    from switchyard.broker.wire.connection import connected, underlying
+
+    ended: list[Migrated] = []
+    async with (
+        ManagementClient(settings.require_management_url(), settings.vhost) as client,
+        connected(settings.require_amqp_url(), "topology migrate") as connection,
+        alone(underlying(connection)),
+    ):
+        migration = Migration(client, underlying(connection), wanted, wait=wait)
+        for lane, of_lane in groupby(steps, key=lambda step: step.lane):
+            say(f"{lane} …")
+            async for each in migration.lane(list(of_lane)):
+                ended.append(each)
+                if each.done and not quiet:
+                    echo(f"{each.name}: remade as {wanted.profile}, {each.moved} messages moved")
+                elif not each.done:
+                    say(
+                        f"{each.name}: jobs still run after {wait:g} s; all is as it was. Run it "
+                        "again with a longer --wait, or while they rest: `jobctl jobs list --state "
+                        "running`"
+                    )
+    return ended

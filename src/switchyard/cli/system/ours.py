@@ -1,0 +1,21 @@
+"""Whether a broker may be changed: not where it is another system's."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from switchyard.cli.base.common import open_ledger
+
+if TYPE_CHECKING:
+    from switchyard.services.settings import Settings
+
+
+async def require_ours(settings: Settings) -> None:
+    """Raises WrongSystem before anything is changed. A host without the ledger can't ask."""
+    from switchyard.services.identity.broker import require_same_system
+    from switchyard.services.records import LedgerError
+
+    with suppress(LedgerError, ValueError):
+        async with open_ledger(settings) as ledger:
+            await require_same_system(settings, ledger)

@@ -1,0 +1,177 @@
+"""Queues become those of the other profile while jobs go through them."""
+
+import asyncio
+import random
+import sys
+from asyncio.subprocess import DEVNULL
+from collections.abc import Iterator
+from pathlib import Path
+
+import aio_pika
+import pytest
+
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.lanes import JOBS_EXCHANGE
+from switchyard.broker.topology import differences
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.migrate import MigrationRefused, alone
+from switchyard.broker.wire.connection import connected, underlying
+from switchyard.services.records import State
+from tests.conftest import broker_of
+from tests.support.brokers import TestBroker
+from tests.support.chaos import (
+    Effects,
+    assert_all_accounted_for,
+    ids_of,
+    open_chaos,
+    outbox,
+    publish_all,
+    requests_of,
+    write,
+)
+from tests.support.eventually import eventually
+from tests.support.migrating import migrate
+from tests.support.system import System
+from tests.support.worker_process import ROOT, Processes, environment_of
+
+pytestmark = pytest.mark.broker43
+
+KILLS = 8
+"""On each of the two ways."""
+UNUSED = ("jobs.lane.maintenance", "jobs.lane.vlm_ocr")
+
+
+@pytest.fixture
+def broker43_classic() -> Iterator[TestBroker]:
+    yield from broker_of("4.3", "classic")
+
+
+async def differs(system: System, profile: str) -> list[str]:
+    wanted = build(
+        "quorum" if profile == "quorum" else "classic",
+        system.registry.routes,
+        lanes=system.lanes,
+        retry_delays=system.settings.retry_delays,
+    )
+    async with ManagementClient(system.broker.management_url, system.broker.vhost) as client:
+        found = differences.diff(wanted, await client.fetch())
+    # Lanes without a queue of these job types keep their policy: `apply` changes it.
+    return [each.text for each in found if not each.name.startswith(UNUSED)]
+
+
+@pytest.mark.long
+async def test_jobs_letters_and_priorities_survive_the_way_there_and_back(
+    broker43_classic: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with open_chaos(broker43_classic, sqlite_url, tmp_path) as system:
+        dying = requests_of(3, max_attempts=1, fail_attempts=9)
+        late = requests_of(1, "hot.effect")
+        await system.start_worker(slots=4)
+        await publish_all(system, dying)
+        await eventually(lambda: letters_are(system, 3))
+        await system.stop_workers()
+        # A letter that the broker itself has made says so in a header of the broker's.
+        async with system.channel() as channel:
+            exchange = await channel.get_exchange(JOBS_EXCHANGE)
+            await exchange.publish(
+                aio_pika.Message(b"{}", expiration=0.001, message_id="old"), "hot.effect"
+            )
+        await eventually(lambda: letters_are(system, 4))
+
+        waiting = [*requests_of(200), *late]
+        await publish_all(system, waiting)
+        assert {each.done for each in await migrate(system.settings, "quorum")} == {True}
+        assert await differs(system, "quorum") == []
+        assert await system.broker.management.depth("backfill.llm") == 200
+        reasons = sorted(letter.certificate.reason for letter in await system.letters())
+        assert reasons == sorted([Reason.EXHAUSTED] * 3 + [Reason.EXPIRED])
+
+        await migrate(system.settings, "classic")
+        assert await differs(system, "classic") == []
+        await system.start_worker(slots=4)
+        await system.wait_until_all(ids_of(waiting), State.SUCCEEDED, timeout=30)
+
+
+async def letters_are(system: System, number: int) -> bool:
+    return len(await system.letters()) == number
+
+
+async def test_a_queue_whose_jobs_do_not_end_in_time_is_left_as_it_was(
+    broker43_classic: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with open_chaos(broker43_classic, sqlite_url, tmp_path) as system:
+        effects = Effects(tmp_path)
+        await system.start_worker(slots=2)
+        accepted = await publish_all(system, requests_of(1, until="free"))
+        await effects.reach("started", 1)
+        accepted += await publish_all(system, requests_of(20))
+        ended = {each.name: each.done for each in await migrate(system.settings, "quorum", wait=2)}
+        assert ended["backfill.llm"] is False
+        assert ended["hot.llm"] is True
+        queue = await system.broker.management.queue("backfill.llm")
+        assert queue["type"] == "classic"
+        assert queue["policy"] == "jobs.lane.backfill"
+        write(tmp_path, "free")
+        await assert_all_accounted_for(system, accepted)
+
+
+async def test_two_at_once_are_one_too_many(broker43_classic: TestBroker) -> None:
+    async with (
+        connected(broker43_classic.amqp_url, "one") as one,
+        connected(broker43_classic.amqp_url, "two") as two,
+        alone(underlying(one)),
+    ):
+        with pytest.raises(MigrationRefused, match="another migration is under way"):
+            async with alone(underlying(two)):
+                pass
+
+
+@pytest.mark.long
+@pytest.mark.chaos
+@pytest.mark.timeout(240)
+async def test_killed_time_and_again_under_load_it_loses_nothing(
+    broker43_classic: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    dice = random.Random(5)
+    async with (
+        open_chaos(broker43_classic, sqlite_url, tmp_path) as system,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        for _ in range(2):
+            await processes.start("worker", slots=4)
+        requests = [*requests_of(2_000, seconds=0.02), *requests_of(150, fail_attempts=1)]
+        requests += requests_of(400, "hot.effect")
+        dice.shuffle(requests)
+        accepted: list[str] = []
+
+        async def publish() -> None:
+            for start in range(0, len(requests), 25):
+                await publish_all(system, requests[start : start + 25], accepted=accepted)
+                await asyncio.sleep(0.2)
+
+        async with outbox(system):
+            load = asyncio.create_task(publish())
+            kills = 0
+            for to in ("quorum", "classic"):
+                while True:
+                    process = await asyncio.create_subprocess_exec(
+                        *(sys.executable, "-m", "tests.support.migrating", to),
+                        cwd=ROOT,
+                        env=environment_of(system.settings),
+                        stdout=DEVNULL,
+                    )
+                    try:
+                        # A start takes a second: it is killed at every point, sooner or later.
+                        enough = kills >= (KILLS if to == "quorum" else 2 * KILLS)
+                        limit = 60 if enough else 1 + dice.random() * 4
+                        assert await asyncio.wait_for(process.wait(), limit) == 0
+                        break
+                    except TimeoutError:
+                        process.kill()
+                        await process.wait()
+                        kills += 1
+                assert await differs(system, to) == []
+            await load
+            assert kills >= KILLS
+            await assert_all_accounted_for(system, accepted, timeout=90)

@@ -1,0 +1,45 @@
+"""Changes a test system's queues to another profile, in a process that may be killed.
+
+    python -m tests.support.migrating PROFILE
+
+Prints each queue that is done.
+"""
+
+import asyncio
+import sys
+from itertools import groupby
+
+from switchyard.broker.settings import Profile
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.migrate import Migrated, Migration, alone, plan
+from switchyard.broker.wire.connection import connected, underlying
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.settings import Settings
+from tests.support.system import lanes_with
+
+SETTLED = 0.8
+"""Seconds: the tests' brokers renew their figures four times a second."""
+
+
+async def migrate(settings: Settings, to: Profile, *, wait: float = 30.0) -> list[Migrated]:
+    """Do it, as `jobctl topology migrate` does."""
+    routes = Registry.load(settings.modules).routes
+    wanted = build(to, routes, lanes=lanes_with(), retry_delays=settings.retry_delays)
+    ended: list[Migrated] = []
+    async with (
+        ManagementClient(settings.require_management_url(), settings.vhost) as client,
+        connected(settings.require_amqp_url(), "migration") as connection,
+        alone(underlying(connection)),
+    ):
+        migration = Migration(client, underlying(connection), wanted, wait=wait, settled=SETTLED)
+        steps = await plan(client, wanted)
+        for _, of_lane in groupby(steps, key=lambda step: step.lane):
+            async for each in migration.lane(list(of_lane)):
+                ended.append(each)
+                print(each.name, flush=True)
+    return ended
+
+
+if __name__ == "__main__":
+    asyncio.run(migrate(Settings(), "quorum" if sys.argv[1] == "quorum" else "classic"))
