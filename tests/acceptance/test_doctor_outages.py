@@ -19,6 +19,7 @@ import pytest
 
 from switchyard.broker.wire.connection import connected
 from switchyard.cli.system.node import LocalNode
+from switchyard.services.ledger import Ledger
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
 from tests.support.brokers import TestBroker
 from tests.support.small_disk import SIZE_MIB, small_disk
@@ -311,6 +312,25 @@ def test_a_clock_that_is_two_hours_ahead(jobctl: CommandLine) -> None:
     # Without a ledger, it is the broker's clock that this host's is held against.
     without = found(JOBS_DATABASE_URL="mysql://nowhere/")
     assert "2:00:0" in without["clock-broker"]["detail"]
+
+
+# --- jobs ---------------------------------------------------------------------------------------
+
+
+async def test_a_job_that_runs_on_although_it_was_called_off(jobctl: CommandLine) -> None:
+    with jobctl.worker():
+        job_id = jobctl.publish(seconds=50)
+        jobctl.until_state(job_id, "running")
+        url = f"sqlite+aiosqlite:///{jobctl.environment['JOBS_DATA_DIR']}/ledger.db"
+        async with await Ledger.open(url) as ledger:  # its worker hears nothing of it
+            await ledger.cancel(job_id, time.time() - 40)
+        found = findings(jobctl)["cancel-unheeded"]
+        assert f"work {job_id} on" in found["detail"]
+        assert "cancel asked" in jobctl.ok("jobs", "show", job_id)
+        (told,) = commands(found, "jobctl")
+        jobctl.ok(*told[1:])
+        assert jobctl.state(job_id) == "cancelled"
+        until_gone(jobctl, "cancel-unheeded")
 
 
 # --- the last line --------------------------------------------------------------------------------

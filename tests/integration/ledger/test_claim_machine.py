@@ -19,9 +19,11 @@ from switchyard.services.records import (
     TRANSITIONS,
     AttemptOutcome,
     Claimed,
+    Finished,
     HeldBy,
     JobRecord,
     RedrivenCopy,
+    Running,
     State,
 )
 from tests.integration.ledger.made import NOW, claim, finish, letter, message, new_job
@@ -49,6 +51,8 @@ class Claims(RuleBasedStateMachine):
         self.copies = [Copy(0, 0)]
         self.claims: dict[str, Copy] = {}
         self.owner: str | None = None
+        self.called_off = False
+        """Somebody wanted it cancelled while it ran."""
         self.before: JobRecord | None = None
 
     def run(self, coroutine: Any) -> Any:
@@ -76,7 +80,10 @@ class Claims(RuleBasedStateMachine):
         answer = self.run(self.ledger.claim(request))
         if isinstance(answer, Claimed):
             assert self.owner is None or takeover, "two owners"
+            assert not self.called_off, "it runs again"
             self.owner = claim_id
+        elif isinstance(answer, Finished) and self.called_off:
+            self.owner = None  # where it was taken over
         elif isinstance(answer, HeldBy):
             assert answer.claim_id == self.owner
 
@@ -102,7 +109,8 @@ class Claims(RuleBasedStateMachine):
     @rule(really=st.sampled_from([False, False, False, True]))
     def cancel(self, really: bool) -> None:
         if really:
-            self.run(self.ledger.cancel(self.job_id, NOW))
+            answer = self.run(self.ledger.cancel(self.job_id, NOW))
+            self.called_off |= isinstance(answer, Running)
 
     @rule(marked=st.booleans())
     def redrive(self, marked: bool) -> None:
@@ -126,7 +134,7 @@ class Claims(RuleBasedStateMachine):
         dead = letter(self.job_id, reason, redrives=copy.redrives, attempts=copy.attempts)
         self.run(self.ledger.index_dead([dead]))
         record = self.run(self.ledger.get(self.job_id))
-        if record is not None and record.state is State.DEAD:
+        if record is not None and record.state in (State.DEAD, State.CANCELLED):
             self.owner = None
 
     @invariant()

@@ -193,6 +193,9 @@ class JobView(JobStatus):
     pipeline: str | None
     redrives: int
     crashes: int
+    cancel_asked_at: datetime | None = Field(
+        description="When somebody asked for it to be cancelled while it ran: it never runs again."
+    )
     worker_id: str | None = Field(description="Who runs it, or ran it last.")
     updated_at: datetime
 

@@ -181,7 +181,8 @@ async def references_of_job(job_id: JobIdInPath, desk: ReferenceDeskOf, wanted: 
     },
 )
 async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> models.CancelledJob:
-    """Call a job off. One that waits never runs; one that runs is stopped by its worker."""
+    """Call a job off. One that waits never runs. One that runs is stopped by its worker, and never
+    begins again."""
     answer = await state.ledger.cancel(job_id, state.ledger.clock.time())
     if isinstance(answer, NoSuchJob):
         raise _unknown(job_id)
@@ -195,7 +196,9 @@ async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> mode
     try:
         await send_cancel(state.require_broker().publisher, job_id)
     except PublishError as error:
-        raise try_later("broker-away", "its worker could not be told") from error
+        raise try_later(
+            "broker-away", "its worker could not be told; nobody runs it again"
+        ) from error
     response.status_code = 202
     return models.CancelledJob(job_id=job_id, state=JobState.RUNNING, stopping=True)
 

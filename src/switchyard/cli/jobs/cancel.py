@@ -36,7 +36,7 @@ def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     if state != "cancelled":
         raise CommandFailed(
             f"job {job_id} has not stopped within {WAIT_SECONDS:g} s, it is {state}: its worker "
-            f"has been told; see `jobctl jobs watch {job_id}`"
+            f"has been told, and nobody runs it again; see `jobctl jobs watch {job_id}`"
         )
 
 

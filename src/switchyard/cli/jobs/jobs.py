@@ -271,6 +271,7 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("expires", _when(job.expires_at)),
             ("started", _when(job.started_at) + _span(", waited", waited)),
             ("finished", _when(job.finished_at) + _span(", took", took)),
+            ("cancel asked", _when(job.cancel_asked_at)),
             ("progress", "" if said is None else progress_text(said)),
             ("said", "" if said is None else _when(said.reported_at)),
             ("check-point", _when(job.checkpoint_at)),

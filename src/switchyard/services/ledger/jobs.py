@@ -126,7 +126,8 @@ class JobWrites(LedgerBase):
         return await self._committer.submit(ops.Finish(request, result))
 
     async def cancel(self, job_id: str, now: float) -> CancelResult:
-        """Call a job off; one that runs must be stopped by its worker."""
+        """Call a job off. One that runs must be stopped by its worker; that it is to end is noted,
+        so that it never begins again."""
         return await self._committer.submit(ops.Cancel(job_id, now))
 
     async def release_all(self, worker_id: str, now: float) -> int:

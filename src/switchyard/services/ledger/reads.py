@@ -130,6 +130,19 @@ class JobReads(LedgerBase):
             lambda connection: {row[0]: row[1] for row in connection.execute(query)}
         )
 
+    async def unheeded_cancels(self, before: float, limit: int) -> list[JobSummary]:
+        """Jobs that run on although somebody asked before that time for them to be cancelled, the
+        first who was asked first."""
+        query = (
+            _summaries()
+            .where(jobs.c.state == State.RUNNING, jobs.c.cancel_asked_at < before)
+            .order_by(jobs.c.cancel_asked_at, jobs.c.id)
+            .limit(limit)
+        )
+        return await self._database.read(
+            lambda connection: [_summary(row) for row in connection.execute(query)]
+        )
+
     async def pipeline(self, pipeline_id: str, *, limit: int = 1_000) -> list[JobSummary]:
         """The jobs of one run of a pipeline, oldest first, its first job included."""
 

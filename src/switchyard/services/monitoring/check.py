@@ -60,6 +60,7 @@ class Finding(StrEnum):
     TYPES_LACKING = "types-lacking"
     TYPE_TIMES_OUT = "type-times-out"
     JOB_OVERDUE = "job-overdue"
+    CANCEL_UNHEEDED = "cancel-unheeded"
     JOIN_STUCK = "join-stuck"
     DISPLACED = "displaced"
     DEAD_GROWING = "dead-growing"

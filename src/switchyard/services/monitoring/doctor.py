@@ -71,6 +71,7 @@ STEPS = (
     _Step(workers.lacking, ledger=True),
     _Step(jobs.timeouts, ledger=True),
     _Step(jobs.overdue, ledger=True),
+    _Step(jobs.cancels, ledger=True),
     _Step(jobs.joins, ledger=True),
     _Step(jobs.dead, ledger=True),
 )

@@ -103,7 +103,8 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """It runs: only its worker can stop it. The ledger was not changed."""
+    """It runs: only its worker can stop it. The ledger notes the wish, and lets nobody run it
+    again: however this attempt ends, but well, the job is cancelled then."""
 
     worker_id: str
 
@@ -177,6 +178,8 @@ class JobSummary:
     """It waits for others, or has."""
     operation_id: str | None
     """The backfill that it belongs to."""
+    cancel_asked_at: float | None = field(default=None, kw_only=True)
+    """When somebody first asked for it to be cancelled while it ran."""
     progress: ProgressRecord | None = field(default=None, kw_only=True)
     """How far its last attempt is, where its handler says so."""
 

@@ -30,6 +30,7 @@ from switchyard.services.records.results import (
     Created,
     EndNoted,
     Existing,
+    Finished,
     Foreign,
     NoSuchJob,
     Recorded,
@@ -213,6 +214,8 @@ class Claim:
         answer = rules.decide_claim(row, request)
         if not isinstance(answer, Claimed):
             return answer
+        if row is not None and row.cancel_asked_at is not None:
+            return self._called_off(rows, row)
         if row is not None and (row.join_id is not None or row.joins):
             answer = replace(answer, join_id=row.join_id, joins=row.joins)
         if row is None:
@@ -230,6 +233,15 @@ class Claim:
         row.started_at = row.updated_at = request.now
         row.changed = True
         return answer
+
+    def _called_off(self, rows: Rows, row: JobRow) -> Finished:
+        """It was to be cancelled while it ran, and whoever ran it has not seen to that."""
+        if row.state is State.RUNNING:
+            rows.end_attempt(row, AttemptOutcome.CRASHED, self.request.now)
+        row.worker_id, row.claim_id = self.request.worker_id, self.request.claim_id
+        row.end(State.CANCELLED, self.request.now, "cancelled")
+        rows.forget_checkpoint(row)
+        return Finished(State.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +268,10 @@ class Finish:
         error_type, error_message = clean(request.error_type), clean(request.error_message)
         if request.outcome is not None:
             rows.end_attempt(row, request.outcome, request.now, error_type, error_message)
-        row.end(request.state, request.now, clean(request.reason), error_type, error_message)
+        now = row.end(request.state, request.now, clean(request.reason), error_type, error_message)
         row.attempts = request.attempts
         row.result = self.result
-        if request.state in (State.SUCCEEDED, State.CANCELLED):
+        if now in (State.SUCCEEDED, State.CANCELLED):
             rows.forget_checkpoint(row)
         if row.join_id is not None:
             rows.noted[row.join_id] = noted
@@ -279,6 +291,8 @@ class Cancel:
         if row is None:
             return NoSuchJob()
         if row.state is State.RUNNING:
+            row.cancel_asked_at = row.cancel_asked_at or self.at
+            row.changed = True
             return Running(row.worker_id or "")
         if row.state in FINISHED:
             return AlreadyFinished(row.state)

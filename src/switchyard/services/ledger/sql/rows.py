@@ -41,6 +41,8 @@ class JobRow:
     """The job that waits for this one."""
     joins: bool = False
     """It waits for others, or has."""
+    cancel_asked_at: float | None = None
+    """Somebody wants the job cancelled, which ran then: it is not to run again."""
     before: State | None = None
     """What it was when it was loaded; None when it was not there."""
     new: Mapping[str, Any] | None = None
@@ -58,13 +60,17 @@ class JobRow:
         reason: str | None,
         error_type: str | None = None,
         error_message: str | None = None,
-    ) -> None:
-        """Leave `running` or a waiting state, for that reason."""
+    ) -> State:
+        """Leave `running` or a waiting state, for that reason. A job that is called off ends with
+        this, whatever else was to become of it, unless it has succeeded. The state it is in now."""
+        if self.cancel_asked_at is not None and state is not State.SUCCEEDED:
+            state, reason = State.CANCELLED, "cancelled"
         self.state = state
         self.updated_at = at
         self.finished_at = at if state in FINISHED else None
         self.reason, self.error_type, self.error_message = reason, error_type, error_message
         self.ended = self.changed = True
+        return state
 
 
 def new_row(columns: Mapping[str, Any]) -> JobRow:

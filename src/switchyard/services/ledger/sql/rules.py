@@ -78,7 +78,8 @@ def owns(row: JobRow | None, request: FinishRequest) -> bool:
     if row is None or row.claim_id != request.claim_id:
         return False
     # The same end a second time: its first answer was lost on the way.
-    return row.state is State.RUNNING or row.state is request.state
+    called_off = row.cancel_asked_at is not None and row.state is State.CANCELLED
+    return row.state is State.RUNNING or row.state is request.state or called_off
 
 
 def is_held_by(row: JobRow, receipt: str | None) -> bool:

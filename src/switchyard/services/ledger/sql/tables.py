@@ -64,6 +64,7 @@ jobs = Table(
     # Of few jobs: where they are not set, they cost nothing behind the long ones either.
     Column("join_id", Text),
     Column("joins", Integer),
+    Column("cancel_asked_at", Double),
 )
 
 

@@ -27,7 +27,7 @@ INSERT_CHARACTERS: Final = 8_000_000
 
 _LOADED: Final = (
     "id, state, redrives, attempts, crashes, worker_id, claim_id, started_at, "
-    f"idempotency_key, fingerprint, join_id, joins, {HAS_CHECKPOINT}"
+    f"idempotency_key, fingerprint, join_id, joins, cancel_asked_at, {HAS_CHECKPOINT}"
 )
 
 _UPDATED: Final[sql.Columns] = {
@@ -47,6 +47,7 @@ _UPDATED: Final[sql.Columns] = {
     "error_type": "text",
     "error_message": "text",
     "result": "text",
+    "cancel_asked_at": "double precision",
 }
 
 _NEW: Final[sql.Columns] = {
@@ -124,7 +125,8 @@ class JobWriter:
                 error_type = CASE WHEN r.ended = 1 THEN r.error_type ELSE jobs.error_type END,
                 error_message =
                     CASE WHEN r.ended = 1 THEN r.error_message ELSE jobs.error_message END,
-                result = COALESCE(r.result, jobs.result)
+                result = COALESCE(r.result, jobs.result),
+                cancel_asked_at = COALESCE(r.cancel_asked_at, jobs.cancel_asked_at)
             FROM {sql.rows_source(dialect, _UPDATED)} WHERE jobs.id = r.id"""
         )
         changes = ", ".join(f"{name} = r.{name}" for name in _REWRITTEN if name != "id")
@@ -175,13 +177,13 @@ class JobWriter:
         if keys:
             found += sql.fetch_locked(connection, self._select_keys, keys)
         for job_id, state, redrives, attempts, crashes, worker_id, claim_id, *rest in found:
-            started_at, key, fingerprint, join_id, joins, has_checkpoint, *work = rest
+            started_at, key, fingerprint, join_id, joins, cancel_asked, has_checkpoint, *work = rest
             before = State(state)
             rows.jobs[job_id] = row = JobRow(
                 job_id, before, redrives, attempts, crashes, worker_id, claim_id, before=before
             )
             row.started_at, row.has_checkpoint = started_at, bool(has_checkpoint)
-            row.join_id, row.joins = join_id, bool(joins)
+            row.join_id, row.joins, row.cancel_asked_at = join_id, bool(joins), cancel_asked
             if key is not None:
                 rows.keys[key] = KeyHolder(job_id, fingerprint)
             if work:
@@ -243,6 +245,7 @@ def _updated(row: JobRow) -> list[Any]:
         row.error_type,
         row.error_message,
         row.result,
+        row.cancel_asked_at,
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from switchyard.services.jobs.registry import UnknownJobType
+from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import LOOKED_AT, Examined
 from switchyard.services.records import DeadLetterFilter, JobFilter, JobSummary, State
@@ -11,6 +12,8 @@ RECENT = 3600.0
 """Seconds in which a time-out is news."""
 OVER = 30.0
 """Seconds beyond its limit after which a job that still runs is one that nothing ends."""
+CANCELLED_FOR = 30.0
+"""Seconds after which a job that was to be cancelled, and runs on, is one that nothing ends."""
 JUST_NOW, MANY = 900.0, 20
 """Seconds, and dead letters in that time that are more than a few bad jobs."""
 
@@ -52,16 +55,49 @@ async def overdue(system: Examined) -> list[Check]:
     if not late:
         return [well("running jobs", "none runs longer than its type may")]
     told = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
-    processes = {each.worker_id: each for each in await ledger.list_workers()}
-    holders = [processes[each] for each in {job.worker_id for job in late} if each in processes]
-    ends = "; ".join(f"on {each.host}: `kill -9 {each.pid}`" for each in holders[:3])
     remedy = (
-        f"its worker's event loop is blocked, or the worker has died: {ends or 'end it'}, and "
+        f"its worker's event loop is blocked, or the worker has died: {await _kill(ledger, late)}, "
+        "and "
         "start it again: another takes the job over; "
         'isolation="process" lets such a handler be killed at its limit'
     )
     return [
         wrong("running jobs", Finding.JOB_OVERDUE, f"beyond their time limit run: {told}", remedy)
+    ]
+
+
+async def _kill(ledger: Ledger, running: list[JobSummary]) -> str:
+    """How to end the workers of these jobs."""
+    processes = {each.worker_id: each for each in await ledger.list_workers()}
+    holders = [processes[each] for each in {job.worker_id for job in running} if each in processes]
+    return "; ".join(f"on {each.host}: `kill -9 {each.pid}`" for each in holders[:3]) or "end it"
+
+
+async def cancels(system: Examined) -> list[Check]:
+    """Jobs that somebody has called off, and that run on."""
+    ledger = system.need_ledger()
+    now = ledger.clock.time()
+    running = await ledger.unheeded_cancels(now - CANCELLED_FOR, LOOKED_AT)
+    if not running:
+        return [well("cancelled jobs", "none runs on")]
+    told = some(
+        [
+            f"{job.job_type} {job.id} on {job.worker_id}, for {now - job.cancel_asked_at:,.0f} s"
+            for job in running
+            if job.cancel_asked_at is not None
+        ]
+    )
+    remedy = (
+        f"tell its worker again: `jobctl jobs cancel {running[0].id}`; one that does not listen, "
+        f"or that has died: {await _kill(ledger, running)}: nobody runs the job again"
+    )
+    return [
+        wrong(
+            "cancelled jobs",
+            Finding.CANCEL_UNHEEDED,
+            f"called off, and still running: {told}",
+            remedy,
+        )
     ]
 
 

@@ -1,0 +1,13 @@
+"""When somebody asked for a running job to be cancelled."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0018"
+down_revision = "0017"
+
+
+def upgrade() -> None:
+    op.add_column("jobs", sa.Column("cancel_asked_at", sa.Double()))
