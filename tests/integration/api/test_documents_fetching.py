@@ -53,6 +53,16 @@ from switchyard.services.files.fetching import (
         ("fd00:ec2::254", False),
         ("fec0::1", False),
         ("ff02::1", False),
+        ("168.63.129.16", False),
+        ("::ffff:168.63.129.16", False),
+        ("192.0.0.192", False),
+        ("192.88.99.1", False),
+        ("64:ff9b:1::7f00:1", False),
+        ("2606:2800:220:1:0:5efe:7f00:1", False),
+        ("2606:2800:220:1:200:5efe:a9fe:a9fe", False),
+        ("2606:2800:220:1:0:5efe:5db8:d822", True),
+        ("3fff::1", False),
+        ("5f00::1", False),
     ],
 )
 def test_addresses_of_our_own_network_are_told_apart(address: str, public: bool):

@@ -64,3 +64,29 @@ async def test_nobody_is_told_without_a_secret_nor_by_a_job_of_ones_own(
         forged = await client.post("/jobs", json=own)
         assert forged.status_code == 422
         assert "notify_url" in forged.text
+
+
+async def test_an_address_that_is_none_is_refused_at_every_door(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    from switchyard.services.jobs.registry import BUILT_IN_MODULES
+
+    job = {"routing_key": "hot.link_content", "payload": {"document_id": "doc-1"}}
+    backfill = {"source": "documents", "job_type": "link_content", "dry_run": True}
+    async with (
+        open_system(
+            broker310,
+            sqlite_url,
+            modules=BUILT_IN_MODULES,
+            data_dir=tmp_path,
+            notify_secret=SecretStr(SECRET),
+        ) as system,
+        serving(system.settings) as client,
+    ):
+        for url in ("http://xn--/", "http://xn--a/x", "http://\u0378.com/", "http://:80/", "x"):
+            answers = [
+                await client.post("/jobs", json={**job, "notify_url": url}),
+                await client.post("/backfills", json={**backfill, "notify_url": url}),
+                await send(client, MARKDOWN, name="tides.md", notify_url=url),
+            ]
+            assert [each.status_code for each in answers] == [422] * 3, (url, answers)

@@ -28,6 +28,19 @@ MAX_REDIRECTS = 5
 CONNECT_TIMEOUT = 10.0
 """Seconds to connect, and seconds that a sender may be silent."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_ISATAP = frozenset({0x5EFE, 0x0200_5EFE})
+_INWARD = tuple(
+    ipaddress.ip_network(each)
+    for each in (
+        "168.63.129.16/32",  # of every machine at Azure: its platform
+        "192.0.0.0/24",  # for protocols between machine and network; at Oracle for metadata
+        "192.88.99.0/24",  # relays of 6to4
+        "64:ff9b:1::/48",  # translators of one's own network
+        "3fff::/20",
+        "5f00::/16",
+    )
+)
+"""Ranges that lead inward, or nowhere, and that not every Python knows."""
 _OK = range(200, 300)
 _MOVED = frozenset({301, 302, 303, 307, 308})
 
@@ -74,6 +87,8 @@ def is_public(address: Address) -> bool:
             return is_public(inner)
         if address.is_site_local:
             return False
+    if any(address in each for each in _INWARD):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved)
 
 
@@ -85,7 +100,8 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
         return address.sixtofour
     if address.teredo is not None:
         return address.teredo[1]
-    if address in _NAT64 or int(address) >> 32 == 0:
+    is_tunnel = int(address) >> 32 & 0xFFFF_FFFF in _ISATAP
+    if address in _NAT64 or int(address) >> 32 == 0 or is_tunnel:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return None
 
@@ -228,9 +244,10 @@ def checked_url(url: str, base: httpx.URL | None = None) -> httpx.URL:
     FetchRefused."""
     try:
         parsed = httpx.URL(url) if base is None else base.join(url)
+        host = parsed.host  # names of other scripts are decoded here
     except (httpx.InvalidURL, ValueError, TypeError) as error:
         raise FetchRefused("not a URL") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not host:
         raise FetchRefused("only http and https URLs are fetched")
     if parsed.port is not None and not 0 < parsed.port < 65_536:
         raise FetchRefused(f"there is no port {parsed.port}")
