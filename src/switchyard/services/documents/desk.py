@@ -176,7 +176,7 @@ class DocumentDesk:
             runs = await self._kept_runs_of(known.id, known)
             status = status_of(known.id, known, runs.latest)
             if status.is_finished or (runs.is_open and status.state != FAILED):
-                return Submitted(await self._classed(status), duplicate=True)
+                return Submitted((await self._described([status]))[0], duplicate=True)
         if known is None or known.id != document_id:
             runs = await self._kept_runs_of(document_id, None)
             if runs.is_open:
@@ -209,11 +209,24 @@ class DocumentDesk:
             found = await self._ledger.get_document(other) if other else None
             if found is not None:
                 return await self._status(found.id, found)
-        return await self._classed(status_of(document_id, document, jobs))
+        return (await self._described([status_of(document_id, document, jobs)]))[0]
 
-    async def _classed(self, status: DocumentStatus) -> DocumentStatus:
-        classes = await self._ledger.classes_of([status.document_id])
-        return replace(status, classes=classes.get(status.document_id, ()))
+    async def _described(self, statuses: Sequence[DocumentStatus]) -> list[DocumentStatus]:
+        """The same with their classes, and with the titles that were found in them where their
+        senders have named none."""
+        ids = [each.document_id for each in statuses]
+        classes = await self._ledger.classes_of(ids)
+        labels = await self._ledger.graph_labels(
+            [each.document_id for each in statuses if each.title is None]
+        )
+        return [
+            replace(
+                each,
+                classes=classes.get(each.document_id, ()),
+                title=each.title or _title(labels.get(each.document_id), each.document_id),
+            )
+            for each in statuses
+        ]
 
     async def _runs_of(self, document_id: str, document: Document | None) -> _Runs:
         first = _run_of(document) if document else run_id(document_id)
@@ -348,12 +361,9 @@ class DocumentDesk:
             )
             runs = await self._runs({each.id: _run_of(each) for each in page.items})
             statuses = [status_of(each.id, each, runs[each.id].latest) for each in page.items]
-            classes = await self._ledger.classes_of([each.id for each in page.items])
-            found += [
-                replace(each, classes=classes.get(each.document_id, ()))
-                for each in statuses
-                if state in (None, each.state)
-            ]
+            found += await self._described(
+                [each for each in statuses if state in (None, each.state)]
+            )
             cursor = page.next_cursor
             if cursor is None or len(found) == limit:
                 break
@@ -365,6 +375,11 @@ class DocumentDesk:
         except NotStored:
             return None
         return found
+
+
+def _title(label: str | None, document_id: str) -> str | None:
+    """A document without a title is called by its id."""
+    return None if label == document_id else label
 
 
 def _run_of(document: Document) -> str:

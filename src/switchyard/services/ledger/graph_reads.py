@@ -180,6 +180,19 @@ class GraphReads(LedgerBase):
 
         return await self._database.read(work)
 
+    async def graph_labels(self, document_ids: Collection[str]) -> dict[str, str]:
+        """What the documents are called in the graph; those that it does not know are absent."""
+
+        def work(connection: Connection) -> dict[str, str]:
+            query = (
+                select(graph_documents.c.document_id, graph_nodes.c.label)
+                .join(graph_nodes, graph_nodes.c.id == graph_documents.c.node_id)
+                .where(among(connection, graph_documents.c.document_id, document_ids))
+            )
+            return {row.document_id: row.label for row in connection.execute(query)}
+
+        return await self._database.read(work)
+
     async def graph_summary(self) -> GraphSummary:
         """How many nodes and edges of each kind there are: it counts them, each time."""
 
