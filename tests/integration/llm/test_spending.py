@@ -219,6 +219,13 @@ async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
     (budget,) = await ledger.llm_budgets(per_day=10.0)
     assert (budget.spent, budget.reserved) == (2, 0), "it was slow and not dead"
     assert (await ledger.llm_spend("provider"))[0].calls == 1
+    assert (await ledger.llm_spent_today())["p"].calls == 1
+    await ledger.reserve_llm_call(call_of(6.0, number="2"), per_day=100.0)
+    await ledger.reserve_llm_call(call_of(6.0, number="2"), per_day=100.0)
+    new = LlmCall("3", CallState.PAID, AskedBy(), "p", "m", {"prompt_tokens": 2}, 3.0)
+    await asyncio.gather(*(ledger.settle_llm_call(new) for _ in range(3)))
+    (budget,) = await ledger.llm_budgets(per_day=100.0)
+    assert (budget.spent, budget.reserved) == (5, 6), "the same call again is one call"
 
 
 async def test_old_calls_are_forgotten(ledger: Ledger) -> None:

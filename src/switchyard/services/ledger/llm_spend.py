@@ -68,6 +68,8 @@ class LlmSpend(LedgerBase):
             limits = _limits(connection, call, per_day, now)
             if not limits:
                 return False
+            if connection.scalar(select(llm_calls.c.id).where(llm_calls.c.id == call.id)):
+                return True  # set aside before, by a process that has died
             day = _day(now)
             accounts = _locked(connection, _keys(call, day), day)
             for key, limit in limits.items():
@@ -210,19 +212,26 @@ def _settle(connection: Connection, call: LlmCall, now: float) -> None:
     if known is None and call.state is CallState.FREE:
         return
     day = _day(now) if known is None else known.day
+    if known is None and not _insert(connection, call, now, day):
+        return  # somebody else was faster
     keys = _keys(call, day) if known is None else _keys_of(known)
     _locked(connection, keys, day)
     values: dict[str, Any] = {}
     if known is not None:
         column = "reserved" if known.state == CallState.OPEN else "spent"
         values[column] = llm_accounts.c[column] - (known.cost or 0.0)
-        connection.execute(delete(llm_calls).where(mine))
+        if call.state is CallState.FREE:
+            connection.execute(delete(llm_calls).where(mine))
+        else:  # in its place: whoever waits for the row finds it
+            settled = {"state": call.state.value, "cost": call.cost, **_tokens(call)}
+            connection.execute(update(llm_calls).where(mine).values(settled))
     if call.state is not CallState.FREE:
-        _insert(connection, call, now, day)
         column = "saved" if call.state is CallState.SAVED else "spent"
         values[column] = values.get(column, llm_accounts.c[column]) + (call.cost or 0.0)
         calls = "saved_calls" if call.state is CallState.SAVED else "calls"
-        values[calls] = llm_accounts.c[calls] + 1
+        # One that was believed lost was counted then.
+        if known is None or known.state == CallState.OPEN:
+            values[calls] = llm_accounts.c[calls] + 1
         if call.cost is None and call.state is not CallState.SAVED:
             values["unpriced_calls"] = llm_accounts.c.unpriced_calls + 1
         if call.state is not CallState.SAVED:
@@ -265,7 +274,8 @@ def _change(connection: Connection, keys: Iterable[str], values: Mapping[str, An
     )
 
 
-def _insert(connection: Connection, call: LlmCall, at: float, day: str) -> None:
+def _insert(connection: Connection, call: LlmCall, at: float, day: str) -> bool:
+    """False where it is there."""
     asked_by = call.asked_by
     values = {
         "id": call.id,
@@ -283,7 +293,13 @@ def _insert(connection: Connection, call: LlmCall, at: float, day: str) -> None:
         "document_id": clean(asked_by.document_id),
         "backfill_id": asked_by.backfill_id,
     }
-    connection.execute(insert_into(connection, llm_calls).values(**values).on_conflict_do_nothing())
+    made = connection.execute(
+        insert_into(connection, llm_calls)
+        .values(**values)
+        .on_conflict_do_nothing()
+        .returning(llm_calls.c.id)
+    )
+    return made.first() is not None
 
 
 def _tokens(call: LlmCall) -> dict[str, int]:

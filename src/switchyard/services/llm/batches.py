@@ -79,7 +79,8 @@ class Collector:
         if state is None:
             call = self._till.estimate(self._server, question["asked"], by, batch=True)
             # Collected again after a crash, it is set aside once: the id follows from the question.
-            call = replace(call, id=f"batch-{key}-{by.job_id}"[:200])
+            today = self._ledger.clock.now().date()
+            call = replace(call, id=f"batch-{today}-{key}-{by.job_id}")
             await self._till.reserve(call, lasts=2 * DUE)
             item = BatchItem(key, ItemState.COLLECTED, self._server.name, question, call)
             body = json.dumps(request_of(item, self._server.model), ensure_ascii=False)
