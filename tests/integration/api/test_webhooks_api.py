@@ -20,7 +20,7 @@ from switchyard.services.access.signing import is_signed
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.records import JobFilter, JobRecord, State
 from switchyard.services.settings import Settings
-from switchyard.services.webhooks.deliveries import Ignored, Wanted, github_job
+from switchyard.services.webhooks.deliveries import Ignored, InvalidDelivery, Wanted, github_job
 from switchyard.services.webhooks.sources import InvalidWebhooks, WebhookSources
 from tests.integration.api.document_server import WORKERS
 from tests.support.api_server import RunningApi, connected, problem, serving
@@ -56,6 +56,16 @@ def release(name: str = "psf/requests", action: str = "published", **more: Any) 
         "repository": {"id": 1, "full_name": name, "private": False, "default_branch": "main"},
         "sender": {"login": owner, "id": 2, "type": "User"},
     } | more
+
+
+STARRED = "2026-11-22T10:00:01Z"
+
+
+def repository(**more: Any) -> dict[str, Any]:
+    """As GitHub tells of other events; much is left out."""
+    told = release(**more)
+    del told["release"]
+    return {name: value for name, value in told.items() if name != "action" or name in more}
 
 
 def signed(body: bytes, secret: str = SECRET) -> str:
@@ -155,12 +165,13 @@ async def test_a_delivery_that_is_too_long_is_refused(hooked: RunningApi) -> Non
     ("event", "told", "handled"),
     [
         ("release", release(), True),
-        ("repository", release(action="edited"), True),
-        ("repository", release(action="deleted"), False),
-        ("star", release(action="created"), True),
-        ("push", release(ref="refs/heads/main"), True),
-        ("push", release(ref="refs/heads/topic"), False),
-        ("push", release(ref="refs/heads/main", deleted=True), False),
+        ("repository", repository(action="edited", changes={}), True),
+        ("repository", repository(action="deleted"), False),
+        ("star", repository(action="created", starred_at=STARRED), True),
+        ("star", repository(action="deleted", starred_at=None), False),
+        ("push", repository(ref="refs/heads/main", before="0"), True),
+        ("push", repository(ref="refs/heads/topic", before="0"), False),
+        ("push", repository(ref="refs/heads/main", deleted=True), False),
         ("ping", {"zen": "Keep it logically awesome."}, False),
         ("issues", release(action="opened"), False),
         ("", release(), False),
@@ -169,20 +180,52 @@ async def test_a_delivery_that_is_too_long_is_refused(hooked: RunningApi) -> Non
 def test_these_events_make_jobs_and_all_others_none(
     event: str, told: dict[str, Any], handled: bool
 ) -> None:
-    found = github_job(event, json.dumps(told).encode(), now=1e9)
+    found = github_job(event, json.dumps(told).encode())
     assert isinstance(found, Wanted if handled else Ignored)
     if isinstance(found, Wanted):
         Registry.load().get("ingest_github").validate_remote(found.payload)
 
 
 def test_the_stars_of_some_minutes_are_one_job() -> None:
-    stars = [json.dumps(release(action="created", starred_at=each)).encode() for each in "ab"]
-    keys = [
-        github_job("star", each, now=600.0 + at) for at, each in zip((1, 500), stars, strict=True)
+    """By the time that GitHub has signed: one that was captured makes no other job later."""
+    times = ("2026-11-22T10:00:01Z", "2026-11-22T10:09:59Z", "2026-11-22T10:10:00Z")
+    one, two, three = [
+        github_job("star", json.dumps(repository(action="created", starred_at=each)).encode())
+        for each in times
     ]
-    assert isinstance(keys[0], Wanted)
-    assert keys[0] == keys[1]
-    assert github_job("star", stars[0], now=1300.0) != keys[0]
+    assert isinstance(one, Wanted)
+    assert one == two != three
+
+
+OTHERS = {
+    "watch": repository(action="started"),
+    "public": repository(),
+    "issues": repository(action="edited", issue={}, changes={}),
+    "create": repository(ref="main", ref_type="branch", action="created"),
+    "release": release(action="edited"),
+    "star": repository(action="created", starred_at=STARRED),
+    "push": repository(ref="refs/heads/main", before="0"),
+    "repository": repository(action="edited", changes={}),
+}
+
+
+@pytest.mark.parametrize("event", ["release", "push", "repository", "star"])
+@pytest.mark.parametrize("sent", OTHERS)
+def test_a_captured_delivery_is_none_of_another_event(sent: str, event: str) -> None:
+    """The header that names the event is not signed."""
+    body = json.dumps(OTHERS[sent]).encode()
+    if event == sent:
+        assert isinstance(github_job(event, body), Wanted)
+    else:
+        with pytest.raises(InvalidDelivery, match=f"not of the event '{event}'"):
+            github_job(event, body)
+
+
+@pytest.mark.parametrize("starred_at", ["soon", 5, []])
+def test_a_star_at_no_time_is_refused(starred_at: object) -> None:
+    body = json.dumps(repository(action="created", starred_at=starred_at)).encode()
+    with pytest.raises(InvalidDelivery, match="no time"):
+        github_job("star", body)
 
 
 async def test_ping_is_answered(system: System, hooked: RunningApi) -> None:

@@ -43,7 +43,7 @@ async def github(request: Request, state: Shared, response: Response) -> Deliver
     if not is_signed(body, signature, secret.get_secret_value()):
         raise _not_signed()
     event = request.headers.get("x-github-event", "")
-    wanted = github_job(event, body, now=state.ledger.clock.time())
+    wanted = github_job(event, body)
     return await _done(state, response, wanted, "github")
 
 

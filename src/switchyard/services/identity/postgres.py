@@ -19,11 +19,15 @@ def dsn(url: str) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """An address as it may be shown; one that is no database's as it is."""
-    if not is_postgres(url):
+    """An address as it may be shown: of a database, of an object store, or a directory."""
+    scheme, is_address, rest = url.partition("://")
+    if not is_address:
         return url
-    rest = url.partition("://")[2].partition("?")[0]
-    return f"postgresql://{rest.rpartition('@')[2]}"
+    rest = rest.partition("?")[0]
+    if is_postgres(url):
+        return f"postgresql://{rest.rpartition('@')[2]}"
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 async def claim_database(url: str, told: str, *, take: bool) -> str:

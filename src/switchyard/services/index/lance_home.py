@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from switchyard.services.files.storage import NotStored, Storage, StorageAway
+from switchyard.services.identity.postgres import without_credentials
 from switchyard.services.index.chunk_index import ChunkIndex, IndexAway, IndexMismatch, way_back
 from switchyard.services.index.commits import FIRST_WAIT
 from switchyard.services.index.generations import (
@@ -48,7 +49,8 @@ class LanceHome:
     """An index at an address of LanceDB. Holds the address alone."""
 
     def __init__(self, url: str) -> None:
-        self.where = url
+        self._url = url
+        self.where = without_credentials(url)
         self._beside = Storage(as_url(url))
 
     async def generations(self, first: Generation) -> Generations:
@@ -122,7 +124,7 @@ class LanceHome:
     async def _connected(self) -> AsyncIterator[Any]:
         import lancedb
 
-        connection: Any = await lancedb.connect_async(self.where)
+        connection: Any = await lancedb.connect_async(self._url)
         try:
             yield connection
         finally:

@@ -1,0 +1,25 @@
+"""Addresses of storage, index and databases are told without what is secret in them."""
+
+import pytest
+
+from switchyard.services.identity.postgres import without_credentials
+from switchyard.services.index.lance_home import LanceHome
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://KEY:SECRET@bucket/index?secret=x", "s3://bucket/index"),
+        ("az://bucket/a@b", "az://bucket/a@b"),
+        ("postgresql+asyncpg://u:p@host/db?password=x", "postgresql://host/db"),
+        ("/srv/index", "/srv/index"),
+        ("file:///srv/a@b", "file:///srv/a@b"),
+    ],
+)
+def test_an_address_is_shown_without_its_credentials(url: str, shown: str) -> None:
+    assert without_credentials(url) == shown
+
+
+def test_an_index_in_an_object_store_tells_no_credentials() -> None:
+    home = LanceHome("s3://KEY:SECRET@bucket/index?aws_secret_access_key=SECRET")
+    assert home.where == "s3://bucket/index"
