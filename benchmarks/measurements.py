@@ -7,9 +7,11 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from benchmarks.common import (
 )
 from benchmarks.contenders import with_switchyard
 from benchmarks.stage import Stage
+from switchyard.cli.system.ports import free_port
 
 PEERS = ("celery", "dramatiq", "taskiq", "faststream")
 SLOTS = 500
@@ -120,6 +123,47 @@ def progress(stage: Stage, rounds: int, count: int) -> list[Row]:
     rows["10000"].ratio = rows["10000"].median / rows["0"].median
     rows["10000"].target = "at least 0.95 ×"
     return list(rows.values())
+
+
+def metrics_cost(stage: Stage, rounds: int, count: int) -> list[Row]:
+    """No-op jobs worked off by a worker without metrics, and by one scraped every second."""
+    rows = {
+        False: Row("without metrics", "jobs/s"),
+        True: Row("with metrics, scraped every second", "jobs/s"),
+    }
+    for number in range(rounds):
+        # Whichever comes second finds a warmer machine: they take turns.
+        for has_metrics in sorted(rows, reverse=bool(number % 2)):
+            port = str(free_port())
+            shown = {"JOBS_METRICS_PORT": port} if has_metrics else {}
+            settings = stage.switchyard(f"metrics-{os.urandom(3).hex()}")
+            env = environment("", stage.directory / "samples", **settings, **shown)
+            run_json(module_command("with_switchyard", "publish", count), env)
+            with _scraping(port) if has_metrics else nullcontext():
+                command = with_switchyard.worker_command(SLOTS)
+                rows[has_metrics].rounds.append(drained_rate(command, env, count))
+    rows[True].ratio = rows[True].median / rows[False].median
+    rows[True].target = "at least 0.98 ×"
+    return list(rows.values())
+
+
+@contextmanager
+def _scraping(port: str) -> Iterator[None]:
+    """Ask for the metrics every second, as Prometheus does, only more often."""
+    over = threading.Event()
+
+    def scrape() -> None:
+        while not over.wait(1):
+            with suppress(OSError):  # it has not started yet, or has ended
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read()
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def hot_latency(stage: Stage, rounds: int, count: int) -> list[Row]:
@@ -239,6 +283,7 @@ ALL: dict[str, tuple[Measurement, int, int]] = {
     "publish": (publish, 3, 20_000),
     "consume": (consume, 3, 20_000),
     "progress": (progress, 5, 20_000),
+    "metrics-cost": (metrics_cost, 5, 20_000),
     "hot": (hot_latency, 2, 2_000),
     "backlog": (backlog, 3, 100_000),
     "footprint": (footprint, 1, 50),

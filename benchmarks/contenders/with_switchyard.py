@@ -16,12 +16,13 @@ from switchyard.broker.errors import PublishError
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import Outgoing
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.cli.base.long_running import settle_memory
+from switchyard.cli.base.long_running import settle_memory, showing_metrics
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome
 from switchyard.services.jobs.registry import Registry, job
 from switchyard.services.ledger import Ledger
 from switchyard.services.logs import configure
+from switchyard.services.monitoring.metrics import Metrics, watch_ledger
 from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.settings import Settings
 
@@ -107,9 +108,13 @@ async def work(slots: int, lanes: list[str]) -> None:
     registry = Registry.load(dict.fromkeys([MODULE, *settings.modules]))
     ledger = await Ledger.open(settings.ledger_url)
     share = share_of(registry, "llm", lanes=lanes, slots=slots)
-    worker = Worker(settings, registry, ledger, [share])
+    metrics = Metrics() if settings.metrics_port is not None else None
+    if metrics is not None:
+        ledger.observe(watch_ledger(metrics))
+    worker = Worker(settings, registry, ledger, [share], metrics=metrics)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
-    await worker.run()
+    async with showing_metrics(metrics, settings, lambda: worker.is_consuming):
+        await worker.run()
     await ledger.close()
 
 

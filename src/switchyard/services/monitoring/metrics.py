@@ -24,6 +24,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
+from switchyard.broker.lanes import LANES
+
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 LOOK_TIMEOUT = 8.0
 """Seconds that what is asked for a scrape may take; Prometheus gives up after ten."""
@@ -378,4 +380,10 @@ def watch_ledger(metrics: Metrics) -> Callable[[str, float, bool], None]:
 
 def show_publishes(metrics: Metrics, counts: Mapping[tuple[str, str], int]) -> None:
     """Show what a broker.Publisher has counted (`Publisher.counts`)."""
-    metrics.show(lambda: [(PUBLISHES, {key: float(number) for key, number in counts.items()})])
+    none_refused = {(lane.name, "full"): 0 for lane in LANES}  # or the first would not be seen
+
+    def shown() -> list[tuple[Metric, Samples]]:
+        numbers = {**none_refused, **counts}
+        return [(PUBLISHES, {key: float(number) for key, number in numbers.items()})]
+
+    metrics.show(shown)

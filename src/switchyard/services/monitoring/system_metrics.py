@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
+from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, queue_name
 from switchyard.services.files.storage import Storage, StorageAway
@@ -191,13 +192,17 @@ class SystemMetrics:
             (names.LANE_OLDEST, per_lane),
             (names.OPEN_JOBS, self._by_lane(gauges.open_jobs)),
             (names.OUTBOX_OLDEST, {(): 0.0 if pending is None else max(0.0, now - pending)}),
-            (names.DEAD_LETTERS, self._by_lane(gauges.dead)),
+            (names.DEAD_LETTERS, {**self._no_letters(), **self._by_lane(gauges.dead)}),
             (names.BULK, {key: float(number) for key, number in gauges.bulk.items()}),
             (
                 names.BULK_IDLE,
                 {(kind,): max(0.0, now - at) for kind, at in gauges.bulk_progress.items()},
             ),
         ]
+
+    def _no_letters(self) -> dict[tuple[str, ...], float]:
+        """None of any lane and reason: Prometheus does not see a series grow that was not there."""
+        return {(lane, reason.value): 0.0 for lane in sorted(self._lanes) for reason in Reason}
 
     def _by_lane(self, numbers: Mapping[tuple[str, str], int]) -> Samples:
         """The same with a lane of ours first, or `other`: anybody may have sent anything."""

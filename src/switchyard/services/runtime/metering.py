@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from switchyard.broker.consume.consumer import LaneConsumer
+from switchyard.broker.dead.certificate import Reason
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Died, Succeeded
 from switchyard.services.ledger.sql.clock import Clock
@@ -19,7 +20,10 @@ from switchyard.services.runtime.running import RunningJob
 class Meter:
     """Counts the attempts of one process."""
 
-    def __init__(self, metrics: Metrics, registry: Registry, clock: Clock) -> None:
+    def __init__(
+        self, metrics: Metrics, registry: Registry, clock: Clock, kinds: Iterable[str] = ()
+    ) -> None:
+        """`kinds` are those that the process works."""
         self._clock = clock
         self._worker_of = {each.name: each.worker for each in registry}
         self._attempts = metrics.counter(names.ATTEMPTS)
@@ -29,6 +33,11 @@ class Meter:
         self._used = metrics.histogram(names.ATTEMPTS_USED)
         self._llm_processed = metrics.counter(names.LLM_PROCESSED)
         self._llm_latency = metrics.histogram(names.LLM_LATENCY)
+        worked = set(kinds)
+        for each in (each for each in registry if each.worker in worked):
+            for lane in each.lanes:
+                # Shown as none: Prometheus sees a first crash only where it has seen that.
+                self._deaths.labels(each.worker, lane, each.name, Reason.CRASHED.value)
 
     def started(self, job: RunningJob) -> None:
         """Its handler is about to run."""

@@ -135,7 +135,8 @@ class Worker:
         self._link = Link(settings.require_amqp_url(), f"worker {self.worker_id}", self._log)
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
         self._shared = Shared()
-        meter = Meter(metrics, registry, ledger.clock) if metrics is not None else None
+        kinds = [share.kind for share in self._shares]
+        meter = None if metrics is None else Meter(metrics, registry, ledger.clock, kinds)
         reporter = Reporter(self._publisher, self.worker_id, meter=meter)
         self.counters = reporter.counters
         recorder = Recorder(ledger, self._on_ledger_away)
