@@ -1,0 +1,100 @@
+"""Workers that are killed between the stages of a paper's references: what is kept in
+the end is what a run without a death keeps, and no stage is done twice."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchyard.services.files.storage import links_key, references_key, stage_key
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.records import State
+from tests.support.brokers import TestBroker
+from tests.support.catalogue_servers import KnownWork, OpenAlexServer
+from tests.support.eventually import eventually
+from tests.support.system import System, open_system
+from tests.support.worker_process import Processes
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+
+COUNT = 30
+WORKS = [
+    KnownWork(number, f"On tide number {number} of the northern harbours", 1900 + number % 100)
+    for number in range(1, COUNT + 1)
+]
+LISTED = "\n".join(
+    ["References", *(f"[{w.number}] R. Roe. {w.title}. Oxford Press, {w.year}." for w in WORKS)]
+)
+BODY = "\n".join(f"The tide rose again as it was said to do [{w.number}]." for w in WORKS)
+TEXT = f"# On tides\n\n{BODY}\n\n{LISTED}\n"
+
+
+async def ended(system: System, job_type: str, pipeline: str) -> dict[str, Any]:
+    """The result of the job of that type once it has succeeded."""
+
+    async def there() -> bool:
+        return any(job.job_type == job_type for job in await system.ledger.pipeline(pipeline))
+
+    await eventually(there, 30)
+    (job,) = [j for j in await system.ledger.pipeline(pipeline) if j.job_type == job_type]
+    record = await system.wait_for_state(job.id, State.SUCCEEDED, timeout=60)
+    return dict(record.result or {})
+
+
+async def test_stages_of_references_that_are_killed_end_as_they_would_have(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "paper.md"
+    path.write_text(TEXT)
+    with OpenAlexServer(WORKS) as openalex:
+        async with (
+            open_system(
+                broker310,
+                sqlite_url,
+                modules=BUILT_IN_MODULES,
+                data_dir=tmp_path,
+                takeover_after=0.8,
+                openalex_base_url=openalex.origin,
+                link_catalogues=("openalex",),
+                link_interval=0.0,
+                link_citations=True,
+            ) as system,
+            Processes(system.settings, tmp_path) as processes,
+        ):
+            await system.start_worker("ingest", "llm", "embed")
+            job_id = (
+                await system.jobs.publish(JobRequest("hot.ingest_document", {"path": str(path)}))
+            ).job_id
+            document_id = str((await ended(system, "embed_content", job_id))["document_id"])
+            files = tmp_path / "files"
+            extracted = files / stage_key(document_id, "extract_references")
+            parsed = files / stage_key(document_id, "parse_references")
+            request = JobRequest("hot.process_references", {"document_id": document_id})
+            order = (await system.jobs.publish(request)).job_id
+            links = files / links_key(document_id)
+            kept: dict[Path, float] = {}
+            moments: list[tuple[str, Callable[[], bool]]] = [
+                ("once the references are cut out", extracted.exists),
+                ("once they are cut into fields", parsed.exists),
+                ("once works are linked", links.exists),
+            ]
+            for what, reached in moments:
+                victim = await processes.start("worker", kind="link", slots=2)
+                await eventually(reached, 40, what=what)
+                victim.kill()
+                await victim.ended()
+                for file in (extracted, parsed):
+                    if file.exists():
+                        assert kept.setdefault(file, file.stat().st_mtime) == file.stat().st_mtime
+            await processes.start("worker", kind="link", slots=2)
+            linked = await ended(system, "link_citations", order)
+            assert linked["linked"] == COUNT, linked
+            made = json.loads((files / references_key(document_id)).read_text())
+            assert len(made["references"]) == len(made["citations"]) == COUNT
+            told = json.loads(links.read_text())
+            assert (told["of"], len(told["links"])) == (made["hash"], COUNT)
+            assert kept == {file: file.stat().st_mtime for file in (extracted, parsed)}
+            assert len(openalex.answered) == len(set(openalex.answered)) == COUNT
