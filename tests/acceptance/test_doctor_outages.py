@@ -222,7 +222,7 @@ def test_jobs_of_a_module_that_is_missing_are_not_to_be_removed(jobctl: CommandL
     found = findings(jobctl)
     assert "JOBS_MODULES" in found["module-missing"]["remedy"]
     told = found["types-unknown"]
-    assert "1 jobs wait in hot.tester" in told["detail"]
+    assert "1 job waits in hot.tester" in told["detail"]
     assert "delete" not in told["remedy"]
     assert "hot.tester" not in found.get("leftover", {}).get("remedy", "")
     jobctl.environment["JOBS_MODULES"] = JOBS_MODULE
@@ -251,7 +251,7 @@ def test_a_job_type_that_times_out(jobctl: CommandLine) -> None:
         job_id = jobctl.publish("hot.brief", seconds=1)
         jobctl.until_state(job_id, "dead")
     told = findings(jobctl)["type-times-out"]
-    assert "1 jobs of brief ran into their time limit of 0.2 s" in told["detail"]
+    assert "1 job of brief ran into the time limit of 0.2 s" in told["detail"]
     jobctl.environment["BRIEF_TIMEOUT"] = "30"
     with jobctl.worker():
         for _, *command in commands(told, "jobctl"):

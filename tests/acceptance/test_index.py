@@ -35,7 +35,7 @@ async def test_an_index_is_shown_built_anew_and_compacted(jobctl: CommandLine) -
     assert [(each["role"], each["embedder"], each["chunks"]) for each in shown["generations"]] == [
         ("active", "wordllama-1-256", 1)
     ]
-    assert "active: wordllama-1-256, 1 chunks (chunks)" in jobctl.ok("index", "show")
+    assert "active: wordllama-1-256, 1 chunk (chunks)" in jobctl.ok("index", "show")
     assert "Nothing is being built" in jobctl.run("index", "abandon").stderr
     with jobctl.started("worker", "reindex"):
         jobctl.ok("index", "rebuild", "--offline", "hashed", "--dimensions", "64", "--wait")

@@ -55,7 +55,7 @@ async def test_a_type_that_nobody_knows_is_told_and_ends_with_its_lanes_age(
         examined = Examined(system.settings, system.registry, ledger=system.ledger)
         (check,) = await lacking(examined)
         assert check.status == "wrong"
-        assert f"{worker.worker_id} does not know noop (1 jobs" in check.detail
+        assert f"{worker.worker_id} does not know noop (1 job " in check.detail
         letter = await system.wait_for_letter(job_id)
         assert letter.certificate.reason is Reason.EXPIRED
         assert "does not know the job type 'noop'" in (letter.certificate.message or "")

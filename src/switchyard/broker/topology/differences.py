@@ -18,6 +18,7 @@ from switchyard.broker.lanes import (
 )
 from switchyard.broker.topology.live import LiveQueue, LiveTopology
 from switchyard.broker.topology.model import Arguments, Binding, Exchange, Policy, Queue, Topology
+from switchyard.broker.wording import counted
 
 _DEAD_QUEUES = (DEAD_QUEUE, DEAD_LOG_QUEUE)
 _OPEN_EXCHANGES = frozenset({EVENTS_EXCHANGE, CONTROL_EXCHANGE})
@@ -278,7 +279,7 @@ def _shown(settings: Mapping[str, object], key: str) -> str:
 
 
 def _holding(queue: LiveQueue) -> str:
-    return f" ({queue.messages} messages in it)"
+    return f" ({counted(queue.messages, 'message')} in it)"
 
 
 def _missing(kind: str, item: Exchange | Queue | Binding | Policy) -> Difference:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from switchyard.broker.wording import counted
 from switchyard.cli.base.common import (
     load_registry,
     load_settings,
@@ -100,7 +101,7 @@ async def _tell(ledger: Ledger, operation: BulkOperation, common: CommonOptions)
     if common.as_json and not common.watch:
         print_json(public(progress))
         return True
-    items = "" if progress.total is None else f", {progress.total:,} items"
+    items = "" if progress.total is None else f", {counted(progress.total, 'item')}"
     say(f"{operation.title}{items}")
     if common.watch:
         say(operation.id)
@@ -157,7 +158,7 @@ def _print_preview(preview: Preview, *, as_json: bool) -> None:
         )
         return
     count = "an unknown number of" if preview.total is None else f"{preview.total:,}"
-    say(f"{preview.title}: {count} items. The first jobs would be:")
+    say(f"{preview.title}: {count} {'item' if count == '1' else 'items'}. The first jobs would be:")
     for job in jobs:
         echo(f"{job['routing_key']}  {inline_json(job['payload'])}")
     for why in preview.unusable:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from switchyard.broker.moments import clock
+from switchyard.broker.wording import counted
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -194,7 +195,7 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[Let
             ("state", letter.state),
             ("error", error_of(letter)),
             ("tries", str(letter.attempts)),
-            ("redriven", f"{letter.redrives} times" if letter.redrives else ""),
+            ("redriven", counted(letter.redrives, "time") if letter.redrives else ""),
             ("died", _when(letter.dead_at)),
             ("first died", _when(letter.first_at) if letter.first_at != letter.dead_at else ""),
             ("job is now", str(job.state) if job is not None else ""),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.broker.wording import counted
 from switchyard.cli.base.common import load_registry, load_settings, quiet_logs, require_broker, run
 from switchyard.cli.base.output import JsonOption, echo, print_json, print_rows, say
 
@@ -37,7 +38,7 @@ def show(as_json: JsonOption = False) -> None:
         return
     print_rows([("where", told["where"]), ("embedder of the settings", told["wanted"])])
     for each in told["generations"]:
-        chunks = "" if each["chunks"] is None else f", {each['chunks']:,} chunks"
+        chunks = "" if each["chunks"] is None else f", {counted(each['chunks'], 'chunk')}"
         echo(f"{each['role']}: {each['embedder']}{chunks} ({each['table']})")
     active = told["generations"][0]["embedder"]
     building = [each for each in told["generations"] if each["role"] == "building"]

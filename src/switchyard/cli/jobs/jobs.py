@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from switchyard.broker.moments import clock
+from switchyard.broker.wording import counted
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.durations import (
     DURATION_HELP,
@@ -259,7 +260,7 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("job", job.routing_key),
             ("state", job.state + (f" ({job.reason})" if job.reason else "")),
             ("tries", f"{_tries(job)} of {job.max_attempts}"),
-            ("redriven", f"{job.redrives} times" if job.redrives else ""),
+            ("redriven", counted(job.redrives, "time") if job.redrives else ""),
             ("crashes", str(job.crashes or "")),
             ("priority", str(job.priority)),
             ("source", job.source),

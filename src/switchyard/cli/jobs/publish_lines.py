@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from switchyard.broker.wording import counted
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import echo, print_json_line, say
 from switchyard.cli.base.payloads import (
@@ -207,7 +208,8 @@ async def _wait(ledger: Ledger, options: Options, account: Account) -> None:
             echo(f"{job_id} {state}")
     if succeeded < len(states):
         raise CommandFailed(
-            f"{len(states) - succeeded} jobs did not succeed: `jobctl dead list` tells why"
+            f"{counted(len(states) - succeeded, 'job')} did not succeed: "
+            "`jobctl dead list` tells why"
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from switchyard.broker.wording import counted
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import YesOption, confirm, echo, say
@@ -42,8 +43,9 @@ def republish(
     if not yes:
         if not sys.stdin.isatty():
             raise WrongUsage("to publish again without a terminal to ask at, give --yes")
-        confirm(f"Publish {number:,} jobs again?", abort=True)
-    echo(f"{run(_republish(settings, lane)):,} jobs are published again by the scheduler")
+        confirm(f"Publish {counted(number, 'job')} again?", abort=True)
+    done = run(_republish(settings, lane))
+    echo(f"{counted(done, 'job is', 'jobs are')} published again by the scheduler")
 
 
 async def _waiting(settings: Settings, lane: str | None) -> int:

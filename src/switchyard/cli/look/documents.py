@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.broker.wording import counted
 from switchyard.cli.base.calling import advice, calling, file_trouble
 from switchyard.cli.base.common import NotifyOption
 from switchyard.cli.base.durations import DURATION_HELP, age, optional_duration
@@ -269,7 +270,10 @@ def _print_references(made: dict[str, Any]) -> None:
             cell(reference.get("container", "")),
         )
     console().print(rows)
-    say(f"{len(made['references'])} references, cited at {len(made['citations'])} places")
+    say(
+        f"{counted(len(made['references']), 'reference')}, "
+        f"cited at {counted(len(made['citations']), 'place')}"
+    )
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from switchyard.broker.wording import counted
 from switchyard.cli.base.calling import calling
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.errors import WrongUsage
@@ -239,7 +240,7 @@ def draw(
             node, depth=depth, kinds=kinds, direction=direction, limit=limit
         )
         out.write_text(drawn(_as_records(found)), encoding="utf-8")
-    say(f"{out}: {len(found.nodes)} nodes, {len(found.edges)} edges")
+    say(f"{out}: {counted(len(found.nodes), 'node')}, {counted(len(found.edges), 'edge')}")
 
 
 @app.command()
@@ -261,7 +262,11 @@ def export(
             return await exported(ledger, file)
 
     nodes, edges = run(work())
-    say(f"{file}: {nodes} nodes, {edges} edges" if nodes else f"{file}: {edges} edges")
+    say(
+        f"{file}: {counted(nodes, 'node')}, {counted(edges, 'edge')}"
+        if nodes
+        else f"{file}: {counted(edges, 'edge')}"
+    )
 
 
 def _as_records(view: models.NeighbourhoodView) -> Neighbourhood:

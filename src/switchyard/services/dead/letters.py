@@ -11,6 +11,7 @@ from switchyard.broker.dead.certificate import DeathCertificate
 from switchyard.broker.lanes import lane_of, split_routing_key
 from switchyard.broker.message import JobMessage
 from switchyard.broker.moments import moment_of
+from switchyard.broker.wording import counted
 from switchyard.services.dead.causes import Cause, cause_of
 from switchyard.services.records import DeadLetterFilter
 
@@ -155,7 +156,7 @@ class LetterFilter:
         if len(self.ids) == 1:
             parts.insert(0, next(iter(self.ids)))
         elif self.ids:
-            parts.insert(0, f"{len(self.ids)} letters by id")
+            parts.insert(0, f"{counted(len(self.ids), 'letter')} by id")
         return ", ".join(parts) or "all dead letters"
 
     def _fits_age(self, dead_at: str, moment: datetime) -> bool:

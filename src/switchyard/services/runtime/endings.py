@@ -10,6 +10,7 @@ from typing import Any
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import JobMessage
+from switchyard.broker.wording import counted
 from switchyard.services.jobs.registry import InvalidPayload, Registry, UnknownJobType
 from switchyard.services.jobs.retry import (
     MAX_DEATHS,
@@ -107,7 +108,7 @@ def crashed_too_often(message: JobMessage, crashes: int) -> Died | None:
     run, as a suspect where any has."""
     if crashes < MAX_DEATHS:
         return None
-    killer = Failure("WorkerCrashed", f"its worker died {crashes} times")
+    killer = Failure("WorkerCrashed", f"its worker died {counted(crashes, 'time')}")
     return Died(Reason.CRASHED, message.metadata.attempts, killer)
 
 

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from switchyard.broker.wording import counted
 from switchyard.services.files.storage import Storage
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
@@ -98,6 +99,6 @@ async def keys(system: Examined) -> list[Check]:
     short = [each for each in listed if 0 < len(each.partition(":")[0].strip()) < LEAST_KEY]
     if not short:
         return []
-    detail = f"{len(short)} keys in JOBS_API_KEYS have fewer than {LEAST_KEY} characters"
+    detail = f"{counted(len(short), 'key')} in JOBS_API_KEYS with fewer than {LEAST_KEY} characters"
     remedy = "make better ones: `jobctl keys create NAME --scope read`"
     return [warning("keys", Finding.KEY_WEAK, some([detail]), remedy)]

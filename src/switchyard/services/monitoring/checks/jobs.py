@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from switchyard.broker.wording import counted
 from switchyard.services.jobs.registry import UnknownJobType
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
@@ -26,8 +27,8 @@ async def timeouts(system: Examined) -> list[Check]:
         return [well("time limits", "no job has run into its limit within an hour")]
     told = some(
         [
-            f"{number:,} jobs of {name} ran into their time limit{_limit(system, name)} within an "
-            "hour, and have not succeeded since"
+            f"{counted(number, 'job')} of {name} ran into the time limit{_limit(system, name)} "
+            "within an hour, and have not succeeded since"
             for name, number in found.items()
         ]
     )
@@ -142,7 +143,7 @@ def _growing(number: int) -> Check:
     return wrong(
         "dead letters",
         Finding.DEAD_GROWING,
-        f"{number:,} jobs died within a quarter of an hour",
+        f"{counted(number, 'job')} died within a quarter of an hour",
         "their causes: `jobctl dead groups`; mend the first, then `jobctl dead redrive --group ID`",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from switchyard.broker.wording import counted
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined, restart_of
 from switchyard.services.monitoring.lane_report import QueueReport, lane_report
@@ -20,7 +21,10 @@ async def lanes(system: Examined) -> list[Check]:
     found = _full(queues) + await _unworked(system, queues)
     waiting = sum(queue.ready for queue in queues)
     return found or [
-        well("lanes", f"{waiting:,} jobs wait, there is room, and every queue with jobs is worked")
+        well(
+            "lanes",
+            f"{_jobs(waiting)}, there is room, and every queue with jobs is worked",
+        )
     ]
 
 
@@ -47,7 +51,7 @@ async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
     unworked = [queue for queue in held if queue.ready and not queue.consumers]
     if unworked:
         detail = some(
-            [f"{each.ready:,} jobs wait in {each.name} and nobody works it" for each in unworked]
+            [f"{_jobs(each.ready)} in {each.name} and nobody works it" for each in unworked]
         )
         remedy = f"start `jobctl worker {_kinds(unworked)}`"
         checks.append(wrong("consumers", Finding.QUEUE_UNWORKED, detail, remedy))
@@ -63,8 +67,8 @@ async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
         theirs = [worker for worker in silent if kinds & set(worker.kinds)]
         detail = some(
             [
-                f"{each.ready + (each.unacked or 0):,} jobs are in {each.name}, whose workers "
-                "give no sign of life"
+                f"{counted(each.ready + (each.unacked or 0), 'job is', 'jobs are')} in "
+                f"{each.name}, whose workers give no sign of life"
                 for each in frozen
             ]
         )
@@ -96,7 +100,7 @@ async def _stalled(
         idle = all(busy[each.worker_id] < each.concurrency - 1 for each in theirs)
         if waited > STALLED and idle:
             detail = (
-                f"{queue.ready:,} jobs wait in {queue.name}, the oldest for {waited:,.0f} s, "
+                f"{_jobs(queue.ready)} in {queue.name}, the oldest for {waited:,.0f} s, "
                 "although all its workers have free slots"
             )
             remedy = restart_of(theirs)
@@ -110,3 +114,7 @@ def _kind(queue: QueueReport) -> str:
 
 def _kinds(queues: list[QueueReport]) -> str:
     return " ".join(sorted({_kind(queue) for queue in queues}))
+
+
+def _jobs(number: int) -> str:
+    return counted(number, "job waits", "jobs wait")

@@ -10,6 +10,7 @@ from switchyard.broker.topology.differences import Deviation, Difference, diff
 from switchyard.broker.topology.live import LiveTopology
 from switchyard.broker.topology.model import Topology
 from switchyard.broker.wire.depths import ask_queues
+from switchyard.broker.wording import counted
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
 
@@ -66,7 +67,7 @@ async def _extra(system: Examined, extra: list[Difference]) -> list[Check]:
     checks = []
     if held:
         texts = [
-            f"{number:,} jobs wait in {name}, which is not declared"
+            f"{counted(number, 'job waits', 'jobs wait')} in {name}, which is not declared"
             for name, number in held.items()
         ]
         kinds = " ".join(sorted({name.partition(".")[2] for name in held}))

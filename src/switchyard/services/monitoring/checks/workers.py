@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from switchyard.broker.wording import counted
 from switchyard.services.ledger.leases import SCHEDULER
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined, restart_of
@@ -71,7 +72,7 @@ async def lacking(system: Examined) -> list[Check]:
         return []
     told = some(
         [
-            f"{each.worker_id} does not know {each.job_type} ({each.jobs:,} jobs sent on)"
+            f"{each.worker_id} does not know {each.job_type} ({counted(each.jobs, 'job')} sent on)"
             for each in found
         ]
     )
