@@ -80,6 +80,10 @@ PANELS = {
             "cli.backfill.operations:app",
             "Backfills: start, list, show, watch, pause, resume, cancel, set.",
         ),
+        "crawl": (
+            "cli.jobs.crawl:app",
+            "Crawls of web sites: start, list, show, cancel.",
+        ),
         "schedules": (
             "cli.jobs.schedules:app",
             "Schedules: list, add, remove, pause, resume, run, history.",

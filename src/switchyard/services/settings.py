@@ -399,6 +399,9 @@ class Settings(BrokerSettings):
         description="Least seconds between two requests to one host for `ingest_url` and crawls, "
         "all processes together; more where its robots.txt asks for it.",
     )
+    crawl_max_pages: int = Field(
+        default=10_000, ge=1, le=1_000_000, description="Pages that one crawl may have at most."
+    )
     web_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description="Hosts of your own network that web pages may be taken from, comma-separated: "

@@ -12,6 +12,7 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from switchyard.api.client import (
     backfill_calls,
+    crawl_calls,
     dead_calls,
     document_calls,
     graph_calls,
@@ -162,6 +163,11 @@ class Operations:
     resume_backfill = Method(backfill_calls.resume_backfill)
     cancel_backfill = Method(backfill_calls.cancel_backfill)
 
+    crawl = Method(crawl_calls.crawl)
+    crawls = Method(crawl_calls.crawls)
+    crawl_progress = Method(crawl_calls.crawl_progress)
+    crawl_pages = Method(crawl_calls.crawl_pages)
+    cancel_crawl = Method(crawl_calls.cancel_crawl)
     schedules = Method(schedule_calls.schedules)
     schedule = Method(schedule_calls.schedule)
     add_schedule = Method(schedule_calls.add_schedule)

@@ -28,6 +28,7 @@ BUILT_IN_MODULES = (
     "switchyard.services.workers.ingest.github",
     "switchyard.services.workers.ingest.huggingface",
     "switchyard.services.workers.ingest.web",
+    "switchyard.services.workers.ingest.crawl",
     "switchyard.services.workers.ocr",
     "switchyard.services.workers.figures",
     "switchyard.services.workers.llm",

@@ -11,6 +11,7 @@ from switchyard.services.ledger.api_keys import ApiKeys
 from switchyard.services.ledger.bulk_jobs import BulkJobs
 from switchyard.services.ledger.bulk_operations import BulkOperations
 from switchyard.services.ledger.catalogue_answers import CatalogueAnswers
+from switchyard.services.ledger.crawls import CrawlBook
 from switchyard.services.ledger.dead_groups import DeadGroups
 from switchyard.services.ledger.document_classes import DocumentClasses
 from switchyard.services.ledger.documents import Documents
@@ -57,6 +58,7 @@ class Ledger(
     BulkOperations,
     BulkJobs,
     CatalogueAnswers,
+    CrawlBook,
     GaugeReads,
     LlmAnswers,
     LlmBatches,
@@ -74,9 +76,9 @@ class Ledger(
 
     `jobs` changes jobs, `reads` reads them, `notes` has what they say of themselves; joins,
     workers, leases, dead letters, redrives, documents and their classes, the knowledge graph
-    (`graph_…`), bulk operations, their jobs, gauges, schedules, calls to language models, their
-    answers and their cost, named limits, and keys of the API have a module each. Errors are those
-    of `errors`.
+    (`graph_…`), bulk operations, their jobs, crawls, gauges, schedules, calls to language models,
+    their answers and their cost, named limits, and keys of the API have a module each. Errors are
+    those of `errors`.
     """
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +62,16 @@ class Visitor:
         self._ctx = ctx
         self._storage = Storage(ctx.settings.files_url)
 
-    async def visit(self, url: str, headers: Mapping[str, str] | None = None) -> VisitedPage:
-        """The page at an address, redirects followed; `headers` ask for what has changed.
+    async def visit(
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        may_follow: Callable[[str], Awaitable[None]] | None = None,
+    ) -> VisitedPage:
+        """The page at an address, redirects followed; `headers` ask for what has changed, and
+        `may_follow` is asked before each redirect: it raises SourceRefused for one that is not to
+        be followed.
 
         Raises SourceBusy (no turn now), SourceRefused (robots.txt, our own network, a status),
         SourceNotFound, SourceUnavailable, SourceNonsense, LedgerUnavailable.
@@ -81,6 +89,8 @@ class Visitor:
                     url = page_address(moved.target)
                 except ValueError as error:
                     raise SourceRefused(f"{url[:300]} leads to {error}") from error
+                if may_follow is not None:
+                    await may_follow(url)
         raise SourceRefused(f"more than {MAX_HOPS} redirects")
 
     async def _get(self, url: str, delay: float, headers: Mapping[str, str]) -> VisitedPage:

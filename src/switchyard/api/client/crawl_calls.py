@@ -1,0 +1,55 @@
+"""Operations on crawls as values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from switchyard.api.client.call import Call, get, given, in_path, operation
+from switchyard.api.models import crawls as models
+
+
+@operation("crawls-start")
+def crawl(
+    start: str | Sequence[str],
+    *,
+    hosts: Sequence[str] = (),
+    max_pages: int | None = None,
+    max_depth: int | None = None,
+    within: float | None = None,
+) -> Call[models.CrawlView]:
+    """Start a crawl at one or more addresses; `within` is seconds."""
+    body = {
+        "start": [start] if isinstance(start, str) else list(start),
+        "hosts": list(hosts),
+        "max_pages": max_pages,
+        "max_depth": max_depth,
+        "within": within,
+    }
+    return Call("POST", "/crawl", models.CrawlView.model_validate_json, json=given(body))
+
+
+@operation("crawls-list_crawls")
+def crawls(*, limit: int | None = None, cursor: str | None = None) -> Call[models.CrawlList]:
+    """Crawls, the newest first."""
+    return get("/crawl", models.CrawlList, limit=limit, cursor=cursor)
+
+
+@operation("crawls-show")
+def crawl_progress(crawl_id: str) -> Call[models.CrawlView]:
+    """How far a crawl is."""
+    return get(f"/crawl/{in_path(crawl_id)}", models.CrawlView)
+
+
+@operation("crawls-pages")
+def crawl_pages(
+    crawl_id: str, *, limit: int | None = None, cursor: str | None = None
+) -> Call[models.CrawlPages]:
+    """A crawl's pages with what came of each, the last due first."""
+    return get(f"/crawl/{in_path(crawl_id)}/pages", models.CrawlPages, limit=limit, cursor=cursor)
+
+
+@operation("crawls-cancel")
+def cancel_crawl(crawl_id: str) -> Call[models.CrawlView]:
+    """Call a crawl off."""
+    read = models.CrawlView.model_validate_json
+    return Call("DELETE", f"/crawl/{in_path(crawl_id)}", read, repeatable=True)

@@ -1,0 +1,89 @@
+"""What goes in and out of `/crawl`, as JSON."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from switchyard.services.records.crawls import CrawlState
+
+CRAWL_ID = r"^[0-9a-f-]{36}$"
+
+
+class NewCrawl(BaseModel):
+    """Where a crawl begins, and how far it may go."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {"start": ["https://example.org/"], "max_pages": 200, "max_depth": 3}
+        },
+    )
+
+    start: list[str] = Field(
+        min_length=1, max_length=100, description="Addresses at which it begins."
+    )
+    hosts: list[str] = Field(
+        default_factory=list,
+        max_length=100,
+        description="Other hosts whose pages belong to it, beside those of the start addresses: "
+        "`docs.example.org`, `*.example.org`, `example.org:8443`.",
+    )
+    max_pages: int = Field(default=100, ge=1)
+    max_depth: int = Field(
+        default=3, ge=0, le=100, description="Links on the way from a start address to a page."
+    )
+    within: float = Field(
+        default=86400,
+        ge=1,
+        le=30 * 86400,
+        description="Seconds after which it visits no more pages.",
+    )
+
+
+class CrawlView(BaseModel):
+    """A crawl, and how far it is."""
+
+    id: str
+    state: CrawlState = Field(
+        description="`running`; `done`: all its pages have ended; `cancelled`."
+    )
+    start: list[str]
+    hosts: list[str]
+    max_pages: int
+    max_depth: int
+    deadline: datetime
+    created_by: str
+    created_at: datetime
+    claimed: int = Field(description="Pages that it has taken up, of `max_pages` at most.")
+    pages: dict[str, int] = Field(
+        description="Its pages by the state of their jobs.",
+        examples=[{"scheduled": 12, "succeeded": 30}],
+    )
+
+
+class CrawlList(BaseModel):
+    """Crawls, the newest first."""
+
+    crawls: list[CrawlView]
+    next_cursor: str | None = None
+
+
+class CrawlPageView(BaseModel):
+    """A page of a crawl."""
+
+    url: str
+    depth: int
+    job_id: str
+    found_by: str | None = Field(description="The job of the page that links to it.")
+    due_at: datetime
+    state: str = Field(description="Its job's.")
+    outcome: str | None = Field(description="What came of it: a document, or why there is none.")
+
+
+class CrawlPages(BaseModel):
+    """Pages of a crawl, the last due first."""
+
+    pages: list[CrawlPageView]
+    next_cursor: str | None = None

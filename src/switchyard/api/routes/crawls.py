@@ -1,0 +1,160 @@
+"""`/crawl`: pages found by following links, each a job of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from switchyard.api.entry.access import needs
+from switchyard.api.http.problems import Problem, invalid, responses
+from switchyard.api.models import crawls as models
+from switchyard.api.models.jobs import CURSOR
+from switchyard.api.routes.jobs import ACCEPTED_HEADERS
+from switchyard.api.state import ApiState, Shared
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.moments import shown
+from switchyard.services.access.api_keys import Scope
+from switchyard.services.crawls.bounds import CrawlBounds, InvalidCrawl
+from switchyard.services.crawls.desk import Crawls
+from switchyard.services.crawls.pages import crawl_pressure
+from switchyard.services.monitoring.levels import Pressure
+from switchyard.services.publishing.requests import Complaint
+from switchyard.services.records.crawls import CrawlProgress, CrawlRecord
+
+router = APIRouter(prefix="/crawl", tags=["crawls"])
+
+FULL_RETRY_AFTER = 60
+"""Seconds after which a crawl may be asked for again when the lane is full."""
+CrawlId = Annotated[
+    str,
+    Path(
+        pattern=models.CRAWL_ID,
+        description="Its id.",
+        examples=["0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"],
+    ),
+]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(pattern=CURSOR, max_length=500)]
+READS, CHANGES = [needs(Scope.READ)], [needs(Scope.PUBLISH)]
+
+
+@router.post(
+    "",
+    status_code=202,
+    dependencies=CHANGES,
+    responses={
+        202: {
+            "description": "Recorded; its first pages are published soon.",
+            "headers": {
+                **{name: ACCEPTED_HEADERS[name] for name in ("Location", "X-Lane-Pressure")}
+            },
+        },
+        **responses("invalid", "lane-full", "no-broker", "ledger-away"),
+    },
+)
+async def start(
+    body: models.NewCrawl, request: Request, response: Response, state: Shared
+) -> models.CrawlView:
+    """Start a crawl: one job for each page found, as robots.txt and the host's pace allow it.
+
+    503 with `Retry-After: 60` while the backfill lane is full."""
+    pressure = await _pressure(state)
+    if pressure is Pressure.FULL:
+        raise Problem(
+            "lane-full",
+            "the backfill lane is full: no crawl was started; try again later",
+            retry_after=FULL_RETRY_AFTER - 0.5,
+        )
+    try:
+        bounds = CrawlBounds.of(
+            body.start,
+            body.hosts,
+            max_pages=body.max_pages,
+            max_depth=body.max_depth,
+            within=body.within,
+            most_pages=state.settings.crawl_max_pages,
+        )
+    except InvalidCrawl as error:
+        raise invalid(Complaint((error.at,), str(error))) from error
+    by = f"api: {request.state.principal}"
+    crawl = await _desk(state).start(bounds, created_by=by)
+    response.headers["Location"] = f"/crawl/{crawl.id}"
+    if pressure is not None:
+        response.headers["X-Lane-Pressure"] = pressure
+    return _view(await _desk(state).show(crawl.id))
+
+
+@router.get("", dependencies=READS, responses=responses("ledger-away"))
+async def list_crawls(state: Shared, limit: Limit = 50, cursor: Cursor = None) -> models.CrawlList:
+    """List crawls, the newest first."""
+    page = await _desk(state).all(limit=limit, cursor=cursor)
+    return models.CrawlList(
+        crawls=[_view(each) for each in page.items], next_cursor=page.next_cursor
+    )
+
+
+@router.get("/{crawl_id}", dependencies=READS, responses=responses("not-found", "ledger-away"))
+async def show(crawl_id: CrawlId, state: Shared) -> models.CrawlView:
+    """Show how far a crawl is."""
+    return _view(await _desk(state).show(crawl_id))
+
+
+@router.get(
+    "/{crawl_id}/pages", dependencies=READS, responses=responses("not-found", "ledger-away")
+)
+async def pages(
+    crawl_id: CrawlId, state: Shared, limit: Limit = 50, cursor: Cursor = None
+) -> models.CrawlPages:
+    """List a crawl's pages with what came of each, the last due first."""
+    page = await _desk(state).pages(crawl_id, limit=limit, cursor=cursor)
+    return models.CrawlPages(
+        pages=[
+            models.CrawlPageView(
+                url=each.page.url,
+                depth=each.page.depth,
+                job_id=each.page.job_id,
+                found_by=each.page.found_by,
+                due_at=shown(each.page.due_at),
+                state=each.state,
+                outcome=each.outcome,
+            )
+            for each in page.items
+        ],
+        next_cursor=page.next_cursor,
+    )
+
+
+@router.delete("/{crawl_id}", dependencies=CHANGES, responses=responses("not-found", "ledger-away"))
+async def cancel(crawl_id: CrawlId, state: Shared) -> models.CrawlView:
+    """Call a crawl off: it visits no more pages. What it has found stays."""
+    return _view(await _desk(state).cancel(crawl_id))
+
+
+async def _pressure(state: ApiState) -> Pressure | None:
+    """None where it is not known: a crawl is recorded all the same, and published later."""
+    try:
+        return crawl_pressure(await state.require_broker().pressure.snapshot())
+    except BrokerAway:
+        return None
+
+
+def _desk(state: ApiState) -> Crawls:
+    return Crawls(state.settings, state.ledger, state.registry)
+
+
+def _view(progress: CrawlProgress) -> models.CrawlView:
+    crawl: CrawlRecord = progress.crawl
+    return models.CrawlView(
+        id=crawl.id,
+        state=progress.state,
+        start=list(crawl.start),
+        hosts=list(crawl.hosts),
+        max_pages=crawl.max_pages,
+        max_depth=crawl.max_depth,
+        deadline=shown(crawl.deadline),
+        created_by=crawl.created_by,
+        created_at=shown(crawl.created_at),
+        claimed=crawl.claimed,
+        pages=dict(progress.pages),
+    )

@@ -1,0 +1,69 @@
+"""`/crawl`, by the client and by hand."""
+
+from typing import Any
+
+import pytest
+
+from switchyard.api.client import AsyncClient, NotFound
+from tests.support.api_server import RunningApi, problem, serving
+from tests.support.system import System
+
+START = {"start": ["https://example.org/a#b"]}
+
+
+async def test_a_crawls_life_by_the_client(api: RunningApi) -> None:
+    async with AsyncClient(api.url) as client:
+        crawl = await client.crawl("https://example.org/a#b", hosts=["*.example.org"], max_pages=7)
+        assert (crawl.state, crawl.claimed, crawl.pages) == ("running", 1, {"scheduled": 1})
+        assert (crawl.start, crawl.hosts) == (
+            ["https://example.org/a"],
+            ["example.org", "*.example.org"],
+        )
+        assert await client.crawl_progress(crawl.id) == crawl
+        (listed,) = (await client.crawls()).crawls
+        assert listed == crawl
+        (page,) = (await client.crawl_pages(crawl.id)).pages
+        assert (page.url, page.depth, page.state, page.outcome) == (
+            "https://example.org/a",
+            0,
+            "scheduled",
+            None,
+        )
+        ended = await client.cancel_crawl(crawl.id)
+        assert (ended.state, ended.pages) == ("cancelled", {"cancelled": 1})
+        with pytest.raises(NotFound):
+            await client.crawl_progress("0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11")
+
+
+@pytest.mark.parametrize(
+    ("changes", "at"),
+    [
+        ({"start": []}, "start"),
+        ({"start": ["file:///etc/passwd"]}, "start"),
+        ({"start": ["https://u:p@example.org/"]}, "start"),
+        ({"hosts": ["*"]}, "hosts"),
+        ({"hosts": ["https://example.org/"]}, "hosts"),
+        ({"max_pages": 10_001}, "max_pages"),
+        ({"max_pages": 0}, "max_pages"),
+        ({"max_depth": 101}, "max_depth"),
+        ({"within": 1e9}, "within"),
+        ({"created_by": "root"}, "created_by"),
+    ],
+)
+async def test_what_is_no_crawl_is_refused(
+    api: RunningApi, changes: dict[str, Any], at: str
+) -> None:
+    answer = await api.client.post("/crawl", json=START | changes)
+    body = problem(answer, 422, "invalid")
+    assert at in body["errors"][0]["location"]
+
+
+async def test_no_crawl_is_started_while_the_lane_is_full(system: System) -> None:
+    async with serving(system.settings, pressure_full_at=0.0) as api:
+        answer = await api.client.post("/crawl", json=START)
+        problem(answer, 503, "lane-full")
+        assert answer.headers["retry-after"] == "60"
+        assert (await api.client.get("/crawl")).json()["crawls"] == []
+    async with serving(system.settings, pressure_slow_at=0.0) as api:
+        answer = await api.client.post("/crawl", json=START)
+        assert (answer.status_code, answer.headers["x-lane-pressure"]) == (202, "slow")

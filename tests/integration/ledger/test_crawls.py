@@ -1,0 +1,109 @@
+"""Pages of crawls in the ledger: each claimed once, with its job, by whoever finds it first."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from switchyard.services.crawls.pages import found_pages
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import State
+from switchyard.services.records.crawls import CrawlRecord, CrawlState, FoundPage
+
+CRAWL = CrawlRecord(
+    id="0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11",
+    start=("https://example.org/",),
+    hosts=("example.org",),
+    max_pages=30,
+    max_depth=3,
+    deadline=2_000_000_000.0,
+    created_by="test",
+    created_at=1_000.0,
+)
+REGISTRY = Registry.load(["switchyard.services.workers.ingest.crawl"])
+
+
+def pages(*paths: str, host: str = "example.org") -> list[FoundPage]:
+    urls = [f"https://{host}/{each}" for each in paths]
+    return list(found_pages(REGISTRY, CRAWL.id, urls, 1, "parent"))
+
+
+@pytest.fixture
+async def crawl(ledger: Ledger) -> CrawlRecord:
+    return await ledger.start_crawl(CRAWL, pages(""), interval=1)
+
+
+async def test_many_that_find_the_same_pages_claim_each_once_and_no_more_than_allowed(
+    ledger: Ledger, crawl: CrawlRecord
+) -> None:
+    found = [pages(*map(str, range(first, first + 20))) for first in range(0, 40, 5)]
+    claims = [ledger.claim_pages(crawl.id, each, 2_000.0, interval=1) for each in found]
+    numbers = await asyncio.gather(*claims)
+    assert sum(numbers) == 29
+    progress = await ledger.crawl_progress(crawl.id)
+    assert progress is not None
+    assert progress.crawl.claimed == 30
+    assert progress.pages == {"scheduled": 30}
+    assert progress.state is CrawlState.RUNNING
+    assert await ledger.claim_pages(crawl.id, pages("later"), 2_000.0, interval=1) == 0
+
+
+async def test_pages_of_a_host_are_due_one_after_the_other(
+    ledger: Ledger, crawl: CrawlRecord
+) -> None:
+    await ledger.claim_pages(crawl.id, pages("a", "b"), 1_000.5, interval=2)
+    await ledger.claim_pages(crawl.id, pages("c"), 1_000.6, interval=2)
+    await ledger.claim_pages(crawl.id, pages("x", host="other.example"), 1_000.7, interval=2)
+    due = {
+        each.page.url.removeprefix("https://"): each.page.due_at
+        for each in (await ledger.crawl_pages(crawl.id)).items
+    }
+    assert due == {
+        "example.org/": 1_000.0,
+        "example.org/a": 1_002.0,
+        "example.org/b": 1_004.0,
+        "example.org/c": 1_006.0,
+        "other.example/x": 1_000.7,
+    }
+    jobs = await ledger.due_scheduled(1_002.0, 10)
+    assert {each.payload["url"] for each in jobs} == {
+        "https://example.org/",
+        "https://example.org/a",
+        "https://other.example/x",
+    }
+
+
+async def test_what_is_over_takes_up_nothing(ledger: Ledger, crawl: CrawlRecord) -> None:
+    assert await ledger.claim_pages(crawl.id, pages("a"), CRAWL.deadline, interval=1) == 0
+    assert await ledger.cancel_crawl(crawl.id, 1_001.0) == 1
+    assert await ledger.cancel_crawl(crawl.id, 1_002.0) == 0
+    assert await ledger.claim_pages(crawl.id, pages("a"), 1_003.0, interval=1) == 0
+    (page,) = (await ledger.crawl_pages(crawl.id)).items
+    assert await ledger.states([page.page.job_id]) == {page.page.job_id: State.CANCELLED}
+    assert await ledger.cancel_crawl("none", 1.0) is None
+
+
+async def test_an_address_to_which_a_page_leads_is_its_own_or_another_pages(
+    ledger: Ledger, crawl: CrawlRecord
+) -> None:
+    await ledger.claim_pages(crawl.id, pages("a", "b"), 1_001.0, interval=1)
+    page = await ledger.crawl_page(crawl.id, "https://example.org/a")
+    assert page is not None
+    lead = "https://example.org/new"
+    assert await ledger.claim_address(crawl.id, page, lead, "example.org")
+    assert await ledger.claim_address(crawl.id, page, lead, "example.org")
+    assert not await ledger.claim_address(crawl.id, page, "https://example.org/b", "example.org")
+    assert await ledger.claim_pages(crawl.id, pages("new"), 1_001.0, interval=1) == 0
+    assert len((await ledger.crawl_pages(crawl.id)).items) == 3
+
+
+async def test_crawls_are_listed_newest_first_in_pages(ledger: Ledger) -> None:
+    for number in range(3):
+        other = replace(CRAWL, id=f"crawl-{number}", created_at=1_000.0 + number)
+        await ledger.start_crawl(other, [], interval=1)
+    page = await ledger.list_crawls(limit=2)
+    assert [each.crawl.id for each in page.items] == ["crawl-2", "crawl-1"]
+    assert [each.state for each in page.items] == [CrawlState.DONE] * 2
+    rest = await ledger.list_crawls(limit=2, cursor=page.next_cursor)
+    assert [each.crawl.id for each in rest.items] == ["crawl-0"]

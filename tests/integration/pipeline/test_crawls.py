@@ -1,0 +1,229 @@
+"""Crawls: one job for each page found, within bounds, and nothing that robots.txt forbids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchyard.services.crawls.bounds import CrawlBounds
+from switchyard.services.crawls.desk import Crawls
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import State
+from switchyard.services.records.crawls import CrawlState
+from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.site import Site, fails, moved, says
+from tests.support.system import System, open_system
+from tests.support.worker_process import Processes
+
+QUICK = Pace(turn=0.1, lease=2.0, pending=0.5, silent=1.0)
+DAY = 86400.0
+
+
+def page(name: str, *links: str, head: str = "") -> Any:
+    said = " ".join(f"The {name} says something of its own in sentence {n}." for n in range(12))
+    anchors = "".join(f'<p>See <a href="{link}">this</a>.</p>' for link in links)
+    return says(
+        f"<html><head><title>{name}</title>{head}</head>"
+        f"<body><article><h1>{name}</h1><p>{said}</p>{anchors}</article></body></html>",
+        "text/html",
+    )
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with Site() as opened:
+        opened.pages["/robots.txt"] = says("User-agent: *\nDisallow: /private\n")
+        yield opened
+
+
+@asynccontextmanager
+async def crawling(
+    broker: TestBroker, url: str, site: Site, **settings: Any
+) -> AsyncIterator[System]:
+    """A system with a scheduler, which may visit the site; without a worker yet."""
+    async with open_system(
+        broker,
+        url,
+        modules=BUILT_IN_MODULES,
+        web_hosts=(site.origin.removeprefix("http://"),),
+        web_interval=0.0,
+        **settings,
+    ) as system:
+        scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=QUICK)
+        task = asyncio.create_task(scheduler.run())
+        try:
+            yield system
+        finally:
+            scheduler.stop()
+            await asyncio.wait_for(task, 20)
+
+
+def desk(system: System) -> Crawls:
+    return Crawls(system.settings, system.ledger, system.registry)
+
+
+def bounds(site: Site, path: str = "/", **changes: Any) -> CrawlBounds:
+    given = {"max_pages": 50, "max_depth": 5, "within": DAY, "most_pages": 1000} | changes
+    return CrawlBounds.of([f"{site.origin}{path}"], (), **given)
+
+
+async def ended(ledger: Ledger, crawl_id: str, timeout: float = 60) -> None:
+    async def is_done() -> bool:
+        progress = await ledger.crawl_progress(crawl_id)
+        return progress is not None and progress.state is CrawlState.DONE
+
+    await eventually(is_done, timeout, "the end of the crawl")
+
+
+def has_visited(site: Site, number: int) -> bool:
+    return len(set(site.paths)) > number
+
+
+async def outcomes(system: System, site: Site, crawl_id: str) -> dict[str, str]:
+    found = await desk(system).pages(crawl_id)
+    return {
+        each.page.url.removeprefix(site.origin): (each.outcome or "").partition(" ")[0]
+        for each in found.items
+    }
+
+
+async def test_each_page_is_visited_once_and_what_is_not_to_be_visited_never(
+    broker310: TestBroker, sqlite_url: str, site: Site
+) -> None:
+    with Site() as elsewhere:
+        elsewhere.pages["/"] = page("elsewhere")
+        site.pages["/"] = page(
+            "start", "/a", "b#part", "/private/x", f"{elsewhere.origin}/", "/gone", "/away", "/"
+        )
+        site.pages["/a"] = page("first", "/b", "/", "/to-b")
+        site.pages["/b"] = page("second", "/hidden")
+        site.pages["/hidden"] = page(
+            "third", "/a", "/c", head='<meta name="robots" content="noindex, nofollow">'
+        )
+        site.pages["/to-b"] = moved("/b")
+        site.pages["/gone"] = fails(404)
+        site.pages["/away"] = moved(f"{elsewhere.origin}/")
+        async with crawling(broker310, sqlite_url, site) as system:
+            await system.start_worker("ingest")
+            crawl = await desk(system).start(bounds(site), created_by="test")
+            await ended(system.ledger, crawl.id)
+
+            assert Counter(site.paths) == Counter(
+                ["/robots.txt", "/", "/a", "/b", "/hidden", "/to-b", "/gone", "/away"]
+            )
+            assert elsewhere.paths == []
+            assert await outcomes(system, site, crawl.id) == {
+                "/": "document",
+                "/a": "document",
+                "/b": "document",
+                "/hidden": "the",
+                "/to-b": "it",
+                "/private/x": "robots.txt",
+                "/gone": "there",
+                "/away": "it",
+            }
+            documents = await system.ledger.list_documents()
+            sources = {each.source for each in documents.items}
+            assert sources == {f"url:{site.origin}{path}" for path in ("/", "/a", "/b")}
+            assert await system.letters() == []  # a broken link is nobody's dead letter
+
+
+async def test_a_crawl_keeps_its_bounds(broker310: TestBroker, sqlite_url: str, site: Site) -> None:
+    site.pages["/"] = page("start", "/1", "/2", "/3", "/4")
+    for number in range(1, 5):
+        site.pages[f"/{number}"] = page(f"page {number}", f"/{number}/below")
+        site.pages[f"/{number}/below"] = page(f"below {number}")
+    async with crawling(broker310, sqlite_url, site) as system:
+        await system.start_worker("ingest")
+        flat = await desk(system).start(bounds(site, max_depth=1), created_by="test")
+        few = await desk(system).start(bounds(site, max_pages=3), created_by="test")
+        late = await desk(system).start(bounds(site, within=1), created_by="test")
+        for crawl in (flat, few, late):
+            await ended(system.ledger, crawl.id)
+        assert set(await outcomes(system, site, flat.id)) == {"/", "/1", "/2", "/3", "/4"}
+        assert len(await outcomes(system, site, few.id)) == 3
+        system.ledger.clock.offset += 2
+        over = await desk(system).start(bounds(site, within=1), created_by="test")
+        assert over.over(system.ledger.clock.time() + 1) is not None
+
+
+async def test_pages_wait_while_the_lane_is_full_and_none_once_the_crawl_is_cancelled(
+    broker310: TestBroker, sqlite_url: str, site: Site
+) -> None:
+    site.pages["/"] = page("start", "/a")
+    site.pages["/a"] = page("first")
+    async with crawling(broker310, sqlite_url, site) as system:
+        worker = await system.start_worker("ingest", pressure_full_at=0.0)
+        crawl = await desk(system).start(bounds(site), created_by="test")
+
+        (first,) = (await desk(system).pages(crawl.id)).items
+
+        async def snoozed() -> bool:
+            record = await system.ledger.get(first.page.job_id)
+            return record is not None and "lane is full" in (record.error_message or "")
+
+        await eventually(snoozed, 30, "a snooze")
+        assert site.paths == []
+        progress = await desk(system).cancel(crawl.id)
+        assert progress.state is CrawlState.CANCELLED
+        assert progress.pages == {"cancelled": 1}
+        await worker.stop()
+        assert await system.ledger.claim_pages(crawl.id, [], 0.0, interval=0) == 0
+        assert site.paths == []
+
+
+async def test_a_job_that_is_no_page_of_the_crawl_visits_nothing(
+    broker310: TestBroker, sqlite_url: str, site: Site
+) -> None:
+    async with crawling(broker310, sqlite_url, site) as system:
+        crawl = await desk(system).start(bounds(site), created_by="test")
+        await desk(system).cancel(crawl.id)
+        await system.start_worker("ingest")
+        payload = {"crawl_id": crawl.id, "url": f"{site.origin}/secret"}
+        job_id = await system.publish("backfill.crawl_page", payload)
+
+        async def is_dead() -> bool:
+            return await system.state(job_id) is State.DEAD
+
+        await eventually(is_dead, 30)
+        assert site.paths == []
+
+
+@pytest.mark.chaos
+@pytest.mark.long
+async def test_workers_that_are_killed_lose_no_page_and_take_none_up_twice(
+    broker310: TestBroker, sqlite_url: str, site: Site, tmp_path: Path
+) -> None:
+    paths = [f"/{number}" for number in range(12)]
+    for number, path in enumerate(paths):
+        site.pages[path] = page(f"page {number}", *paths[number : number + 4])
+    async with (
+        crawling(broker310, sqlite_url, site) as system,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        worker = await processes.start("worker", kind="ingest")
+        crawl = await desk(system).start(bounds(site, "/0", max_depth=50), created_by="test")
+        for visits in (3, 6):
+            await eventually(partial(has_visited, site, visits), 60)
+            worker.kill()
+            await worker.ended()
+            worker = await processes.start("worker", kind="ingest")
+        await ended(system.ledger, crawl.id, 90)
+        progress = await desk(system).show(crawl.id)
+        assert progress.pages == {"succeeded": 12}
+        assert progress.crawl.claimed == 12
+        assert set(site.paths) == {"/robots.txt", *paths}
+        documents = await system.ledger.list_documents()
+        assert len(documents.items) == 12
+        jobs = (await system.ledger.list_jobs(limit=1000)).items
+        assert Counter(each.job_type for each in jobs)["crawl_page"] == 12
