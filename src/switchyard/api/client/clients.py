@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, closing
 from itertools import count
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import httpx
 
+from switchyard.api.client import llm_calls
 from switchyard.api.client.call import Call, Upload, in_path
 from switchyard.api.client.common import Common, looks
 from switchyard.api.client.errors import ApiError, away, error_of
@@ -129,6 +130,36 @@ class Client(Common):
         path = f"/jobs/{in_path(job_id)}/events"
         return self._follow(path, {}, last_event_id, reconnects)
 
+    @streams("llm-ask")
+    def stream_llm(
+        self,
+        payload: Mapping[str, Any],
+        *,
+        type: str | None = None,  # noqa: A002 - the field's name
+        lane: Literal["hot", "backfill"] | None = None,
+        priority: int | None = None,
+        expires_in: float | None = None,
+        source: str | None = None,
+    ) -> Generator[Event, None, None]:
+        """Ask a language model: `accepted` with the `job_id`, its answer as it is written (`text`,
+        at its `offset`), and `end` with all of it, as `ask` gives it. One that is cut is not opened
+        again: ask for `answer(job_id)` then."""
+        call = llm_calls.ask.call(
+            payload,
+            type=type,
+            lane=lane,
+            priority=priority,
+            expires_in=expires_in,
+            source=source,
+        )
+        reader = EventReader()
+        params = {"stream": "true"}
+        with closing(self._lines("POST", call.path, params, None, call.json)) as lines:
+            for line in lines:
+                event = reader.line(line)
+                if event is not None:
+                    yield event
+
     def _follow(
         self, path: str, query: dict[str, str | None], last_id: str | None, reconnects: int
     ) -> Generator[Event, None, None]:
@@ -137,7 +168,7 @@ class Client(Common):
         while True:
             failure: ApiError | None = None
             try:
-                with closing(self._lines(path, params, reader.last_id)) as lines:
+                with closing(self._lines("GET", path, params, reader.last_id)) as lines:
                     for line in lines:
                         patience.restore()
                         event = reader.line(line)
@@ -151,10 +182,16 @@ class Client(Common):
             time.sleep(patience.pause(failure))
 
     def _lines(
-        self, path: str, params: dict[str, str], last_id: str | None
+        self,
+        method: str,
+        path: str,
+        params: dict[str, str],
+        last_id: str | None,
+        json: Any = None,
     ) -> Generator[str, None, None]:
+        options = self._stream(last_id) | ({} if json is None else {"json": json})
         try:
-            with self._http.stream("GET", path, params=params, **self._stream(last_id)) as answer:
+            with self._http.stream(method, path, params=params, **options) as answer:
                 if not answer.is_success:
                     answer.read()
                     raise error_of(answer)
@@ -257,6 +294,34 @@ class AsyncClient(Common):
         path = f"/jobs/{in_path(job_id)}/events"
         return self._follow(path, {}, last_event_id, reconnects)
 
+    @streams("llm-ask")
+    async def stream_llm(
+        self,
+        payload: Mapping[str, Any],
+        *,
+        type: str | None = None,  # noqa: A002 - the field's name
+        lane: Literal["hot", "backfill"] | None = None,
+        priority: int | None = None,
+        expires_in: float | None = None,
+        source: str | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """As Client.stream_llm."""
+        call = llm_calls.ask.call(
+            payload,
+            type=type,
+            lane=lane,
+            priority=priority,
+            expires_in=expires_in,
+            source=source,
+        )
+        reader = EventReader()
+        params = {"stream": "true"}
+        async with aclosing(self._lines("POST", call.path, params, None, call.json)) as lines:
+            async for line in lines:
+                event = reader.line(line)
+                if event is not None:
+                    yield event
+
     async def _follow(
         self, path: str, query: dict[str, str | None], last_id: str | None, reconnects: int
     ) -> AsyncGenerator[Event, None]:
@@ -265,7 +330,7 @@ class AsyncClient(Common):
         while True:
             failure: ApiError | None = None
             try:
-                async with aclosing(self._lines(path, params, reader.last_id)) as lines:
+                async with aclosing(self._lines("GET", path, params, reader.last_id)) as lines:
                     async for line in lines:
                         patience.restore()
                         event = reader.line(line)
@@ -279,11 +344,16 @@ class AsyncClient(Common):
             await asyncio.sleep(patience.pause(failure))
 
     async def _lines(
-        self, path: str, params: dict[str, str], last_id: str | None
+        self,
+        method: str,
+        path: str,
+        params: dict[str, str],
+        last_id: str | None,
+        json: Any = None,
     ) -> AsyncGenerator[str, None]:
-        options = self._stream(last_id)
+        options = self._stream(last_id) | ({} if json is None else {"json": json})
         try:
-            async with self._http.stream("GET", path, params=params, **options) as answer:
+            async with self._http.stream(method, path, params=params, **options) as answer:
                 if not answer.is_success:
                     await answer.aread()
                     raise error_of(answer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -32,7 +32,11 @@ class EventStream(Response):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], *, closing: Callable[[], None] | None = None
+    ) -> None:
+        """`closing` is called at the end, also where the client has gone before the beginning."""
+        self._closing = closing
         super().__init__(headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
@@ -43,6 +47,8 @@ class EventStream(Response):
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            if self._closing is not None:
+                self._closing()
             leaving.cancel()
             sending.cancel()
             await asyncio.gather(leaving, return_exceptions=True)

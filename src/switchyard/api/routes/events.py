@@ -19,7 +19,7 @@ from switchyard.api.models import jobs as models
 from switchyard.api.routes.jobs import JobIdInPath, known_job
 from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.services.access.api_keys import Scope
-from switchyard.services.monitoring.job_events import ENDINGS, JobEvent
+from switchyard.services.monitoring.job_events import ENDINGS, TEXT, JobEvent
 from switchyard.services.records import FINISHED, LedgerUnavailable
 
 router = APIRouter(tags=["events"])
@@ -61,6 +61,8 @@ async def follow(
     """
 
     def wanted(event: JobEvent) -> bool:
+        if event.name == TEXT:
+            return False  # for those who follow that job
         fields = event.fields
         return lane in (None, fields.get("lane")) and job_type in (None, fields.get("job_type"))
 

@@ -3,21 +3,26 @@ have cost."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 
 from switchyard.api.entry.access import needs
-from switchyard.api.http.problems import responses, try_later
+from switchyard.api.http.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
+from switchyard.api.http.problems import lane_full, responses, try_later
 from switchyard.api.models import llm as models
 from switchyard.api.routes.jobs import JobIdInPath, known_job, prepared, published
-from switchyard.api.state import BrokerSide, Shared
+from switchyard.api.state import ApiState, BrokerSide, Shared
+from switchyard.broker.errors import LaneFull
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
-from switchyard.services.llm.queue import LLMQueue, LlmResult, LlmStatus, result_of
+from switchyard.services.llm.queue import LLMQueue, LlmResult, LlmStatus, QueuedRequests, result_of
 from switchyard.services.llm.spending import first_day
+from switchyard.services.llm.streaming import LlmText, WrittenAnswer
 from switchyard.services.monitoring.ending import ended
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.publishing.requests import refused
@@ -27,6 +32,13 @@ from switchyard.services.records.spending import SpentBy
 router = APIRouter(prefix="/llm/requests", tags=["llm"])
 spending_router = APIRouter(prefix="/llm/spend", tags=["llm"])
 
+LONGEST_STREAM = 3600.0
+"""Seconds after which a stream ends whose request does not expire."""
+STREAMED = (
+    'event: accepted\ndata: {"job_id": "0b0f6c1e"}\n\n'
+    'event: text\ndata: {"text": "The tide", "offset": 0}\n\n'
+    'event: end\ndata: {"job_id": "0b0f6c1e", "status": "completed"}\n\n'
+)
 WAITING: dict[int | str, dict[str, Any]] = {
     202: {"model": models.AnswerOfModel, "description": "It has not ended yet."}
 }
@@ -35,16 +47,33 @@ WAITING: dict[int | str, dict[str, Any]] = {
 @router.post(
     "",
     dependencies=[needs(Scope.PUBLISH)],
+    response_model=models.AnswerOfModel,
     responses={
-        200: {"description": "It has ended."},
+        200: {
+            "description": "It has ended; or a stream of events.",
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAMED}},
+        },
         **WAITING,
         **responses("lane-full", "broker-away", "no-broker", "too-many-streams"),
     },
 )
 async def ask(
-    body: models.QuestionToModel, state: Shared, response: Response
-) -> models.AnswerOfModel:
-    """Ask a language model. With `wait`, its answer is the answer to this request."""
+    body: models.QuestionToModel,
+    state: Shared,
+    response: Response,
+    stream: Annotated[
+        bool, Query(description="Answer with events, as with `Accept: text/event-stream`.")
+    ] = False,
+    accept: Annotated[str | None, Header(max_length=500)] = None,
+) -> models.AnswerOfModel | EventStream:
+    """Ask a language model. With `wait`, its answer is the answer to this request.
+
+    As a stream: `accepted` with its `job_id`; `text` for each piece as it is written, with
+    its `offset` in the answer, 0 where it begins (anew); `end` with what would be the answer
+    without a stream, which alone has all of it.
+    """
+    if stream or MEDIA_TYPE in (accept or ""):
+        return await _streamed(body, state)
     if state.direct is not None:
         return await _ask_directly(body, state.direct, response)
     broker = state.require_broker()
@@ -100,6 +129,45 @@ async def answer(
     return _view(record, response)
 
 
+async def _streamed(body: models.QuestionToModel, state: ApiState) -> EventStream:
+    queue = state.direct
+    if queue is None:
+        broker = state.require_broker()
+        _check_room(state.settings.api_max_streams, broker)
+        queue = LLMQueue(state.ledger, QueuedRequests(state.ledger, broker.jobs, broker.feed))
+    try:
+        written = await queue.open_stream(
+            body.type,
+            body.payload,
+            lane=body.lane,
+            priority=body.priority,
+            expires_in=body.expires_in,
+            source=body.source,
+        )
+    except (InvalidJob, InvalidPayload, UnknownJobType) as error:
+        raise refused(error, by_routing_key=False) from error
+    except LaneFull as error:
+        raise lane_full(dead_lettered=error.dead_lettered) from error
+    timeout = body.expires_in or LONGEST_STREAM
+    frames = _frames(queue, written, timeout, state.settings.api_heartbeat)
+    return EventStream(frames, closing=written.close)
+
+
+async def _frames(
+    queue: LLMQueue, written: WrittenAnswer, timeout: float, heartbeat: float
+) -> AsyncGenerator[bytes, None]:
+    yield frame("accepted", {"job_id": written.job_id})
+    ending = queue.ending(written.job_id, timeout=timeout)
+    async with aclosing(written.follow(ending, heartbeat=heartbeat)) as events:
+        async for each in events:
+            if each is None:
+                yield HEARTBEAT
+            elif isinstance(each, LlmText):
+                yield frame("text", {"text": each.text, "offset": each.offset})
+            else:
+                yield frame("end", _public(result_of(each)).model_dump(mode="json"))
+
+
 async def _ask_directly(
     body: models.QuestionToModel, queue: LLMQueue, response: Response
 ) -> models.AnswerOfModel:
@@ -128,6 +196,10 @@ def _view(record: JobRecord, response: Response) -> models.AnswerOfModel:
 def _shown(result: LlmResult, response: Response) -> models.AnswerOfModel:
     if result.status is LlmStatus.WAITING:
         response.status_code = 202
+    return _public(result)
+
+
+def _public(result: LlmResult) -> models.AnswerOfModel:
     return models.AnswerOfModel(
         job_id=result.job_id,
         status=result.status,

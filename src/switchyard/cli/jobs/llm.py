@@ -80,6 +80,9 @@ def ask(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Ask anew although an answer is kept.")
     ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print the answer as it is written.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a model through the lanes, and print its answer.
@@ -99,9 +102,12 @@ def ask(
     if not settings.llm_direct:
         require_broker(settings)
     seconds = optional_duration(timeout) or 600.0
-    result = run(_ask(settings, job_type, given, lane, priority, seconds))
+    asking = _ask if not stream or as_json else _ask_and_print
+    result, printed = run(asking(settings, job_type, given, lane, priority, seconds))
     if as_json:
         print_json(_shown(result))
+    elif printed is not None and printed == result.text:
+        return
     elif result.result is not None:
         value = result.value
         if value is None:
@@ -121,13 +127,46 @@ async def _ask(
     lane: str,
     priority: int | None,
     timeout: float,
-) -> LlmResult:
+) -> tuple[LlmResult, str | None]:
     from switchyard.services.llm.queue import LLMQueue
 
     async with LLMQueue.opened(settings) as queue:
-        return await queue.call(
+        result = await queue.call(
             job_type, payload, timeout=timeout, lane=lane, priority=priority, source="jobctl"
         )
+        return result, None
+
+
+async def _ask_and_print(
+    settings: Settings,
+    job_type: str,
+    payload: dict[str, Any],
+    lane: str,
+    priority: int | None,
+    timeout: float,
+) -> tuple[LlmResult, str | None]:
+    """Print what is written as it comes; the result, and what was printed: None where that is
+    nothing."""
+    from switchyard.services.llm.queue import LLMQueue, LlmResult
+
+    printed: str | None = None
+    async with LLMQueue.opened(settings) as queue:
+        events = queue.stream(
+            job_type, payload, timeout=timeout, lane=lane, priority=priority, source="jobctl"
+        )
+        async for each in events:
+            if isinstance(each, LlmResult):
+                if printed is None:
+                    return each, None
+                echo("")
+                return each, printed.strip()
+            if each.offset == 0 and printed:
+                echo("\n")
+                printed = ""
+            if each.offset == len(printed or ""):
+                echo(each.text, nl=False)
+                printed = (printed or "") + each.text
+    raise CommandFailed("the request is gone: somebody has removed its record")
 
 
 def _shown(result: LlmResult) -> dict[str, Any]:

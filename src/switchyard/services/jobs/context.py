@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.notebook import Notebook
 from switchyard.services.jobs.outcomes import RetryableError
+from switchyard.services.jobs.speech import Speech
 from switchyard.services.records import JoinedJob
 
 if TYPE_CHECKING:  # whoever only declares a handler needs neither
@@ -120,6 +121,10 @@ class JobContext:
     has succeeded, or when its payload is changed."""
     notebook: Notebook = field(default_factory=Notebook, compare=False, repr=False)
     """Where `progress` and `checkpoint` are noted."""
+
+    speech: Speech = field(default_factory=Speech, compare=False, repr=False)
+    """`ctx.speech.write(text)` tells whoever follows the job (`GET /jobs/{id}/events`) what it
+    writes, piece by piece, for handlers in the event loop: best effort, and kept nowhere."""
 
     def progress(self, fraction: float | None, note: str = "") -> None:
         """Say how far the job is: 0 to 1 of its work (None where that is not known), and a few

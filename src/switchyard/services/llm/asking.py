@@ -77,7 +77,8 @@ async def _answered(
             within=left,
             fresh=request.fresh,
             by=asked_by(ctx),
-            batch=batch,
+            batch=batch and not request.stream,  # somebody reads along
+            speech=ctx.speech if request.stream else None,
         )
 
     answer, reused = await ask()

@@ -22,6 +22,7 @@ from switchyard.broker.lanes import split_routing_key
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.requests import LlmRequest
+from switchyard.services.monitoring.job_events import EventHub, text_event
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.records import FINISHED, JobRecord, LedgerError
@@ -41,8 +42,15 @@ class DirectRequests:
     """The requests of one process. Open it with `DirectRequests.opened`."""
 
     def __init__(
-        self, settings: Settings, registry: Registry, ledger: Ledger, runner: InlineRunner
+        self,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        runner: InlineRunner,
+        hub: EventHub,
     ) -> None:
+        self.hub = hub
+        """Where it is heard what jobs write."""
         self._registry = registry
         self._ledger = ledger
         self._runner = runner
@@ -58,10 +66,21 @@ class DirectRequests:
         cls, settings: Settings, registry: Registry, ledger: Ledger
     ) -> AsyncIterator[DirectRequests]:
         """At the end, what is still under way is cancelled: nobody else would answer it."""
+        hub = EventHub()
+
+        def hear(job_id: str, text: str, offset: int) -> None:
+            hub.heard(text_event(job_id, text, offset, ledger.clock.time()))
+
         runner = InlineRunner(
-            settings, registry, ledger, patience=PATIENCE, slots=MOST, shared_ledger=True
+            settings,
+            registry,
+            ledger,
+            patience=PATIENCE,
+            slots=MOST,
+            shared_ledger=True,
+            hear=hear,
         )
-        requests = cls(settings, registry, ledger, runner)
+        requests = cls(settings, registry, ledger, runner, hub)
         try:
             async with runner:
                 yield requests

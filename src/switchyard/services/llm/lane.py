@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.speech import Speech
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.answers import Answers
 from switchyard.services.llm.batches import Collector
@@ -91,14 +92,14 @@ class LlmLane:
         urgency: Urgency,
         within: float,
         fresh: bool = False,
-        tell: Callable[[str], None] | None = None,
+        speech: Speech | None = None,
         by: AskedBy = NOBODY,
         batch: bool = False,
     ) -> tuple[Answer, bool]:
         """The answer to a chat (`messages`, `max_tokens`, …), and whether it was there already:
         what was asked before, or is being asked, is not paid for again unless it is to be `fresh`.
 
-        `within` is seconds, waiting for room included. `tell` gets the text as it comes; the cost
+        `within` is seconds, waiting for room included. `speech` gets the text as it comes; the cost
         is that of whoever it is asked `by`. With `batch`, which such a server gets in batches is
         answered later: Batched is raised. Raises what `ask` raises.
         """
@@ -109,7 +110,7 @@ class LlmLane:
         async def ask(left: float) -> Answer:
             if collector is not None:
                 await collector.collect(question, by)
-            return await self.ask(asked, urgency=urgency, within=left, tell=tell, by=by)
+            return await self.ask(asked, urgency=urgency, within=left, speech=speech, by=by)
 
         answer, reused = await self._answers.get(question, ask, within=within, fresh=fresh)
         is_own = collector is not None and await collector.came(question, by)
@@ -127,7 +128,7 @@ class LlmLane:
         *,
         urgency: Urgency,
         within: float,
-        tell: Callable[[str], None] | None = None,
+        speech: Speech | None = None,
         by: AskedBy = NOBODY,
     ) -> Answer:
         """The answer to a chat of the first server that can, paid for in any case.
@@ -149,7 +150,7 @@ class LlmLane:
                 # What a server answered says more than that the others have no room.
                 raise last or error from error
             try:
-                return await self._call(entry, asked, deadline - time.monotonic(), tell, by)
+                return await self._call(entry, asked, deadline - time.monotonic(), speech, by)
             except LlmLimited as error:
                 last = error  # it is paused now; the gate knows whether another has room
             except (LlmUnavailable, LlmNonsense, NoBudget) as error:
@@ -173,10 +174,14 @@ class LlmLane:
         entry: Admission,
         asked: Mapping[str, Any],
         within: float,
-        tell: Callable[[str], None] | None,
+        speech: Speech | None,
         by: AskedBy,
     ) -> Answer:
         lesson: Lesson | None = None
+        tell = None
+        if speech is not None:
+            speech.begin()  # another server may have begun
+            tell = speech.write
         try:
             async with self._till.call(entry.server, asked, by) as bill:
                 said = await self._clients[entry.server.name].ask(asked, within=within, tell=tell)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Protocol
+from uuid import uuid4
 
 import structlog
 
@@ -19,8 +20,9 @@ from switchyard.services.errors import Unknown
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.direct import DirectRequests
+from switchyard.services.llm.streaming import LlmText, WrittenAnswer
 from switchyard.services.monitoring.ending import ended
-from switchyard.services.monitoring.job_events import EventFeed
+from switchyard.services.monitoring.job_events import EventFeed, EventHub
 from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher, Published
@@ -85,6 +87,11 @@ def result_of(record: JobRecord) -> LlmResult:
 class Way(Protocol):
     """Where requests are run: through the lanes, or here (DirectRequests)."""
 
+    @property
+    def hub(self) -> EventHub:
+        """Where it is heard what jobs write."""
+        ...
+
     async def publish(self, request: JobRequest) -> Published: ...
 
     async def ended(self, job_id: str, *, timeout: float) -> JobRecord | None: ...
@@ -97,6 +104,10 @@ class QueuedRequests:
         self._ledger = ledger
         self._jobs = jobs
         self._feed = feed
+
+    @property
+    def hub(self) -> EventHub:
+        return self._feed
 
     async def publish(self, request: JobRequest) -> Published:
         return await self._jobs.publish(request)
@@ -172,20 +183,89 @@ class LLMQueue:
 
         Raises InvalidPayload, UnknownJobType, InvalidJob, PublishError, LedgerError.
         """
+        return await self._submit(
+            f"{lane}.{job_type}",
+            payload,
+            expires_in,
+            priority=priority,
+            source=source,
+            idempotency_key=key,
+        )
+
+    async def _submit(
+        self,
+        routing_key: str,
+        payload: Mapping[str, Any],
+        expires_in: float | None,
+        **options: Any,
+    ) -> str:
         expires_at = None
         if expires_in is not None:
             expires_at = self._ledger.clock.now() + timedelta(seconds=expires_in)
-        published = await self._way.publish(
-            JobRequest(
+        request = JobRequest(routing_key, payload, expires_at=expires_at, **options)
+        return (await self._way.publish(request)).job_id
+
+    async def open_stream(
+        self,
+        job_type: str,
+        payload: Mapping[str, Any],
+        *,
+        lane: str = "hot",
+        priority: int | None = None,
+        expires_in: float | None = None,
+        source: str = "python",
+    ) -> WrittenAnswer:
+        """Send a request whose answer is told as it is written; `follow` it with `ending`, and
+        close it. Raises as `submit`."""
+        job_id = str(uuid4())
+        written = WrittenAnswer(self._way.hub, job_id)
+        try:
+            await self._submit(
                 f"{lane}.{job_type}",
-                payload,
+                {**payload, "stream": True},
+                expires_in,
                 priority=priority,
                 source=source,
-                expires_at=expires_at,
-                idempotency_key=key,
+                job_id=job_id,
             )
+        except BaseException:
+            written.close()
+            raise
+        return written
+
+    async def ending(self, job_id: str, *, timeout: float) -> JobRecord | None:
+        """The record of a request when it has ended; as it stands after `timeout` seconds."""
+        return await self._way.ended(job_id, timeout=timeout)
+
+    async def stream(
+        self,
+        job_type: str,
+        payload: Mapping[str, Any],
+        *,
+        timeout: float = 600.0,
+        lane: str = "hot",
+        priority: int | None = None,
+        source: str = "python",
+    ) -> AsyncGenerator[LlmText | LlmResult, None]:
+        """Send a request that expires after `timeout` seconds: its answer piece by piece as it is
+        written, and last its result, which alone has all of it. An answer that was kept is a result
+        and nothing else. Whoever leaves early does not stop it.
+
+        Raises as `submit` and `result`.
+        """
+        written = await self.open_stream(
+            job_type, payload, lane=lane, priority=priority, expires_in=timeout, source=source
         )
-        return published.job_id
+        try:
+            ending = self.ending(written.job_id, timeout=timeout)
+            async with aclosing(written.follow(ending)) as events:
+                async for each in events:
+                    if isinstance(each, JobRecord):
+                        yield result_of(each)
+                    elif each is not None:
+                        yield each
+        finally:
+            written.close()
 
     async def result(self, job_id: str, *, timeout: float = 600.0) -> LlmResult:
         """What became of a request, as soon as it has ended; `waiting` when that takes longer than

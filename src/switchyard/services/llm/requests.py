@@ -56,6 +56,10 @@ class LlmRequest(BaseModel, ABC):
     max_tokens: int = Field(default=2048, ge=1, le=65_536, description="Tokens of the answer.")
     temperature: float = Field(default=0.0, ge=0, le=2)
     fresh: bool = Field(default=False, description="Ask anew although an answer is kept.")
+    stream: bool = Field(
+        default=False,
+        description="Tell the answer as it is written to whoever follows the job: events `text`.",
+    )
 
     @abstractmethod
     def question(self) -> LlmQuestion:

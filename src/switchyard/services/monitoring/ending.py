@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.monitoring.job_events import ENDINGS, EventFeed, JobEvent
+from switchyard.services.monitoring.job_events import ENDINGS, EventHub, JobEvent
 from switchyard.services.records import FINISHED, JobRecord, LedgerUnavailable
 
 LOOK = 15.0
@@ -13,9 +13,7 @@ LOOK = 15.0
 connection was cut never comes."""
 
 
-async def ended(
-    feed: EventFeed, ledger: Ledger, job_id: str, *, timeout: float
-) -> JobRecord | None:
+async def ended(feed: EventHub, ledger: Ledger, job_id: str, *, timeout: float) -> JobRecord | None:
     """The job when it has ended; as it stands after `timeout` seconds; None where there is none.
 
     Raises LedgerUnavailable when the ledger is away at the end of that time.

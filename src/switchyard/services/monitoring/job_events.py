@@ -40,6 +40,8 @@ LATEST = 1e11
 """Seconds since the epoch: the year 5138."""
 PROGRESS = "progress"
 """Not remembered: the next one says more, and many jobs would drive out what happens once."""
+TEXT = "text"
+"""A piece of what a job writes: there are many, and its result has them all."""
 ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
 """Events after which a job rests."""
 
@@ -59,7 +61,7 @@ class JobEvent:
     id: str
     """`<microseconds>-<digest>`: orders events roughly, names each exactly."""
     name: str
-    """started, progress, succeeded, retrying, dead, cancelled."""
+    """started, progress, text, succeeded, retrying, dead, cancelled."""
     job_id: str
     at: float
     """Seconds since the epoch, by the clock of whoever saw it."""
@@ -100,6 +102,7 @@ def announce(
     attempt: int,
     worker_id: str | None = None,
     progress: Reported | None = None,
+    text: tuple[str, int] | None = None,
 ) -> None:
     """Tell whoever listens, best effort: `<event>.<lane>.<job_type>` on `jobs.events`.
 
@@ -116,8 +119,16 @@ def announce(
     }
     if progress is not None:
         body |= {"fraction": progress.fraction, "note": progress.note}
+    if text is not None:
+        body |= {"text": text[0], "offset": text[1]}
     envelope = Envelope(body=to_json(body), message_id=job_id, type=event)
     publisher.send_soon(EVENTS_EXCHANGE, f"{event}.{lane}.{job_type}", envelope)
+
+
+def text_event(job_id: str, text: str, offset: int, at: float) -> JobEvent:
+    """What a job of this process writes, told without a broker."""
+    said = {"event": TEXT, "job_id": job_id, "at": at, "text": text, "offset": offset}
+    return JobEvent.of(to_json(said))
 
 
 class Subscription:
@@ -161,35 +172,18 @@ class Subscription:
         return event
 
 
-class EventFeed:
-    """Hears `jobs.events` on a queue of its own, and hands events to the subscribers."""
+class EventHub:
+    """Hands events to subscribers in this process, and remembers some."""
 
-    def __init__(self, settings: BrokerSettings, *, remembered: int = REMEMBERED) -> None:
-        self._log = structlog.get_logger("events")
-        self._link = Link(settings.require_amqp_url(), "api events", self._log)
+    def __init__(self, *, remembered: int = REMEMBERED) -> None:
         self._memory: deque[JobEvent] = deque()
         self._most = remembered
         self._bytes = 0
         self._subscriptions: set[Subscription] = set()
-        self.is_listening = asyncio.Event()
-        """Set while events arrive."""
 
     @property
     def subscribers(self) -> int:
         return len(self._subscriptions)
-
-    async def check(self) -> None:
-        """Raises BrokerAway while no events arrive."""
-        if not self.is_listening.is_set():
-            raise BrokerAway("events are not heard", maybe_accepted=False)
-
-    async def run(self) -> None:
-        """Listen until cancelled, again after each loss of the broker."""
-        try:
-            await keep_listening(self._link, self._listen, self._log, "can't hear events")
-        finally:
-            self.close_subscriptions()
-            await self._link.close()
 
     def close_subscriptions(self) -> None:
         """End every stream; clients come again, perhaps to another process."""
@@ -223,13 +217,37 @@ class EventFeed:
 
     def heard(self, event: JobEvent) -> None:
         """Remember an event and hand it on."""
-        if event.name != PROGRESS:
+        if event.name not in (PROGRESS, TEXT):
             self._memory.append(event)
             self._bytes += len(event.body)
         while len(self._memory) > self._most or self._bytes > REMEMBERED_BYTES:
             self._bytes -= len(self._memory.popleft().body)
         for subscription in tuple(self._subscriptions):
             subscription.offer(event)
+
+
+class EventFeed(EventHub):
+    """Hears `jobs.events` on a queue of its own, and hands events to the subscribers."""
+
+    def __init__(self, settings: BrokerSettings, *, remembered: int = REMEMBERED) -> None:
+        super().__init__(remembered=remembered)
+        self._log = structlog.get_logger("events")
+        self._link = Link(settings.require_amqp_url(), "api events", self._log)
+        self.is_listening = asyncio.Event()
+        """Set while events arrive."""
+
+    async def check(self) -> None:
+        """Raises BrokerAway while no events arrive."""
+        if not self.is_listening.is_set():
+            raise BrokerAway("events are not heard", maybe_accepted=False)
+
+    async def run(self) -> None:
+        """Listen until cancelled, again after each loss of the broker."""
+        try:
+            await keep_listening(self._link, self._listen, self._log, "can't hear events")
+        finally:
+            self.close_subscriptions()
+            await self._link.close()
 
     async def _listen(self, connection: Connection, hears: Callable[[], None]) -> None:
         def listening() -> None:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from itertools import count
 from types import TracebackType
 
@@ -27,6 +28,7 @@ from switchyard.services.jobs.context import JobContext, Shared, Usage
 from switchyard.services.jobs.limits import LimitRefused, needs_of
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Decision, Delayed, Died, Failure
+from switchyard.services.jobs.speech import Speech
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.publishing.publisher import Published
@@ -79,10 +81,13 @@ class InlineRunner:
         patience: float = PATIENCE,
         slots: int | None = None,
         shared_ledger: bool = False,
+        hear: Callable[[str, str, int], None] | None = None,
     ) -> None:
         """With `shared_ledger` other processes run jobs of the same ledger: theirs are left alone,
         and what is under way here at the end is cancelled, as no process takes it up.
-        `slots`: how many pipelines run at once."""
+        `slots`: how many pipelines run at once. `hear` gets what jobs write as they write it: the
+        job's id, a piece, and how many characters were before it."""
+        self._hear = hear
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
@@ -286,6 +291,8 @@ class InlineRunner:
 
     async def _attempt(self, job: NewJob, claim_id: str, claim: Claimed, usage: Usage) -> Attempt:
         kept = await self._notes.last_checkpoint(job.message) if claim.has_checkpoint else None
+        hear = None if self._hear is None else partial(self._hear, job.message.job_id)
+        speech = Speech(hear)
         async with self._notes.notebook_of(job.message, claim_id) as notebook:
             ctx = JobContext(
                 message=job.message,
@@ -297,8 +304,12 @@ class InlineRunner:
                 last_checkpoint=kept,
                 notebook=notebook,
                 usage=usage,
+                speech=speech,
             )
-            return await attempt(self._registry, ctx, self._executor, crashes=claim.crashes)
+            try:
+                return await attempt(self._registry, ctx, self._executor, crashes=claim.crashes)
+            finally:
+                speech.end()
 
     async def _record_end(self, job: NewJob, claim_id: str, decision: Ending) -> list[NewJob]:
         """Gives the jobs that had waited for this one, and may run now."""

@@ -10,7 +10,7 @@ import structlog
 from switchyard.broker.dead.certificate import MESSAGE_LIMIT
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.jobs.retry import Delayed, Died, Failure, Succeeded
-from switchyard.services.monitoring.job_events import PROGRESS, announce
+from switchyard.services.monitoring.job_events import PROGRESS, TEXT, announce
 from switchyard.services.records.progress import Reported
 from switchyard.services.runtime.endings import CalledOff, Ending
 from switchyard.services.runtime.metering import Meter
@@ -68,6 +68,10 @@ class Reporter:
         """Its handler says how far it is, and the ledger has it."""
         self._announce(PROGRESS, job, said)
 
+    def wrote(self, job: RunningJob, text: str, offset: int) -> None:
+        """Its handler has written that, after so many characters."""
+        self._announce(TEXT, job, text=(text, offset))
+
     def ended(self, job: RunningJob, ending: Ending) -> None:
         """It has ended, and the delivery is acknowledged."""
         if self.meter is not None:
@@ -102,7 +106,13 @@ class Reporter:
                 self._log.info("cancelled")
                 self._announce("cancelled", job)
 
-    def _announce(self, event: str, job: RunningJob, progress: Reported | None = None) -> None:
+    def _announce(
+        self,
+        event: str,
+        job: RunningJob,
+        progress: Reported | None = None,
+        text: tuple[str, int] | None = None,
+    ) -> None:
         message = job.message
         announce(
             self.publisher,
@@ -113,6 +123,7 @@ class Reporter:
             attempt=message.metadata.attempts + 1,
             worker_id=self.worker_id,
             progress=progress,
+            text=text,
         )
 
 

@@ -30,6 +30,7 @@ from switchyard.services.jobs.registry import (
     Registry,
     UnknownJobType,
 )
+from switchyard.services.jobs.speech import Speech
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import LedgerError, NewJob
 from switchyard.services.runtime.claiming import Claims
@@ -201,6 +202,7 @@ class Runner:
         last_checkpoint: Any,
         notebook: Notebook,
     ) -> Any:
+        speech = Speech(partial(self.reporter.wrote, job))
         ctx = JobContext(
             message=job.message,
             lane=job.delivery.lane,
@@ -212,6 +214,7 @@ class Runner:
             last_checkpoint=last_checkpoint,
             notebook=notebook,
             usage=job.usage,
+            speech=speech,
         )
         # Only the handler may be cancelled: what follows from it must be seen through.
         job.handler = asyncio.current_task()
@@ -225,6 +228,7 @@ class Runner:
             job.verdict = CalledOff()
             return None
         finally:
+            speech.end()
             job.handler = None
 
     def _classify(self, job: RunningJob, ended: Any) -> tuple[Ending, Sequence[NewJob]]:

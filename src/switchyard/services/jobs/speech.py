@@ -1,0 +1,78 @@
+"""What a job writes, told to whoever follows it as it is written: best effort, kept nowhere.
+
+A model writes a word at a time, a hundred times a second: pieces are gathered, and told a few
+times a second. Nobody waits for a reader: what there is no time to tell is left out, and the piece
+after it says where it stands, so that a reader knows; the job's result has all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+PAUSE = 0.05
+"""Seconds between two pieces at least."""
+PIECE = 2_000
+"""Characters of one piece at most: with all of them escaped, an event has room for it."""
+BACKLOG = 10 * PIECE
+"""Characters that wait to be told; of more, the latest are left out."""
+
+Hear = Callable[[str, int], None]
+"""Gets a piece, and how many characters of the text were before it."""
+
+
+class Speech:
+    """The text that one attempt writes. To be used within the event loop."""
+
+    __slots__ = ("_hear", "_position", "_timer", "_waiting", "_written")
+
+    def __init__(self, hear: Hear | None = None) -> None:
+        """`hear` is called within the event loop; without it, nothing is told."""
+        self._hear = hear
+        self._waiting = ""
+        self._written = self._position = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """What was written counts no more: the text begins anew, at 0."""
+        self._stop()
+        self._waiting = ""
+        self._written = self._position = 0
+
+    def write(self, text: str) -> None:
+        """The text goes on."""
+        if self._hear is None or not text:
+            return
+        # Only what joins on to what waits: else there would be a hole within a piece.
+        if self._position + len(self._waiting) == self._written:
+            self._waiting += text[: max(0, BACKLOG - len(self._waiting))]
+        elif not self._waiting:
+            self._position = self._written
+            self._waiting = text[:BACKLOG]
+        self._written += len(text)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._tell)
+
+    def end(self) -> None:
+        """Nothing more is written: tell a last piece of what waits."""
+        self._stop()
+        if self._waiting:
+            self._piece()
+        self._waiting = ""
+
+    def _tell(self) -> None:
+        self._timer = None
+        self._piece()
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._tell)
+
+    def _piece(self) -> None:
+        piece, self._waiting = self._waiting[:PIECE], self._waiting[PIECE:]
+        position, self._position = self._position, self._position + len(piece)
+        if self._hear is not None:
+            self._hear(piece, position)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

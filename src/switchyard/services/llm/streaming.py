@@ -1,0 +1,78 @@
+"""An answer as it is written, and its end: what the worker tells of the job, then what the ledger
+has of it. The end does not depend on the pieces: a reader that is too slow for them, or misses
+some, gets it all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from switchyard.broker.background import end_tasks
+from switchyard.services.monitoring.job_events import TEXT, EventHub, JobEvent
+from switchyard.services.records import JobRecord
+
+HEARTBEAT = 15.0
+"""Seconds after which a stream says that nothing has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlmText:
+    """A piece of an answer while it is written."""
+
+    text: str
+    offset: int
+    """Characters of the answer before it; 0 where it begins, perhaps anew. Where that is more than
+    came before, a piece was left out: the result has all of it."""
+
+
+class WrittenAnswer:
+    """What a job writes from now on; `close` it. Make it before the job is published."""
+
+    def __init__(self, hub: EventHub, job_id: str) -> None:
+        def wanted(event: JobEvent) -> bool:
+            return event.job_id == job_id and event.name == TEXT
+
+        self.job_id = job_id
+        self._open = ExitStack()
+        self._subscription = self._open.enter_context(hub.subscribed(wanted))
+
+    def close(self) -> None:
+        self._open.close()
+
+    async def follow(
+        self, end: Awaitable[JobRecord | None], *, heartbeat: float = HEARTBEAT
+    ) -> AsyncGenerator[LlmText | JobRecord | None, None]:
+        """The pieces, and last the job's record as `end` gives it; None after `heartbeat` seconds
+        without any. Raises what `end` raises."""
+        ending = asyncio.ensure_future(end)
+        ending.add_done_callback(lambda _: self._subscription.close())
+        try:
+            while True:
+                event = await self._subscription.next(heartbeat)
+                if event is not None:
+                    piece = _piece(event)
+                    if piece is not None:
+                        yield piece
+                elif self._subscription.is_over:
+                    break
+                else:
+                    yield None
+            while not ending.done():  # too slow for the pieces
+                await asyncio.wait([ending], timeout=heartbeat)
+                if not ending.done():
+                    yield None
+            record = await ending
+            if record is not None:
+                yield record
+        finally:
+            await end_tasks(ending)
+
+
+def _piece(event: JobEvent) -> LlmText | None:
+    """Anybody who may publish on the broker may have written it."""
+    text, offset = event.fields.get("text"), event.fields.get("offset")
+    if not isinstance(text, str) or not isinstance(offset, int) or isinstance(offset, bool):
+        return None
+    return LlmText(text, offset) if 0 <= offset < 2**40 else None

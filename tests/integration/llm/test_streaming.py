@@ -1,0 +1,142 @@
+"""Answers as they are written: through the lanes, over HTTP, and in direct mode."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from switchyard import LLMQueue
+from switchyard.api.client import AsyncClient
+from switchyard.services.llm.queue import LlmResult
+from tests.support.api_server import connected, serving
+from tests.support.brokers import TestBroker
+from tests.support.llm_server import Behaviour, Exchange, LlmServer, Request
+from tests.support.system import System, open_system
+
+CHAT = {"messages": [{"role": "user", "content": "What is a tide?"}]}
+PIECES = ["The tide ", "rises ", "and falls."]
+TEXT = "".join(PIECES)
+
+
+def writes(seen: threading.Event) -> Behaviour:
+    """An answer as a stream: its first piece, and the rest when the test has seen that."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        exchange.send_response(200)
+        exchange.send_header("Content-Type", "text/event-stream")
+        exchange.end_headers()
+        exchange.close_connection = True
+        for number, piece in enumerate(PIECES):
+            chunk(exchange, {"content": piece})
+            if number == 0:
+                assert seen.wait(60)
+        chunk(exchange, {}, "stop")
+        exchange.wfile.write(b"data: [DONE]\n\n")
+
+    return behave
+
+
+def chunk(exchange: Exchange, delta: dict[str, str], reason: str | None = None) -> None:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    said = {"id": "1", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
+    exchange.wfile.write(f"data: {json.dumps(said)}\n\n".encode())
+    exchange.wfile.flush()
+
+
+@pytest.fixture
+def llm() -> Iterator[LlmServer]:
+    with LlmServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def system(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
+) -> AsyncIterator[System]:
+    modules = ("switchyard.services.workers.llm", "switchyard.services.workers.llm_requests")
+    async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
+        given = {"llm_base_url": llm.url, "llm_timeout": 60.0}
+        opened.settings = opened.settings.model_copy(update=given)
+        yield opened
+
+
+@pytest.mark.parametrize("direct", [False, True])
+async def test_an_answer_is_read_while_it_is_written_and_a_kept_one_is_its_end_alone(
+    system: System, llm: LlmServer, direct: bool
+) -> None:
+    if not direct:
+        await system.start_worker("llm")
+    seen = threading.Event()
+    llm.next(writes(seen))
+    settings = system.settings.model_copy(update={"llm_direct": direct})
+    async with LLMQueue.opened(settings) as queue:
+        came, result = "", None
+        async with aclosing(queue.stream("chat_completion", CHAT)) as events:
+            async for each in events:
+                if isinstance(each, LlmResult):
+                    result = each
+                    continue
+                assert each.offset == len(came)
+                came += each.text
+                seen.set()
+        assert came == TEXT
+        assert result is not None
+        assert result.text == TEXT
+        again = [each async for each in queue.stream("chat_completion", CHAT)]
+        assert [type(each) for each in again] == [LlmResult]
+        assert len(llm.requests) == 1
+
+
+@pytest.mark.parametrize("direct", [False, True])
+async def test_an_answer_is_streamed_over_http_and_goes_on_without_its_reader(
+    system: System, llm: LlmServer, direct: bool
+) -> None:
+    if not direct:
+        await system.start_worker("llm")
+    async with (
+        serving(system.settings, llm_direct=direct) as api,
+        AsyncClient(api.url) as client,
+    ):
+        await connected(api)
+        seen = threading.Event()
+        llm.next(writes(seen))
+        came = []
+        async with aclosing(client.stream_llm(CHAT)) as events:
+            async for event in events:
+                came.append(event)
+                if event.name == "text":
+                    seen.set()
+        assert [each.name for each in came] == ["accepted", *["text"] * (len(came) - 2), "end"]
+        assert "".join(each.data["text"] for each in came[1:-1]) == TEXT
+        assert came[-1].data["result"]["text"] == TEXT
+        job_id = came[0].data["job_id"]
+        assert came[-1].data["job_id"] == job_id
+
+        gone = threading.Event()
+        llm.next(writes(gone))
+        async with aclosing(client.stream_llm(CHAT | {"fresh": True})) as events:
+            async for event in events:
+                if event.name == "text":
+                    break
+                job_id = event.data["job_id"]
+        gone.set()
+        answered = await client.answer(job_id, wait=30)
+        assert answered.status == "completed"
+
+
+async def test_a_request_that_can_not_be_taken_is_refused_before_the_stream_begins(
+    system: System,
+) -> None:
+    async with serving(system.settings) as api:
+        await connected(api)
+        accepts = {"Accept": "text/event-stream"}
+        wrong = {"type": "classify", "payload": {"text": "x"}}
+        answer = await api.client.post("/llm/requests", json=wrong, headers=accepts)
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["location"][:2] == ["body", "payload"]
+        assert api.state.broker.feed.subscribers == 0
