@@ -151,17 +151,17 @@ def cut_in_the_middle() -> Behaviour:
     return lambda exchange, _: exchange.send(200, b'{"id": "1', claimed_length=500)
 
 
-def endless(status: int) -> Behaviour:
+def endless(status: int, kind: str = "application/json", part: bytes = b" " * 65536) -> Behaviour:
     """A body that does not end while somebody listens."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         exchange.send_response(status)
-        exchange.send_header("Content-Type", "application/json")
+        exchange.send_header("Content-Type", kind)
         exchange.end_headers()
         exchange.close_connection = True
         try:
             while True:
-                exchange.wfile.write(b" " * 65536)
+                exchange.wfile.write(part)
         except OSError:
             return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from dataclasses import replace
@@ -261,6 +262,27 @@ async def test_no_answer_fills_the_memory(
         await embedder.embed(["a"])
     with pytest.raises((LlmNonsense, LlmUnavailable), match="longer than"):
         await ask(asking)
+
+
+@pytest.mark.parametrize("part", [b"x" * 65536, b"data: x\n" * 8192, b"data: x\r\n" * 8192])
+async def test_an_event_without_an_end_is_given_up_by_its_size(
+    llm: LlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch, part: bytes
+):
+    monkeypatch.setattr("switchyard.services.llm.bounded.MAX_EVENT", 4_000_000)
+    llm.always(server.endless(200, "text/event-stream", part))
+    with pytest.raises(LlmNonsense, match="longer than"):
+        await ask(asking)
+
+
+async def test_a_stream_of_small_events_may_be_long(
+    llm: LlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("switchyard.services.llm.bounded.MAX_EVENT", 1_000)
+    chunk = {"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]}
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    events = [f"data: {json.dumps(each)}\n\n" for each in [*[chunk] * 500, end]]
+    llm.next(server.says("".join(events).encode(), "text/event-stream"))
+    assert (await ask(asking)).text == ("word " * 500).strip()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://[::1/v1"])

@@ -1,7 +1,7 @@
 """What a server of models sends is bounded before the SDK collects it.
 
-The SDK reads an error, and an answer that is no stream, to its end: a server that never comes to
-one would fill the memory within the time limit.
+The SDK reads an error, and an answer that is no stream, to its end, and each event of a stream to
+the event's: a server that never comes to one would fill the memory within the time limit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 MAX_BODY = 64 * 1024 * 1024
 """Bytes of an answer that is no stream: a batch of vectors as text has a tenth of that."""
+
+MAX_EVENT = 16 * 1024 * 1024
+"""Bytes of one event of a stream. Some servers send a whole answer in one: `reading.MAX_ANSWER`
+characters, and all that may be about them."""
+_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 
 
 def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
@@ -33,17 +38,33 @@ def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
 async def _bound(response: Any) -> None:
     if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         raise LlmNonsense("the LLM server packs its answer although it was asked not to")
-    if response.is_success and "event-stream" in response.headers.get("content-type", ""):
-        return  # `Reading` counts what comes
+    is_stream = response.is_success and "event-stream" in response.headers.get("content-type", "")
     sent = response.aiter_raw
-
-    async def bounded(*how: Any, **more: Any) -> AsyncIterator[bytes]:
-        size = 0
-        async for part in sent(*how, **more):
-            size += len(part)
-            if size > MAX_BODY:
-                raise LlmNonsense(f"the LLM server's answer is longer than {MAX_BODY:,} bytes")
-            yield part
+    within = _events if is_stream else _whole
 
     # Everything that the SDK reads of an answer goes through this.
-    response.aiter_raw = bounded
+    response.aiter_raw = lambda *how, **more: within(sent(*how, **more))
+
+
+async def _whole(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    size = 0
+    async for part in parts:
+        size += len(part)
+        if size > MAX_BODY:
+            raise LlmNonsense(f"the LLM server's answer is longer than {MAX_BODY:,} bytes")
+        yield part
+
+
+async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A stream may be as long as it takes: `Reading` counts what is kept of it."""
+    size, last = 0, b""
+    async for part in parts:
+        joined = last + part
+        ended = max(joined.rfind(end) + len(end) if end in joined else 0 for end in _ENDS)
+        size = len(joined) - ended if ended else size + len(part)
+        if size > MAX_EVENT:
+            raise LlmNonsense(
+                f"an event of the LLM server's answer is longer than {MAX_EVENT:,} bytes"
+            )
+        last = joined[-3:]
+        yield part
