@@ -27,6 +27,7 @@ from switchyard.api.routes import (
     graph,
     health,
     jobs,
+    limits,
     llm,
     metrics,
     pressure,
@@ -58,6 +59,7 @@ ROUTERS = (
     crawls.router,
     schedules.router,
     pressure.router,
+    limits.router,
     contract.router,
     dead.router,  # before `/admin/dead/{letter_id}`
     admin.router,

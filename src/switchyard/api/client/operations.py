@@ -178,6 +178,7 @@ class Operations:
     schedule_history = Method(schedule_calls.schedule_history)
 
     backpressure = Method(service_calls.backpressure)
+    limits = Method(service_calls.limits)
     schemas = Method(service_calls.schemas)
     schema = Method(service_calls.schema)
     asyncapi = Method(service_calls.asyncapi)

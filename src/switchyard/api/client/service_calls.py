@@ -12,6 +12,7 @@ from switchyard.api.client.call import (
     operation,
 )
 from switchyard.api.models import lanes as lane_models
+from switchyard.api.models import limits as limit_models
 from switchyard.api.models import service
 
 
@@ -19,6 +20,13 @@ from switchyard.api.models import service
 def backpressure() -> Call[lane_models.PressureView]:
     """How full each lane is."""
     return get("/backpressure", lane_models.PressureView)
+
+
+@operation("limits-list_limits")
+def limits(*, waiting: bool | None = None) -> Call[limit_models.LimitList]:
+    """Named limits: what is in use, how many jobs wait, and when there is room again; with
+    `waiting`, only those that jobs wait for."""
+    return get("/limits", limit_models.LimitList, waiting=waiting)
 
 
 @operation("contract-list_schemas")

@@ -1,0 +1,28 @@
+"""What goes out of `/limits`, as JSON."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+
+class LimitView(BaseModel):
+    """A named limit as it is now; one for each of its keys."""
+
+    name: str = Field(examples=["openai"])
+    key: str = Field(description="Of which tenant, account, …; empty where it has no keys.")
+    concurrency: int | None = Field(description="Jobs that may run; null: any number.")
+    per_minute: int | None = Field(description="Jobs that may start in a minute.")
+    tokens_per_minute: int | None
+    in_use: int = Field(description="Jobs that run.")
+    last_minute: int = Field(description="Jobs that started in the last minute.")
+    tokens_last_minute: int
+    waiting: int = Field(description="Jobs that were put off for want of room.")
+    next_room: float | None = Field(
+        description="Seconds until there is room: 0, now; null, when a job ends."
+    )
+
+
+class LimitList(BaseModel):
+    """Limits that were used in the last hour, by name and key; 1,000 at most, those used last."""
+
+    limits: list[LimitView]
