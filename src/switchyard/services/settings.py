@@ -496,6 +496,13 @@ class Settings(BrokerSettings):
     pressure_full_at: float = Field(
         default=1.0, gt=0, le=1, description="Part of a queue's limit from which it is full."
     )
+    llm_hedge_share: float = Field(
+        default=0,
+        ge=0,
+        le=0.5,
+        description="Part of the hot calls of language models that may get a second request when "
+        "the first is late to begin; none at 0.",
+    )
     llm_ok_below: int = Field(
         default=250,
         ge=1,

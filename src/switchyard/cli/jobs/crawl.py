@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from switchyard.broker.moments import clock
+from switchyard.broker.moments import shown as moment
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.durations import age, parse_duration
 from switchyard.cli.base.output import (
@@ -162,6 +163,7 @@ def _ended(progress: CrawlProgress) -> int:
 
 def _public(progress: CrawlProgress) -> dict[str, Any]:
     shown: dict[str, Any] = plain(progress.crawl)
+    shown["deadline"] = moment(progress.crawl.deadline).isoformat(timespec="milliseconds")
     return shown | {"state": progress.state, "pages": dict(progress.pages)}
 
 

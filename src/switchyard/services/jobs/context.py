@@ -47,6 +47,15 @@ class Shared:
             kept: T = self._kept[kind]
             return kept
 
+    def shown(self) -> list[Any]:
+        """What the shared objects show of themselves as metrics, those that have a `shown`."""
+        return [
+            each
+            for kept in self._kept.values()
+            if callable(show := getattr(kept, "shown", None))
+            for each in show()
+        ]
+
     async def close(self) -> None:
         """Close what was opened, the last one first."""
         self._kept.clear()

@@ -24,14 +24,18 @@ from switchyard.services.llm.errors import (
     LlmUnavailable,
 )
 from switchyard.services.llm.gate import SHORT_PAUSE, Admission, Lesson, LlmGate, Urgency
+from switchyard.services.llm.hedging import Hedges
 from switchyard.services.llm.pacing import Ended, Rule
 from switchyard.services.llm.reading import Answer
 from switchyard.services.llm.spending import NoBudget, Till
+from switchyard.services.monitoring.metrics import LLM_HEDGES, Metric, Samples
 from switchyard.services.records.spending import AskedBy
 from switchyard.services.settings import LlmServer, Settings
 
 PATIENCE = 30.0
 """Seconds that a call waits for room; then its job goes back, with no attempt used up."""
+HEDGE_PATIENCE = 1.0
+"""Seconds that a second request waits for room."""
 ROUNDS = 10
 """How often one call is taken up again after a 429 or 503."""
 NOBODY = AskedBy()
@@ -47,6 +51,7 @@ class LlmLane:
         gate: LlmGate | None,
         answers: Answers,
         till: Till,
+        hedges: Hedges,
         collector: Collector | None = None,
     ) -> None:
         self._servers = servers
@@ -54,6 +59,7 @@ class LlmLane:
         self._gate = gate
         self._answers = answers
         self._till = till
+        self._hedges = hedges
         self._collector = collector
 
     @property
@@ -83,7 +89,9 @@ class LlmLane:
                 gate = await stack.enter_async_context(LlmGate.open(settings, ledger, rule=rule))
             till = Till.of(settings, ledger)
             collector = Collector.of(settings, ledger, till)
-            yield cls(servers, clients, gate, Answers.of(settings, ledger), till, collector)
+            hedges = Hedges(settings.llm_hedge_share)
+            answers = Answers.of(settings, ledger)
+            yield cls(servers, clients, gate, answers, till, hedges, collector)
 
     async def answer(
         self,
@@ -118,6 +126,11 @@ class LlmLane:
             await self._till.saved(answer, by, [each.model for each in self._servers])
         return answer, reused
 
+    def shown(self) -> list[tuple[Metric, Samples]]:
+        """Its metrics."""
+        counts = self._hedges.counts.items()
+        return [(LLM_HEDGES, {(outcome,): float(number) for outcome, number in counts})]
+
     async def forget(self, asked: Mapping[str, Any]) -> None:
         """Keep the answer to this no longer: it was of no use."""
         await self._answers.forget({"servers": self._asks, "asked": asked})
@@ -150,7 +163,9 @@ class LlmLane:
                 # What a server answered says more than that the others have no room.
                 raise last or error from error
             try:
-                return await self._call(entry, asked, deadline - time.monotonic(), speech, by)
+                return await self._raced(
+                    entry, asked, deadline - time.monotonic(), speech, by, urgency, tried
+                )
             except LlmLimited as error:
                 last = error  # it is paused now; the gate knows whether another has room
             except (LlmUnavailable, LlmNonsense, NoBudget) as error:
@@ -168,6 +183,35 @@ class LlmLane:
             return await self._gate.enter(urgency, patience=patience, without=tried)
         name = next(name for name in self._clients if name not in tried)
         return Admission(LlmServer(name=name, base_url=""), "")
+
+    async def _raced(
+        self,
+        entry: Admission,
+        asked: Mapping[str, Any],
+        within: float,
+        speech: Speech | None,
+        by: AskedBy,
+        urgency: Urgency,
+        tried: set[str],
+    ) -> Answer:
+        """`_call`; of a hot question that is late, by the first of two requests that begins to
+        answer."""
+        patience = self._hedges.patience() if urgency.lane == 0 else None
+        if patience is None:
+            return await self._call(entry, asked, within, speech, by)
+        deadline = time.monotonic() + within
+        others = set(self._clients) - tried - {entry.server.name}
+
+        async def first(told: Speech) -> Answer:
+            return await self._call(entry, asked, within, told, by)
+
+        async def second(told: Speech) -> Answer:
+            without = tried | {entry.server.name} if others else tried
+            left = deadline - time.monotonic()
+            another = await self._enter(urgency, min(HEDGE_PATIENCE, left), without)
+            return await self._call(another, asked, deadline - time.monotonic(), told, by)
+
+        return await self._hedges.race(patience, speech, first, second)
 
     async def _call(
         self,
@@ -187,6 +231,8 @@ class LlmLane:
                 said = await self._clients[entry.server.name].ask(asked, within=within, tell=tell)
                 bill.answer = said.answer
             lesson = _from_answer(said)
+            if said.timing is not None:
+                self._hedges.began(said.timing.first_token)
             return said.answer
         except (LlmUnavailable, LlmNonsense, LlmRefused) as error:
             lesson = lesson_of(error)

@@ -116,6 +116,13 @@ LLM_LATENCY = Metric(
     ("request_type",),
     _LONG,
 )
+LLM_HEDGES = Metric(
+    "switchyard_llm_hedges_total",
+    "counter",
+    "Second requests for hot questions whose first was late to begin; `outcome`: won (it began "
+    "first), lost, or failed.",
+    ("outcome",),
+)
 LLM_CONCURRENCY = Metric(
     "llm_worker_concurrency",
     "gauge",

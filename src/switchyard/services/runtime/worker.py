@@ -186,6 +186,7 @@ class Worker:
             metrics.show(
                 WorkerGauges(self.worker_id, self._shares, self._consumers, self.counters).shown
             )
+            metrics.show(self._shared.shown)
 
     async def run(self) -> None:
         """Work until `stop`; then finish what runs, within the grace, and return the rest.

@@ -1,0 +1,162 @@
+"""A second request for a hot question whose first has not begun to answer in the time in which
+nearly all do: whichever begins first is read, the other is closed, and both are paid for.
+
+Off unless JOBS_LLM_HEDGE_SHARE says otherwise, and never more than that part of the hot calls: a
+server that is slow for all would get twice the load just then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from switchyard.broker.background import end_tasks
+from switchyard.services.errors import SwitchyardError
+from switchyard.services.jobs.speech import Speech
+
+ENOUGH = 20
+"""Calls whose time to the first token is known before any gets a second request."""
+KEPT = 200
+"""Calls by which it is judged what is late."""
+LATE = 0.95
+"""Part of the calls that have begun to answer by then."""
+BURST = 5.0
+"""Second requests that may come together, however many calls there were without one."""
+OUTCOMES = ("won", "lost", "failed")
+
+T = TypeVar("T")
+
+
+class Hedges:
+    """When one process sends second requests."""
+
+    def __init__(self, share: float) -> None:
+        """`share` is the part of the hot calls that may get one, 0 to 1; none at 0."""
+        self._share = share
+        self._saved = 0.0
+        self._times: deque[float] = deque(maxlen=KEPT)
+        self.counts = dict.fromkeys(OUTCOMES, 0)
+        """Second requests that began to answer first, that did not, and that could not be made."""
+
+    def began(self, seconds: float) -> None:
+        """A call has taken so long to its first token."""
+        self._times.append(seconds)
+
+    def patience(self) -> float | None:
+        """Seconds after which a hot call is late; None where that is not known, or does not
+        matter. To be asked once for each hot call."""
+        if self._share <= 0:
+            return None
+        self._saved = min(BURST, self._saved + self._share)
+        if len(self._times) < ENOUGH:
+            return None
+        return sorted(self._times)[int(LATE * (len(self._times) - 1))]
+
+    def take(self) -> bool:
+        """Whether a second request may be sent now; it counts."""
+        if self._saved < 1:
+            return False
+        self._saved -= 1
+        return True
+
+    async def race(
+        self,
+        patience: float,
+        speech: Speech | None,
+        first: Callable[[Speech], Coroutine[Any, Any, T]],
+        second: Callable[[Speech], Coroutine[Any, Any, T]],
+    ) -> T:
+        """The answer of the first that begins, of `first` and, when that has not begun after
+        `patience` seconds and there is budget, `second`. Where one fails before it begins, it is
+        the other's. Raises what `first` raises."""
+        start = _Start(speech)
+        runs = [asyncio.create_task(first(start.runner(0)))]
+        try:
+            if await _any(patience, runs[0], start.given):
+                return await runs[0]
+            if not self.take():
+                return await runs[0]
+            runs.append(asyncio.create_task(second(start.runner(1))))
+            return await self._won(runs, start)
+        finally:
+            await end_tasks(*runs)
+
+    async def _won(self, runs: list[asyncio.Task[T]], start: _Start) -> T:
+        while start.winner is None and not any(_answered(run) for run in runs):
+            left = [run for run in runs if not run.done()]
+            if not left:
+                break
+            await _any(None, *left, start.given)
+        winner = start.winner
+        if winner is None:
+            winner = next((index for index, run in enumerate(runs) if _answered(run)), 0)
+        failed = winner == 0 and runs[1].done() and runs[1].exception() is not None
+        self.counts["won" if winner else "failed" if failed else "lost"] += 1
+        if failed and not isinstance(runs[1].exception(), SwitchyardError):
+            return await runs[1]  # a defect, which is to be seen
+        return await runs[winner]
+
+
+class _Start:
+    """Which of two has begun to answer first."""
+
+    def __init__(self, speech: Speech | None) -> None:
+        self.winner: int | None = None
+        self.given = asyncio.Event()
+        self.speech = speech
+
+    def runner(self, number: int) -> Speech:
+        return _Runner(self, number)
+
+
+class _Runner(Speech):
+    """What one of two writes: passed on where it has begun first."""
+
+    __slots__ = ("_number", "_start")
+
+    def __init__(self, start: _Start, number: int) -> None:
+        super().__init__()
+        self._start = start
+        self._number = number
+
+    def begin(self) -> None:
+        if self._start.winner == self._number and self._start.speech is not None:
+            self._start.speech.begin()
+
+    def write(self, text: str) -> None:
+        start = self._start
+        if start.winner is None:
+            start.winner = self._number
+            start.given.set()
+            if start.speech is not None:
+                start.speech.begin()
+        if start.winner == self._number and start.speech is not None:
+            start.speech.write(text)
+
+
+async def _any(timeout: float | None, *things: asyncio.Task[Any] | asyncio.Event) -> bool:
+    """Wait for one of them; whether it came in time."""
+    waits: list[asyncio.Task[Any]] = []
+    tasks: list[asyncio.Task[Any]] = []
+    for each in things:
+        if isinstance(each, asyncio.Task):
+            tasks.append(each)
+        else:
+            waits.append(asyncio.create_task(_wait(each.wait())))
+    try:
+        done, _ = await asyncio.wait(
+            [*tasks, *waits], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        return bool(done)
+    finally:
+        await end_tasks(*waits)
+
+
+async def _wait(what: Awaitable[Any]) -> None:
+    await what
+
+
+def _answered(run: asyncio.Task[Any]) -> bool:
+    return run.done() and not run.cancelled() and run.exception() is None

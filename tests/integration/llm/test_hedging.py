@@ -1,0 +1,66 @@
+"""A second request for a hot question that is late to begin, against a server that counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.hedging import ENOUGH
+from switchyard.services.llm.lane import LlmLane
+from switchyard.services.monitoring.metrics import LLM_HEDGES
+from switchyard.services.settings import Settings
+from tests.support import llm_server
+from tests.support.llm_server import LlmServer
+
+ASKED = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 7}
+BACKFILL = Urgency(lane=3)
+
+
+@pytest.fixture
+def llm() -> Iterator[LlmServer]:
+    with LlmServer() as server:
+        yield server
+
+
+def settings(llm: LlmServer, tmp_path: Path, share: float) -> Settings:
+    given = {"llm_base_url": llm.url, "llm_timeout": 60, "data_dir": tmp_path}
+    return Settings.model_validate({**given, "llm_hedge_share": share})
+
+
+@pytest.mark.parametrize(
+    ("share", "urgency", "calls"), [(0.5, Urgency(), 2), (0.5, BACKFILL, 1), (0.0, Urgency(), 1)]
+)
+async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
+    plain_ledger: Ledger,
+    llm: LlmServer,
+    tmp_path: Path,
+    share: float,
+    urgency: Urgency,
+    calls: int,
+) -> None:
+    held = threading.Event()
+    try:
+        async with LlmLane.open(settings(llm, tmp_path, share), plain_ledger) as lane:
+            for _ in range(ENOUGH):
+                lane._hedges.began(0.5)
+                lane._hedges.patience()
+            if calls == 2:
+                llm.next(llm_server.held(held, llm_server.answers("late")))
+            llm.always(llm_server.answers("quick"))
+            answer = await lane.ask(ASKED, urgency=urgency, within=30)
+            assert answer.text == "quick"
+            assert len(llm.requests) == calls
+            (row,) = await plain_ledger.llm_spend("day")
+            assert row.calls == calls
+            ((metric, samples),) = lane.shown()
+            assert metric is LLM_HEDGES
+            assert sum(samples.values()) == calls - 1
+            (report,) = await plain_ledger.llm_servers()
+            assert report.in_flight == 0, "the slot of the loser is free again"
+    finally:
+        held.set()

@@ -1,0 +1,155 @@
+"""Second requests: only for what is late, within their budget, and the loser is broken off."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from switchyard.services.errors import NotNow
+from switchyard.services.jobs.speech import Speech
+from switchyard.services.llm.hedging import BURST, ENOUGH, Hedges
+from tests.support.eventually import eventually
+
+Run = Callable[[Speech], Coroutine[Any, Any, str]]
+
+
+class Runs:
+    """Requests that a test lets begin and end."""
+
+    def __init__(self) -> None:
+        self.begin: dict[str, asyncio.Event] = {}
+        self.asked: list[str] = []
+        self.broken_off: list[str] = []
+
+    def run(self, name: str, error: Exception | None = None) -> Run:
+        begin = self.begin[name] = asyncio.Event()
+
+        async def ask(told: Speech) -> str:
+            self.asked.append(name)
+            told.begin()
+            try:
+                await begin.wait()
+                if error is not None:
+                    raise error
+                told.write(f"{name} begins")
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                self.broken_off.append(name)
+                raise
+            return name
+
+        return ask
+
+
+@pytest.fixture
+def runs() -> Runs:
+    return Runs()
+
+
+def hedges(share: float = 0.5, calls: int = 10) -> Hedges:
+    made = Hedges(share)
+    for _ in range(ENOUGH):
+        made.began(0.01)
+    for _ in range(calls):
+        made.patience()
+    return made
+
+
+async def race(
+    made: Hedges,
+    runs: Runs,
+    patience: float = 0.01,
+    *,
+    first_fails: Exception | None = None,
+    second_fails: Exception | None = None,
+) -> str:
+    first, second = runs.run("first", first_fails), runs.run("second", second_fails)
+    return await asyncio.wait_for(made.race(patience, None, first, second), 10)
+
+
+async def until(runs: Runs, *names: str) -> None:
+    await eventually(lambda: runs.asked == list(names))
+
+
+async def test_what_begins_in_time_is_asked_once(runs: Runs) -> None:
+    racing = asyncio.create_task(race(hedges(), runs, patience=10))
+    await until(runs, "first")
+    runs.begin["first"].set()
+    assert await racing == "first"
+    assert runs.asked == ["first"]
+
+
+async def test_of_two_the_one_that_begins_first_is_read_and_the_other_broken_off(
+    runs: Runs,
+) -> None:
+    made = hedges()
+    racing = asyncio.create_task(race(made, runs))
+    await until(runs, "first", "second")
+    runs.begin["second"].set()
+    assert await racing == "second"
+    assert runs.broken_off == ["first"]
+    assert made.counts == {"won": 1, "lost": 0, "failed": 0}
+
+
+async def test_the_first_may_still_be_the_first(runs: Runs) -> None:
+    made = hedges()
+    racing = asyncio.create_task(race(made, runs))
+    await until(runs, "first", "second")
+    runs.begin["first"].set()
+    assert await racing == "first"
+    assert runs.broken_off == ["second"]
+    assert made.counts == {"won": 0, "lost": 1, "failed": 0}
+
+
+async def test_one_that_fails_leaves_the_other(runs: Runs) -> None:
+    made = hedges()
+    racing = asyncio.create_task(race(made, runs, second_fails=NotNow("no room")))
+    await until(runs, "first", "second")
+    runs.begin["second"].set()
+    await asyncio.sleep(0)
+    runs.begin["first"].set()
+    assert await racing == "first"
+    assert made.counts == {"won": 0, "lost": 0, "failed": 1}
+
+
+async def test_when_both_fail_it_is_the_first_ones_error(runs: Runs) -> None:
+    one, other = NotNow("the first"), NotNow("the second")
+    racing = asyncio.create_task(race(hedges(), runs, first_fails=one, second_fails=other))
+    await until(runs, "first", "second")
+    runs.begin["second"].set()
+    await asyncio.sleep(0)
+    runs.begin["first"].set()
+    with pytest.raises(NotNow, match="the first"):
+        await racing
+
+
+async def test_who_breaks_it_off_breaks_off_both(runs: Runs) -> None:
+    racing = asyncio.create_task(race(hedges(), runs))
+    await until(runs, "first", "second")
+    racing.cancel()
+    await asyncio.gather(racing, return_exceptions=True)
+    assert sorted(runs.broken_off) == ["first", "second"]
+
+
+def test_there_are_no_more_than_the_share_of_the_calls() -> None:
+    made = hedges(share=0.125, calls=0)
+    taken = 0
+    for _ in range(100):
+        made.patience()
+        taken += made.take()
+    assert taken == 12
+    for _ in range(1000):
+        made.patience()
+    assert sum(made.take() for _ in range(100)) == int(BURST)
+
+
+def test_nothing_is_late_where_it_is_off_or_the_usual_time_is_not_known() -> None:
+    off = hedges(share=0)
+    assert off.patience() is None
+    new = Hedges(0.5)
+    for _ in range(ENOUGH - 1):
+        new.began(1.0)
+    assert new.patience() is None
+    new.began(9.0)
+    assert new.patience() == 1.0
