@@ -149,6 +149,8 @@ class CrawlBook(LedgerBase):
                 "main": 0,
                 "url": url,
             }
+            # In turn with whoever claims pages of the crawl.
+            connection.execute(select(crawls.c.id).where(crawls.c.id == crawl_id).with_for_update())
             made = insert_into(connection, crawl_pages).values(**row).on_conflict_do_nothing()
             connection.execute(made)
             owner = select(crawl_pages.c.job_id).where(
