@@ -26,7 +26,6 @@ from switchyard.broker.lanes import (
     lane_of,
     queue_name,
 )
-from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.depths import Waiting, ask_queue
 from switchyard.broker.wire.link import Link
@@ -228,6 +227,9 @@ class LanePressure:
         now = time.monotonic()
         if now < self._limits_until:
             return self._limits
+        # Here: whoever only publishes may have no management API, and needs no HTTP client.
+        from switchyard.broker.topology.management import ManagementClient
+
         self._limits_until = now + LIMITS_FOR
         try:
             url, vhost = self._settings.require_management_url(), self._settings.vhost
