@@ -234,6 +234,31 @@ def test_a_value_that_can_not_be_right_is_refused_by_name(path: str, value: Any)
         helm.Chart.load(CHART).validate_schema(given)
 
 
+def test_each_process_has_the_broker_user_that_is_made_for_it_and_trusts_who_signed() -> None:
+    secrets = {}
+    for name, pod in pods("external-broker"):
+        (container,) = pod["containers"]
+        environment = {each["name"]: each for each in container["env"]}
+        source = environment["JOBS_AMQP_URL"]["valueFrom"]["secretKeyRef"]
+        assert (
+            source["name"]
+            == environment["JOBS_MANAGEMENT_URL"]["valueFrom"]["secretKeyRef"]["name"]
+        )
+        secrets[name] = source["name"].removeprefix("switchyard-broker-")
+        assert environment["PGSSLROOTCERT"]["value"] == "/etc/switchyard/ca.pem"
+        assert {"name": "ca", "mountPath": "/etc/switchyard", "readOnly": True} in container[
+            "volumeMounts"
+        ]
+        (ca,) = [each for each in pod["volumes"] if each["name"] == "ca"]
+        assert ca["secret"]["secretName"] == "switchyard-ca"
+    assert secrets["switchyard-api"] == "publisher"
+    assert secrets["switchyard-scheduler"] == "admin"
+    assert {each for name, each in secrets.items() if "worker" in name} == {"worker"}
+    for _, pod in pods("production"):  # which names none
+        assert "PGSSLROOTCERT" not in {each["name"] for each in pod["containers"][0]["env"]}
+        assert "ca" not in {each["name"] for each in pod["volumes"]}
+
+
 @pytest.mark.parametrize("missing", ["broker", "ledger", "api"])
 def test_a_secret_that_is_missing_is_asked_for_by_name(missing: str) -> None:
     given = values("external-broker")

@@ -22,9 +22,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
-{{/* Settings of every process. Inline, for the set-up jobs run before any config map is there. */}}
+{{/* Settings of every process: of `root`, with the broker's user in the secret `own`, if it names one.
+     Inline, for the set-up jobs run before any config map is there. */}}
 {{- define "switchyard.env" -}}
-{{- if .Values.broker.operator.enabled }}
+{{- with .root }}
+{{- if and .Values.broker.operator.enabled (not $.own) }}
 {{- $user := printf "%s-broker-default-user" (include "switchyard.name" .) }}
 - name: BROKER_USER
   valueFrom: {secretKeyRef: {name: {{ $user }}, key: username}}
@@ -35,7 +37,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - name: JOBS_MANAGEMENT_URL
   value: http://$(BROKER_USER):$(BROKER_PASSWORD)@{{ include "switchyard.name" . }}-broker:15672/
 {{- else }}
-{{- $secret := required "name a secret in broker.existingSecret, or set broker.operator.enabled" .Values.broker.existingSecret }}
+{{- $secret := $.own | default .Values.broker.existingSecret | required "name a secret in broker.existingSecret, or set broker.operator.enabled" }}
 - name: JOBS_AMQP_URL
   valueFrom: {secretKeyRef: {name: {{ $secret }}, key: amqp-url}}
 - name: JOBS_MANAGEMENT_URL
@@ -64,9 +66,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - name: JOBS_INDEX_URL
   value: {{ . | quote }}
 {{- end }}
+{{- if .Values.tls.caSecret }}
+- name: PGSSLROOTCERT
+  value: /etc/switchyard/ca.pem
+{{- end }}
 {{- range $name, $value := .Values.settings }}
 - name: {{ $name }}
   value: {{ $value | toString | quote }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -96,6 +103,23 @@ capabilities: {drop: [ALL]}
 {{- define "switchyard.mounts" -}}
 - {name: tmp, mountPath: /tmp}
 - {name: data, mountPath: /data}
+{{- include "switchyard.caMount" . }}
+{{- end -}}
+
+{{/* Who has signed the certificates of broker and database. */}}
+{{- define "switchyard.caMount" -}}
+{{- if .Values.tls.caSecret }}
+- {name: ca, mountPath: /etc/switchyard, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "switchyard.caVolume" -}}
+{{- with .Values.tls.caSecret }}
+- name: ca
+  secret:
+    secretName: {{ . }}
+    items: [{key: ca.pem, path: ca.pem}]
+{{- end }}
 {{- end -}}
 
 {{- define "switchyard.volumes" -}}
@@ -108,6 +132,7 @@ capabilities: {drop: [ALL]}
 {{- else }}
   emptyDir: {}
 {{- end }}
+{{- include "switchyard.caVolume" . }}
 {{- end -}}
 
 {{- define "switchyard.placement" -}}
