@@ -182,7 +182,11 @@ def test_set_up_comes_before_the_processes_where_the_broker_is_there_already() -
     for job in of_kind("external-broker", "Job").values():  # nothing of the release is there yet
         pod = job["spec"]["template"]["spec"]
         assert "serviceAccountName" not in pod
-        assert [list(volume) for volume in pod["volumes"]] == [["name", "emptyDir"]]
+        # What its user has made is there: the secret with who has signed.
+        assert [list(volume) for volume in pod["volumes"]] == [
+            ["name", "emptyDir"],
+            ["name", "secret"],
+        ]
 
 
 def test_the_brokers_cluster_has_three_nodes_on_three_hosts_and_outlives_the_release() -> None:
