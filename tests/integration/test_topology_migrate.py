@@ -37,7 +37,7 @@ from tests.support.worker_process import ROOT, Processes, environment_of
 
 pytestmark = pytest.mark.broker43
 
-KILLS = 8
+KILLS = 6
 """On each of the two ways."""
 UNUSED = ("jobs.lane.maintenance", "jobs.lane.vlm_ocr")
 
@@ -140,7 +140,7 @@ async def test_killed_time_and_again_under_load_it_loses_nothing(
     ):
         for _ in range(2):
             await processes.start("worker", slots=4)
-        requests = [*requests_of(2_000, seconds=0.02), *requests_of(150, fail_attempts=1)]
+        requests = [*requests_of(1_400, seconds=0.02), *requests_of(150, fail_attempts=1)]
         requests += requests_of(400, "hot.effect")
         dice.shuffle(requests)
         accepted: list[str] = []

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import Connection, text
 
 from switchyard.broker.errors import PublishError
 from switchyard.services.jobs.context import JobContext
@@ -27,6 +26,7 @@ from switchyard.services.jobs.outcomes import (
     PermanentError,
 )
 from switchyard.services.jobs.registry import job
+from switchyard.services.ledger.sql.database import connect
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.records import LedgerUnavailable, State
@@ -166,20 +166,28 @@ _HISTORY = {
 
 async def keep_history(database_url: str) -> None:
     """Have the database itself write down every change of a job's state from now on."""
-    engine = create_async_engine(database_url)
-    async with engine.begin() as connection:
+
+    def prepare(connection: Connection) -> None:
         for statement in _HISTORY[connection.dialect.name]:
-            await connection.execute(text(statement))
-    await engine.dispose()
+            connection.execute(text(statement))
+
+    database = connect(database_url)
+    await database.write(prepare)
+    await database.close()
 
 
 async def history_of(database_url: str) -> list[tuple[str, str, str]]:
     """Every change of state since then: job, old state, new state."""
-    engine = create_async_engine(database_url)
-    async with engine.connect() as connection:
-        rows = (await connection.execute(text("SELECT job_id, old, new FROM history"))).all()
-    await engine.dispose()
-    return [(row.job_id, row.old, row.new) for row in rows]
+
+    def rows(connection: Connection) -> list[tuple[str, str, str]]:
+        found = connection.execute(text("SELECT job_id, old, new FROM history")).all()
+        return [(row.job_id, row.old, row.new) for row in found]
+
+    database = connect(database_url)
+    try:
+        return await database.read(rows)
+    finally:
+        await database.close()
 
 
 async def assert_all_accounted_for(

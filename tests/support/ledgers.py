@@ -19,6 +19,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.ledger.sql.servers import servers_of
 from switchyard.services.ledger.sql.upgrade import ID_BYTES
 from switchyard.services.records.errors import LedgerError
 
@@ -39,7 +40,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 async def make_ledger(url: str) -> None:
     """What `upgrade` makes: the tables, and an id of its own. One that is there stays as it is."""
-    address = make_url(url)
+    address = make_url(servers_of(url)[0])
     if address.get_backend_name() != "sqlite":
         try:
             await (await Ledger.open(url, check=True)).close()

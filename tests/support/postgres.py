@@ -182,18 +182,33 @@ class PostgresServer:
         where = ["-h", LOOPBACK, "-p", str(self.port), "-q"]
         return subprocess.run([self._binaries / "pg_isready", *where], check=False).returncode == 0
 
-    def _psql(self, *statements: str) -> None:
+    def execute(self, statement: str) -> str:
+        """What the statement answers, as text without decoration."""
+        return self._psql(statement)
+
+    def _psql(self, *statements: str) -> str:
         address = f"postgresql://test@{LOOPBACK}:{self.port}/postgres"
-        subprocess.run(
+        done = subprocess.run(
             [
-                *(self._binaries / "psql", "-q", "-X", "-v", "ON_ERROR_STOP=1", address),
+                *(
+                    self._binaries / "psql",
+                    "-q",
+                    "-X",
+                    "-A",
+                    "-t",
+                    "-v",
+                    "ON_ERROR_STOP=1",
+                    address,
+                ),
                 *(part for statement in statements for part in ("-c", statement)),
             ],
             env=os.environ
             | {"PGPASSWORD": self.password, "PGOPTIONS": "-c client_min_messages=error"},
             check=True,
             capture_output=True,
+            text=True,
         )
+        return done.stdout
 
     def _signal_all(self, number: signal.Signals) -> None:
         """To the server and to the process behind each connection."""

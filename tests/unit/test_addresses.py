@@ -1,9 +1,13 @@
 """Addresses of a broker with several nodes, and what is said about wrong ones."""
 
+import traceback
+
 import pytest
 from pydantic import ValidationError
 
 from switchyard.broker.addresses import address_of, nodes_of, vhost_of, with_login, with_vhost
+from switchyard.services.ledger.sql.database import connect
+from switchyard.services.records.errors import LedgerMisconfigured
 from switchyard.services.settings import Settings
 
 SECRET = "s3cret"
@@ -76,3 +80,31 @@ def test_a_wrong_address_is_refused_with_advice_and_without_showing_it(
 def test_an_address_of_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS_AMQP_URL", "")
     assert Settings().amqp_url is None
+
+
+@pytest.mark.parametrize(
+    ("written", "where"),
+    [
+        (f"postgresql+asyncpg://me:{SECRET}@a:5432,b/jobs", "postgresql://a:5432,b/jobs"),
+        (f"postgresql+asyncpg://me:{SECRET}@a/jobs", "postgresql://a/jobs"),
+    ],
+)
+async def test_a_ledger_may_have_several_servers(written: str, where: str) -> None:
+    database = connect(written)
+    assert database.where == where
+    await database.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        f"postgresql+asyncpg://me:{SECRET}@a,/jobs",
+        f"postgresql+asyncpg://me:{SECRET}@a,b:x/jobs",
+        f"postgresql+asyncpg://me:{SECRET}@a:x/jobs",
+        f"postgresql+asyncpg://me:{SECRET}@a/jobs,postgresql+asyncpg://me:{SECRET}@b/others",
+    ],
+)
+def test_a_wrong_address_of_the_ledger_is_refused_without_showing_it(wrong: str) -> None:
+    with pytest.raises(LedgerMisconfigured) as refused:
+        connect(wrong)
+    assert SECRET not in "".join(traceback.format_exception(refused.value))

@@ -84,8 +84,9 @@ class Settings(BrokerSettings):
     database_url: SecretStr | None = Field(
         default=None,
         description="SQLAlchemy address of the ledger: sqlite+aiosqlite:///… or "
-        "postgresql+asyncpg://…; a SQLite file in the data directory where unset. Only "
-        "`jobctl up`, `jobctl demo` and `jobctl db upgrade` create one.",
+        "postgresql+asyncpg://…, with several hosts where there is a standby (docs/cluster.md); a "
+        "SQLite file in the data directory where unset. Only `jobctl up`, `jobctl demo` and "
+        "`jobctl db upgrade` create one.",
     )
     storage_url: str | None = Field(
         default=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,13 +23,12 @@ from yarl import URL
 
 from switchyard.broker.addresses import address_of, nodes_of
 from switchyard.broker.errors import BrokerAway, BrokerRefuses
+from switchyard.broker.racing import HEAD_START, NoneOf, quickest
 from switchyard.broker.wire.away import library_calls, meaning_away
 from switchyard.broker.wire.frame_tap import TappedTransport
 
 CONNECT_TIMEOUT = 2.0
 """Seconds for TCP, TLS and the AMQP handshake together, of all nodes together."""
-HEAD_START = 0.3
-"""Seconds until the next node of a cluster is tried beside one that has not answered."""
 HEARTBEAT = 10
 """Seconds between heartbeats; a peer that says nothing for three of them is gone."""
 _CANT_CONNECT = "can't connect to the broker at "
@@ -51,28 +50,19 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
         return await _connect_to(nodes[0], name, timeout)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
-    head_start = min(HEAD_START, timeout / (len(nodes) + 1))
-    running: list[asyncio.Task[AbstractConnection]] = []
-    failed: list[BrokerAway] = []
+
+    def attempt(node: str) -> Callable[[], Coroutine[Any, Any, AbstractConnection]]:
+        return lambda: _connect_to(node, name, deadline - loop.time())
+
     try:
-        while running or nodes:
-            if nodes:
-                attempt = _connect_to(nodes.pop(), name, deadline - loop.time())
-                running.append(asyncio.create_task(attempt))
-            await asyncio.wait(
-                running,
-                timeout=head_start if nodes else None,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            for each in [each for each in running if each.done()]:
-                running.remove(each)
-                try:
-                    return each.result()
-                except BrokerAway as error:
-                    failed.append(error)
-    finally:
-        await _end(running)
-    raise _why_none(failed)
+        return await quickest(
+            [attempt(node) for node in nodes],
+            head_start=min(HEAD_START, timeout / (len(nodes) + 1)),
+            failures=BrokerAway,
+            close=closed,
+        )
+    except NoneOf as error:
+        raise _why_none(error.errors) from error
 
 
 async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection:
@@ -95,16 +85,7 @@ async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection
     return connection
 
 
-async def _end(attempts: list[asyncio.Task[AbstractConnection]]) -> None:
-    """End what is still trying to connect, or has connected when it was no longer needed."""
-    for each in attempts:
-        each.cancel()
-    for ended in await asyncio.gather(*attempts, return_exceptions=True):
-        if isinstance(ended, AbstractConnection):
-            await closed(ended)
-
-
-def _why_none(failed: list[BrokerAway]) -> BrokerAway:
+def _why_none(failed: Sequence[Exception]) -> BrokerAway:
     for error in failed:
         if isinstance(error, BrokerRefuses):
             return error

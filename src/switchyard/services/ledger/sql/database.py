@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from sqlalchemy.pool import QueuePool
 
 from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.ledger.sql.errors import TransactionRaced, raise_translated
+from switchyard.services.ledger.sql.servers import DEFAULT_PORT, open_writable, servers_of
 from switchyard.services.records.errors import (
     LedgerMisconfigured,
     LedgerMissing,
@@ -74,15 +75,17 @@ def connect(url: str, *, prompt: bool = False, create: bool = False) -> Database
     """The database of that SQLAlchemy address; a `prompt` one gives up waiting after PROMPT
     seconds. A file of SQLite is made only with `create`; else whoever uses one that is not there
     gets LedgerMissing. Raises LedgerError for an address of another kind."""
+    servers = servers_of(url)
     try:
-        parsed = make_url(url)
-    except exc.ArgumentError as error:
-        raise LedgerMisconfigured("the ledger's address can't be read: " + FORMS) from error
+        parsed = make_url(servers[0])
+    except (exc.ArgumentError, ValueError):
+        # `from None`: a port that is no number is quoted, perhaps a piece of a password.
+        raise LedgerMisconfigured("the ledger's address can't be read: " + FORMS) from None
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         return SqliteDatabase(parsed, prompt=prompt, create=create)
     if backend in ("postgresql", "postgres"):
-        return PostgresDatabase(parsed, prompt=prompt)
+        return PostgresDatabase([make_url(each) for each in servers], prompt=prompt)
     raise LedgerMisconfigured(f"the ledger can't use {backend!r}: {FORMS}")
 
 
@@ -156,11 +159,17 @@ class PostgresDatabase:
 
     dialect = "postgresql"
 
-    def __init__(self, url: URL, *, prompt: bool = False) -> None:
+    def __init__(self, urls: Sequence[URL], *, prompt: bool = False) -> None:
+        """`urls` are the same but for the host: that of the server that takes writes is used."""
         self.clock = Clock()
         self._prompt = prompt
-        server = f"{url.host or 'localhost'}{f':{url.port}' if url.port else ''}"
-        self.where = f"postgresql://{server}/{url.database or ''}"
+        url = urls[0]
+        names = [
+            f"{each.host or 'localhost'}{f':{each.port}' if each.port else ''}" for each in urls
+        ]
+        self.where = f"postgresql://{','.join(names)}/{url.database or ''}"
+        hosts = [(each.host or "localhost", each.port or DEFAULT_PORT) for each in urls]
+        several = {"async_creator_fn": partial(open_writable, hosts)} if len(hosts) > 1 else {}
         self._given_up: set[asyncio.Task[Any]] = set()
         self._engine = create_async_engine(
             url.set(drivername="postgresql+asyncpg"),
@@ -170,6 +179,7 @@ class PostgresDatabase:
             connect_args={
                 "timeout": PROMPT if prompt else CONNECT_TIMEOUT,
                 "command_timeout": BUSY_TIMEOUT,
+                **several,
                 # The statements are short and many: compiling them costs more than it saves.
                 "server_settings": {"application_name": "switchyard", "jit": "off"},
             },

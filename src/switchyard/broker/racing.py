@@ -1,0 +1,61 @@
+"""Connecting to whichever of several servers lets us in first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+
+HEAD_START = 0.3
+"""Seconds until the next server is tried beside one that has not answered."""
+
+
+class NoneOf(Exception):
+    """Every attempt has failed, each with one of these errors."""
+
+    def __init__(self, errors: Sequence[Exception]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("; ".join(map(str, errors)))
+
+
+async def quickest(
+    attempts: Sequence[Callable[[], Coroutine[Any, Any, T]]],
+    *,
+    head_start: float,
+    failures: type[E] | tuple[type[E], ...],
+    close: Callable[[T], Awaitable[None]],
+) -> T:
+    """What the first attempt to succeed gives; each has a head start of so many seconds before the
+    next, which begins at once when one fails.
+
+    What else succeeds meanwhile is closed, and no attempt outlives the call. Raises NoneOf where
+    all raise `failures`; any other error as it is.
+    """
+    waiting = list(attempts)
+    running: list[asyncio.Task[T]] = []
+    failed: list[Exception] = []
+    try:
+        while running or waiting:
+            if waiting:
+                running.append(asyncio.create_task(waiting.pop(0)()))
+            await asyncio.wait(
+                running,
+                timeout=head_start if waiting else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for each in [each for each in running if each.done()]:
+                running.remove(each)
+                try:
+                    return each.result()
+                except failures as error:
+                    failed.append(error)
+    finally:
+        for each in running:
+            each.cancel()
+        for ended in await asyncio.gather(*running, return_exceptions=True):
+            if not isinstance(ended, BaseException):
+                await close(ended)
+    raise NoneOf(failed)

@@ -1,0 +1,67 @@
+"""PostgreSQL on several servers: the one that takes writes, whichever it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from switchyard.broker.addresses import checked, nodes_of
+from switchyard.broker.racing import HEAD_START, NoneOf, quickest
+from switchyard.services.records.errors import LedgerMisconfigured
+
+DEFAULT_PORT = 5432
+_SCHEMES = ("postgresql+asyncpg", "postgresql", "postgres")
+_EXAMPLE = "postgresql+asyncpg://USER:PASSWORD@HOST:5432,HOST:5432/DATABASE"
+
+
+def servers_of(url: str) -> tuple[str, ...]:
+    """The address for each host that it names; that of SQLite as it is.
+
+    Raises LedgerMisconfigured where addresses differ in more than the host, or can't be read.
+    """
+    if not url.startswith("postgres"):
+        return (url,)
+    servers = nodes_of(url)
+    if len(servers) > 1:
+        try:
+            checked(url, _SCHEMES, _EXAMPLE)
+        except ValueError as error:
+            raise LedgerMisconfigured(f"JOBS_DATABASE_URL: {error}") from None
+    return servers
+
+
+async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any:
+    """A connection of asyncpg to that of the hosts that takes writes; `options` are those of
+    `asyncpg.connect`. One that does not answer is not waited for: see `quickest`.
+
+    Raises what refuses us (a password, a database), else ConnectionError, also where all are
+    standbys.
+    """
+    import asyncpg
+
+    alone = {name: each for name, each in options.items() if name not in ("host", "port")}
+    refused = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+
+    def attempt(host: str, port: int) -> Callable[[], Coroutine[Any, Any, Any]]:
+        return lambda: asyncpg.connect(
+            host=host, port=port, target_session_attrs="read-write", **alone
+        )
+
+    try:
+        return await quickest(
+            [attempt(*each) for each in hosts],
+            head_start=HEAD_START,
+            failures=(OSError, asyncpg.PostgresError, asyncpg.InternalClientError),
+            close=_terminate,
+        )
+    except NoneOf as none:
+        for error in none.errors:
+            if isinstance(error, refused):
+                raise error from none
+        names = ", ".join(f"{host}:{port}" for host, port in hosts)
+        reasons = "; ".join(sorted({str(each) or type(each).__name__ for each in none.errors}))
+        raise ConnectionError(f"none of {names} takes writes: {reasons}") from none
+
+
+async def _terminate(connection: Any) -> None:
+    connection.terminate()

@@ -1,0 +1,101 @@
+"""The ledger's server dies, and its synchronous standby takes over: nothing is lost."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from switchyard.services.ledger.sql.database import Database, connect
+from switchyard.services.records import LedgerUnavailable
+from tests.support.brokers import TestBroker
+from tests.support.chaos import (
+    Effects,
+    assert_all_accounted_for,
+    open_chaos,
+    outbox,
+    publish_all,
+    requests_of,
+)
+from tests.support.eventually import eventually
+from tests.support.missing import MissingError, skip_or_fail
+from tests.support.postgres import PostgresServer
+from tests.support.postgres_standby import StandbyServer
+from tests.support.worker_process import Processes
+
+pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(240), pytest.mark.postgres]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[PostgresServer, StandbyServer]]:
+    """A primary and its synchronous standby."""
+    with TemporaryDirectory(prefix="switchyard-pair-") as directory:
+        Path(directory).chmod(0o755)
+        try:
+            primary = PostgresServer(Path(directory) / "primary")
+        except MissingError as error:
+            skip_or_fail(str(error))
+        primary.base_dir.mkdir()
+        primary.start()
+        standby = StandbyServer(Path(directory) / "standby", primary)
+        standby.base_dir.mkdir()
+        try:
+            standby.follow()
+            yield primary, standby
+        finally:
+            primary.stop()
+            standby.stop()
+
+
+@pytest.mark.parametrize("how", ["killed", "silent"])
+async def test_the_standby_takes_over_in_the_middle_of_1000_jobs(
+    broker310: TestBroker, pair: tuple[PostgresServer, StandbyServer], tmp_path: Path, how: str
+) -> None:
+    primary, standby = pair
+    hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+    url = f"postgresql+asyncpg://test:{primary.password}@{hosts}/postgres"
+    async with (
+        open_chaos(broker310, url, tmp_path) as system,
+        Processes(system.settings, tmp_path) as processes,
+    ):
+        for _ in range(2):
+            await processes.start("worker", slots=8)
+        effects = Effects(tmp_path)
+        accepted: list[str] = []
+        requests = [*requests_of(950, seconds=0.005), *requests_of(50, fail_attempts=1)]
+        publishing = asyncio.create_task(
+            publish_all(system, requests, batch=50, timeout=120, accepted=accepted)
+        )
+        await eventually(lambda: len(accepted) >= 300 and effects.ids("done"))
+        # Silent: as one whose cable is pulled, so that nobody is told that it is gone.
+        await asyncio.to_thread(primary.stop if how == "killed" else primary.pause)
+        await asyncio.to_thread(standby.promote)
+        await publishing
+        async with outbox(system):
+            await assert_all_accounted_for(system, accepted, timeout=90)
+
+
+async def test_while_nobody_takes_writes_the_ledger_is_away_and_says_so_in_time(
+    pair: tuple[PostgresServer, StandbyServer],
+) -> None:
+    primary, standby = pair
+    hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+    url = f"postgresql+asyncpg://test:{primary.password}@{hosts}/postgres"
+    await asyncio.to_thread(primary.stop)
+    database = connect(url, prompt=True)
+    async with asyncio.timeout(2.5):
+        with pytest.raises(LedgerUnavailable, match="takes writes") as caught:
+            await database.write(lambda connection: None)
+    assert primary.password not in str(caught.value)
+    await asyncio.to_thread(standby.promote)
+    await eventually(lambda: writes(database), what="the standby takes writes")
+    await database.close()
+
+
+async def writes(database: Database) -> bool:
+    try:
+        await database.write(lambda connection: None)
+    except LedgerUnavailable:
+        return False
+    return True

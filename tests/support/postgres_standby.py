@@ -1,0 +1,51 @@
+"""A PostgreSQL server that follows another one, which waits for it before it confirms a commit."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from switchyard.cli.system.ports import LOOPBACK
+from tests.support.postgres import PostgresServer
+
+
+class StandbyServer(PostgresServer):
+    """Made from a running primary at its first start. `promote` makes it the primary."""
+
+    def __init__(self, base_dir: Path, primary: PostgresServer) -> None:
+        super().__init__(base_dir, password=primary.password)
+        self._primary = primary
+
+    def follow(self) -> None:
+        """Start, and have the primary wait for us with every commit from now on."""
+        self.start()
+        self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self._primary.execute("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + 20
+        question = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        while self._primary.execute(question).strip() != "1":
+            if time.monotonic() > deadline:
+                raise RuntimeError("the standby does not follow")
+            time.sleep(0.05)
+
+    def promote(self) -> None:
+        """Take writes from now on."""
+        self.execute("SELECT pg_promote()")
+
+    def _initialise(self, data: Path) -> None:
+        if self.system_user:
+            shutil.chown(self.base_dir, self.system_user, self.system_user)
+        subprocess.run(
+            [
+                *(self._binaries / "pg_basebackup", "-D", data, "-R", "-X", "stream", "-N"),
+                *("-c", "fast", "-h", LOOPBACK, "-p", str(self._primary.port), "-U", "test"),
+            ],
+            env=os.environ | {"PGPASSWORD": self.password},
+            user=self.system_user,
+            group=self.system_user,
+            extra_groups=[] if self.system_user else None,
+            cwd="/",
+            check=True,
+            capture_output=True,
+        )
