@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import grimp
@@ -60,8 +61,9 @@ def _named(text: str) -> set[str]:
     return named
 
 
-def touched(changed: Iterable[str]) -> list[Path]:
-    """The test files that these paths touch, in order."""
+@cache
+def _imports() -> grimp.ImportGraph:
+    """Who imports or names whom, as of the first call: it takes seconds."""
     known = modules()
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     for importer, path in known.items():
@@ -71,6 +73,12 @@ def touched(changed: Iterable[str]) -> list[Path]:
                 named = named.rpartition(".")[0]
             if named in known and "." in named and named != importer:
                 graph.add_import(importer=importer, imported=named)
+    return graph
+
+
+def touched(changed: Iterable[str]) -> list[Path]:
+    """The test files that these paths touch, in order."""
+    known, graph = modules(), _imports()
     names = {path: name for name, path in known.items()}
     tests = {path for path in names if path.name.startswith("test_")}
     found: set[Path] = set()
