@@ -26,8 +26,10 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
 from tests.support.topology import declare_topology
 
@@ -119,6 +121,31 @@ async def test_generations_only_grow_and_only_of_a_marked_broker(
             assert mark is not None
             seen.append(mark.generation)
         assert seen == sorted(set(seen))
+
+
+async def test_a_scheduler_ends_when_its_broker_has_become_another_systems(
+    broker310: TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("switchyard.services.scheduler.scheduler.GENERATION", 3.0)
+    one, two = (settings_of(broker310, tmp_path / name) for name in ("one", "two"))
+    registry = Registry.load()
+    await declare_topology(broker310.management, build(broker310.profile, registry.routes))
+    async with await new_ledger(one) as first, await new_ledger(two) as second:
+        await mark_broker(one, first)
+        before = await read_broker(one)
+        assert before is not None
+        scheduler = Scheduler(one, registry, first, pace=Pace(turn=0.05))
+        running = asyncio.create_task(scheduler.run())
+
+        async def advanced() -> bool:
+            mark = await read_broker(one)
+            return mark is not None and mark.generation > before.generation
+
+        await eventually(advanced, 20, "the scheduler's first generation")
+        await mark_broker(two, second, take=True)
+        with pytest.raises(WrongSystem, match="is of the system"):
+            await asyncio.wait_for(running, 20)
+        assert not scheduler.is_active.is_set()
 
 
 async def test_a_publisher_sends_nothing_to_another_systems_broker(

@@ -47,6 +47,7 @@ def scheduler(
 async def _schedule(settings: Settings, registry: Registry, modules: Sequence[str]) -> None:
     import asyncio
 
+    from switchyard.broker.errors import WrongSystem
     from switchyard.broker.lanes import DEAD_LOG_QUEUE
     from switchyard.cli.base.long_running import settle_memory, showing_metrics
     from switchyard.cli.base.queues import require_queues
@@ -79,10 +80,21 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
             scheduling.stop()
             bulk.stop()
 
+        async def schedule() -> WrongSystem | None:
+            """What ends it before anybody has asked for that; operations end with it in order."""
+            try:
+                await scheduling.run()
+            except WrongSystem as error:
+                bulk.stop()
+                return error
+            return None
+
         stop_on_signals(stop)
         async with (
             showing_metrics(metrics, settings, lambda: True),
             asyncio.TaskGroup() as group,
         ):
-            group.create_task(scheduling.run())
+            scheduled = group.create_task(schedule())
             group.create_task(bulk.run())
+        if (refused := scheduled.result()) is not None:
+            raise refused

@@ -116,6 +116,7 @@ class Scheduler:
         """Claims of silent workers whose jobs were published again."""
         self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
         self._stopping = asyncio.Event()
+        self._refused: WrongSystem | None = None
         self._total = Turn()
         if metrics is not None:
             show_publishes(metrics, self._publisher.counts)
@@ -131,7 +132,8 @@ class Scheduler:
         ]
 
     async def run(self) -> None:
-        """Stand by for the lease, then do the work, until `stop`."""
+        """Stand by for the lease, then do the work, until `stop`. Raises WrongSystem when
+        the broker has become another system's."""
         background: Background | None = None
         try:
             while not self._stopping.is_set():
@@ -163,15 +165,20 @@ class Scheduler:
             await self.close()
             if self.is_active.is_set():
                 await self._release()
+        if self._refused is not None:
+            raise self._refused
 
     async def _advance(self) -> None:
         """Ledger and broker agree on a new generation now and then, so that an old copy of the
-        ledger is known as one."""
+        ledger is known as one. Where they do not belong together any more, the scheduler ends:
+        what it does there is done to another system."""
         while True:
             try:
                 await advance_broker(self._settings, self._ledger)
             except WrongSystem as error:
                 self._log.error("the broker is not this ledger's", error=str(error))
+                self._refused = error
+                self.stop()
             except (BrokerAway, LedgerError) as error:
                 self._log.warning("no new generation", error=str(error))
             await asyncio.sleep(GENERATION)
