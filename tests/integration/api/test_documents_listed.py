@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -51,3 +54,26 @@ async def test_a_class_is_asked_for_in_every_look_for_documents_of_a_state(
     answer = await client.get("/documents", params=filters)
     assert answer.status_code == 200, answer.text
     assert [each["document_id"] for each in answer.json()["documents"]] == ["wanted"]
+
+
+async def test_a_class_that_no_document_has_is_said_with_those_that_there_are(
+    client: httpx.AsyncClient,
+):
+    await send(client, b"The tide table of the harbour.", name="a.txt")
+
+    async def jobctl(*arguments: str) -> str:
+        ended = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "switchyard.cli.main", *arguments],
+            env={"JOBS_API_URL": str(client.base_url), "NO_PROXY": "*"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return ended.stdout + ended.stderr
+
+    for arguments in (["documents", "list"], ["search", "tide"]):
+        said = await jobctl(*arguments, "--class", "privacy:secrett")
+        assert "No document is of the class privacy:secrett; the newest have " in said
+        assert "privacy:public" in said

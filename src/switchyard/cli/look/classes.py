@@ -11,6 +11,9 @@ from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import JsonOption, echo, print_json_line, say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from switchyard.api.client import Client
     from switchyard.api.models.documents import ClassView
 
 ClassOption = Annotated[
@@ -21,6 +24,32 @@ ClassOption = Annotated[
         help="Only those of this class, such as privacy:public; repeatable.",
     ),
 ]
+
+_LOOKED_AT = 100
+"""Of the newest documents, so many are looked at for the classes that there are."""
+
+
+def hint_of(client: Client, classes: Sequence[str] | None) -> str:
+    """Where nothing was found: which of the classes asked for no document has, and which the
+    newest have; empty where each is there, or none was asked for."""
+    from itertools import islice
+
+    unknown = [
+        each
+        for each in classes or ()
+        if not client.documents_page(classes=[each], limit=1).documents
+    ]
+    if not unknown:
+        return ""
+    there = sorted(
+        {
+            f"{found.kind}:{found.label}"
+            for document in islice(client.documents(), _LOOKED_AT)
+            for found in document.classes
+        }
+    )
+    known = f"; the newest have {', '.join(there)}" if there else ""
+    return f" No document is of the class {', '.join(unknown)}{known}."
 
 
 def classify(

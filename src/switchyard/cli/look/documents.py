@@ -26,7 +26,7 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
-from switchyard.cli.look.classes import ClassOption, classify, shown
+from switchyard.cli.look.classes import ClassOption, classify, hint_of, shown
 from switchyard.cli.look.figures import figures
 from switchyard.cli.look.samples import generate_documents
 
@@ -134,12 +134,13 @@ def list_documents(
         found = list(
             islice(client.documents(state=state, source=source, classes=classes), limit + 1)
         )
+        hint = "" if found or as_json else hint_of(client, classes)
     more, found = len(found) > limit, found[:limit]
     if as_json:
         print_json([document.model_dump(mode="json") for document in found])
         return
     if not found:
-        say("No documents.")
+        say(f"No documents.{hint}")
         return
     rows = table("ID", "STATE", "AGE", "TITLE", "SOURCE", flexible=("TITLE", "SOURCE"))
     for document in found:

@@ -16,7 +16,7 @@ from switchyard.cli.base.output import (
     print_json,
     say,
 )
-from switchyard.cli.look.classes import ClassOption
+from switchyard.cli.look.classes import ClassOption, hint_of
 
 FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 """Of times, which are in UTC."""
@@ -76,11 +76,12 @@ def search(
             cites=cites,
             cited_by=cited_by,
         )
+        hint = "" if answer.hits or as_json else hint_of(client, classes)
     if as_json:
         print_json([hit.model_dump(mode="json") for hit in answer.hits])
         return
     if not answer.hits:
-        say("Nothing found.")
+        say(f"Nothing found.{hint}")
         return
     out = console()
     for hit in answer.hits:
