@@ -248,7 +248,7 @@ async def test_a_redrive_that_is_taken_back_is_a_death_again(ledger: Ledger) -> 
     await run(ledger, "then-0", State.DEAD)
     await ledger.note_redriven([RedrivenCopy("then-0", 1)], NOW)
     record = new_job("then-0", now=NOW + 40)
-    from switchyard.services.ledger.sql.operations import Unredrive
+    from switchyard.services.ledger.sql.dying import Unredrive
 
     undone = Unredrive(record, 1, "exhausted")
     assert await ledger._database.write(lambda c: ledger._writer.run(c, [undone])) == [True]

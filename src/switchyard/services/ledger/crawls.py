@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from switchyard.services.ledger.sql import operations as ops
+from switchyard.services.ledger.sql.attempting import Cancel
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.codec import clean
 from switchyard.services.ledger.sql.crawl_tables import crawl_pages, crawls
@@ -252,7 +253,7 @@ class CrawlBook(LedgerBase):
             )
             if not ids:
                 return number
-            await self._committer.submit_many([ops.Cancel(each, now) for each in ids])
+            await self._committer.submit_many([Cancel(each, now) for each in ids])
             number += len(ids)
 
 

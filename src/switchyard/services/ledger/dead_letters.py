@@ -17,7 +17,7 @@ from switchyard.services.ledger.sql.dialect import (
     keys_condition,
     keys_parameter,
 )
-from switchyard.services.ledger.sql.operations import Bury
+from switchyard.services.ledger.sql.dying import Bury
 from switchyard.services.ledger.sql.paging import fetch_page
 from switchyard.services.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.ledger.sql.works import Work, load_edits, load_works

@@ -8,9 +8,11 @@ from typing import TypeVar
 from sqlalchemy import Connection, insert, literal, select, text, update
 
 from switchyard.services.ledger.sql import operations as ops
+from switchyard.services.ledger.sql.attempting import Cancel, Claim, Finish
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.codec import to_json
 from switchyard.services.ledger.sql.dialect import keys_condition, keys_parameter
+from switchyard.services.ledger.sql.dying import Overflow
 from switchyard.services.ledger.sql.tables import attempts, jobs
 from switchyard.services.ledger.sql.works import Work
 from switchyard.services.records.errors import IdempotencyConflict
@@ -108,14 +110,14 @@ class JobWrites(LedgerBase):
 
     async def mark_overflowed(self, job_id: str, now: float) -> bool:
         """The job's lane was full and it waits in `jobs.dead`; False when it has gone on."""
-        return await self._committer.submit(ops.Overflow(job_id, now))
+        return await self._committer.submit(Overflow(job_id, now))
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Ask to run the job of a delivery; makes its row when there is none.
 
         Raises RowRejected for a payload that is not JSON.
         """
-        return await self._committer.submit(ops.Claim(request, Work.of(request.message)))
+        return await self._committer.submit(Claim(request, Work.of(request.message)))
 
     async def finish(self, request: FinishRequest) -> EndNoted | None:
         """End an attempt. None when somebody has taken the job over: nothing is changed then.
@@ -123,12 +125,12 @@ class JobWrites(LedgerBase):
         Raises RowRejected for a result that is not JSON.
         """
         result = None if request.result is None else to_json(request.result)
-        return await self._committer.submit(ops.Finish(request, result))
+        return await self._committer.submit(Finish(request, result))
 
     async def cancel(self, job_id: str, now: float) -> CancelResult:
         """Call a job off. One that runs must be stopped by its worker; that it is to end is noted,
         so that it never begins again."""
-        return await self._committer.submit(ops.Cancel(job_id, now))
+        return await self._committer.submit(Cancel(job_id, now))
 
     async def release_all(self, worker_id: str, now: float) -> int:
         """Give back what the worker runs: it stops, or lost the broker. Counts as no crash and

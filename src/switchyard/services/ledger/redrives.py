@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Row, func, select, text, update
 
 from switchyard.services.ledger.reads import to_record
 from switchyard.services.ledger.sql import dialect as sql
-from switchyard.services.ledger.sql import operations as ops
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.codec import to_json
+from switchyard.services.ledger.sql.dying import Redriven, Unredrive
 from switchyard.services.ledger.sql.tables import (
     bulk_operations,
     dead_letters,
@@ -50,9 +50,7 @@ class Redrives(LedgerBase):
         and their letters no longer wait, unless they have died again already."""
         if not copies:
             return
-        redriven = [
-            ops.Redriven(each.letter_id, each.redrives, now, each.changed) for each in copies
-        ]
+        redriven = [Redriven(each.letter_id, each.redrives, now, each.changed) for each in copies]
         source = sql.rows_source(self._database.dialect, _COPIES)
         letters = text(
             f"UPDATE dead_letters SET state = 'redriven', updated_at = :now FROM {source} "
@@ -243,7 +241,7 @@ class Redrives(LedgerBase):
         )
 
         def work(connection: Connection) -> bool:
-            undo = ops.Unredrive(job, edit.redrives + 1, reason)
+            undo = Unredrive(job, edit.redrives + 1, reason)
             if self._writer.run(connection, [undo]) != [True]:
                 return False
             connection.execute(update(letter_edits).where(mine).values(undone_at=job.now))

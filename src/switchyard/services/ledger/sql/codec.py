@@ -11,6 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from switchyard.broker.message import STORED, JobMessage
 from switchyard.services.records.errors import RowRejected
+from switchyard.services.records.requests import ClaimRequest, NewJob
 from switchyard.services.records.results import JobRecord
 
 TEXT_LIMIT = 8_000
@@ -94,3 +95,14 @@ def to_message(record: JobRecord) -> JobMessage:
         },
         context=STORED,
     )
+
+
+def job_columns(job: NewJob | ClaimRequest) -> dict[str, Any]:
+    """The columns of a new row."""
+    return {
+        **message_columns(job.message),
+        "lane": clean(job.lane),
+        "worker": clean(job.worker),
+        "routing_key": clean(job.routing_key),
+        "updated_at": job.now,
+    }

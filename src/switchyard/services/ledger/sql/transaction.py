@@ -13,10 +13,11 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from switchyard.services.ledger.sql import dialect as sql
+from switchyard.services.ledger.sql.attempting import Claim
 from switchyard.services.ledger.sql.errors import TransactionRaced
 from switchyard.services.ledger.sql.joins import JoinWriter
 from switchyard.services.ledger.sql.noting import HAS_CHECKPOINT, NoteStatements
-from switchyard.services.ledger.sql.operations import Claim, JobChange, Record, TakeBack
+from switchyard.services.ledger.sql.operations import JobChange, Record, TakeBack
 from switchyard.services.ledger.sql.rows import JobRow, KeyHolder, Rows
 from switchyard.services.ledger.sql.works import KnownWorks, Work, load_edits
 from switchyard.services.records.errors import LedgerError
