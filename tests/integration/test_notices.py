@@ -1,6 +1,7 @@
 """`notify_url`: an end is told, whatever the job ends in and however the receiver behaves."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from switchyard.services.workers import notices
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
 from tests.support.chaos import outbox
+from tests.support.eventually import eventually
 from tests.support.receiver import SECRET, Receiver, receiving
 from tests.support.system import System, lanes_with, open_system
 
@@ -194,3 +196,30 @@ async def test_without_a_secret_the_notice_is_dead_until_there_is_one(
     notice = await system.wait_for_state(await notice_id(system, job_id), State.DEAD)
     assert "JOBS_NOTIFY_SECRET" in (notice.error_message or "")
     assert json.dumps(receiver.paths) == "[]"
+
+
+async def test_a_receiver_that_never_answers_holds_up_no_other(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path, receiver: Receiver
+) -> None:
+    async with (
+        receiving() as tarpit,
+        open_system(
+            broker310,
+            sqlite_url,
+            modules=MODULES,
+            data_dir=tmp_path,
+            notify_secret=SecretStr(SECRET),
+            notify_hosts=(receiver.place, tarpit.place.replace("127.0.0.1", "localhost")),
+        ) as system,
+    ):
+        tarpit.tricks = ["slow"] * 100
+        slow = tarpit.url.replace("127.0.0.1", "localhost")
+        for _ in range(8):
+            await system.publish("hot.leaf", {}, notify_url=slow)
+        await system.start_worker("llm", "link")
+        await eventually(lambda: len(tarpit.refused) >= 2, 20, "the tarpit has been asked")
+        await system.publish("hot.leaf", {}, notify_url=receiver.url)
+        began = time.monotonic()
+        await receiver.told()
+        assert time.monotonic() - began < notices.WITHIN / 2
+        assert len(tarpit.refused) == notices.AT_ONCE

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.services.access.signing import HEADER, signature
 from switchyard.services.jobs.context import JobContext
+from switchyard.services.jobs.limits import Limit
 from switchyard.services.jobs.local_fields import LocalOnly
 from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError, Snooze
 from switchyard.services.jobs.registry import job
@@ -35,8 +37,24 @@ SHOWN = 20
 """Jobs that did not succeed, in one notice."""
 SHOWN_TEXT = 500
 """Characters of an error."""
+AT_ONCE = 2
+"""Notices that one receiver gets at once: one that never answers leaves slots to all others."""
 LOOK_AGAIN = 15.0
 """Seconds between looks whether a pipeline that was under way before has ended."""
+
+
+def _receiver(notice: Any) -> str:
+    """Who is told, for the limit: a name by its last two labels, as somebody who has one has as
+    many below it as he likes."""
+    try:
+        host = (urlsplit(notice.url).hostname or "").rstrip(".")
+    except ValueError:  # it is refused when it is asked
+        return ""
+    labels = host.split(".")
+    return ".".join(labels[-2:]) if labels[-1].isalpha() else host
+
+
+RECEIVERS = Limit("notice_receivers", concurrency=AT_ONCE, key=_receiver)
 
 
 class Notice(BaseModel):
@@ -61,6 +79,7 @@ class Notice(BaseModel):
     lanes=("maintenance",),
     timeout=60,
     max_attempts=ATTEMPTS,
+    limits=[RECEIVERS],
 )
 async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
     """Post to a URL that a job or a backfill has ended."""
