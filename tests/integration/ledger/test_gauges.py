@@ -39,3 +39,14 @@ async def test_dead_letters_are_counted_by_cause_also_without_a_lane(ledger: Led
     )
     gauges = await ledger.gauges()
     assert gauges.dead == {("hot", "exhausted"): 2, ("", "malformed"): 1}
+
+
+async def test_what_each_kind_of_worker_has_to_do(ledger: Ledger) -> None:
+    for number in range(4):
+        await ledger.record(new_job(f"job-{number}", now=NOW))
+    await ledger.mark_queued(["job-0"], NOW + 7)
+    await ledger.mark_queued(["job-1"], NOW + 5)
+    await ledger.claim(claim("job-2"))
+    load = await ledger.load()  # job-3 is not on the broker: no worker could take it
+    assert load.keys() == {"llm"}
+    assert (load["llm"].oldest, load["llm"].running) == (NOW + 5, 1)
