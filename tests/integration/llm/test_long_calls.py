@@ -1,0 +1,84 @@
+"""Calls of models that take longer than the broker leaves a delivery to its worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchyard import LLMQueue
+from switchyard.cli.system.node import LocalNode
+from switchyard.services.llm.queue import LlmStatus
+from tests.support import llm_server
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.llm_server import LlmServer
+from tests.support.system import open_system
+
+MODULES = ("switchyard.services.workers.llm", "switchyard.services.workers.llm_requests")
+LONG, SHORT = ({"messages": [{"role": "user", "content": each}]} for each in ("long", "short"))
+TIMEOUT_MS, TICK_MS = 3_000, 500
+TAKES = 12.0
+"""Seconds: several times what the broker allows."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("version", "profile"), [("3.10", "classic"), ("4.3", "quorum")])
+async def test_a_call_that_outlives_the_brokers_patience_ends_once_and_stands_in_nobodys_way(
+    own_node: Callable[..., LocalNode],
+    sqlite_url: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    version: str,
+    profile: Any,
+) -> None:
+    impatient = (
+        f"[{{rabbit, [{{consumer_timeout, {TIMEOUT_MS}}}, {{channel_tick_interval, {TICK_MS}}}, "
+        "{quorum_tick_interval, 250}]}]."
+    )
+    node = await asyncio.to_thread(own_node, version, advanced=impatient)
+    with LlmServer() as llm:
+        async with open_system(
+            TestBroker(version, profile, "/", node), sqlite_url, modules=MODULES, data_dir=tmp_path
+        ) as system:
+            given = {"llm_base_url": llm.url, "llm_timeout": 60.0}
+            system.settings = system.settings.model_copy(update=given)
+            first = await system.start_worker("llm", slots=3)
+            second = await system.start_worker("llm", slots=3)
+            llm.next(llm_server.slow(TAKES))
+            async with LLMQueue.opened(system.settings) as queue:
+                late = await queue.submit("chat_completion", LONG)
+                await eventually(lambda: llm.requests, what="the long call")
+                pauses = asyncio.create_task(longest_pause(TAKES - 1))
+                found = await queue.call("chat_completion", SHORT, timeout=60)
+                assert found.status is LlmStatus.COMPLETED
+                assert (await queue.result(late, timeout=0.1)).status is LlmStatus.WAITING
+                assert await pauses < TIMEOUT_MS / 1000, "the event loop goes on"
+                ended = await queue.result(late, timeout=60)
+            assert ended.status is LlmStatus.COMPLETED
+            bodies = [request.body["messages"][0]["content"] for request in llm.requests]
+            assert sorted(bodies) == ["long", "short"], "each is asked once"
+            record = await system.ledger.get(late)
+            assert record is not None
+            assert (record.state, record.attempts, record.crashes) == ("succeeded", 0, 0)
+            assert await system.letters() == []
+            counts = [each.worker.counters for each in (first, second)]
+            assert sum(each.dead for each in counts) == 0
+            # 3.10 closes the channel, 4.3 cancels the consumer: the delivery comes again.
+            said = capfd.readouterr().out
+            assert "the channel was closed" in said or "the broker cancelled the consumer" in said
+
+
+async def longest_pause(seconds: float) -> float:
+    """Seconds for which nothing else had a turn in the event loop, at most."""
+    longest, last = 0.0, time.monotonic()
+    until = last + seconds
+    while last < until:
+        await asyncio.sleep(0.05)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    return longest
