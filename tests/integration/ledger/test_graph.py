@@ -318,6 +318,7 @@ async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
     assert {node.key for node in works.items} == {"doi:10.1234/d", "doi:10.1234/e"}
     assert await ledger.graph_documents_by("doi:10.1234/d", cites=True) == {"b", "c"}
     assert await ledger.graph_documents_by("a", cites=False) == {"b", "c"}
+    assert set(await ledger.graph_labels(["a", "b", "nobody"])) == {"a", "b"}
     summary = await ledger.graph_summary()
     assert (summary.nodes, summary.edges) == ({"document": 4, "work": 2}, {"cites": 8})
 
