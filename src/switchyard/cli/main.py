@@ -67,7 +67,10 @@ PANELS = {
             "Publish what is due, index dead letters, and run backfills, until SIGTERM or Ctrl-C.",
         ),
         "api": ("cli.process.api:api", "Serve the HTTP API until SIGTERM or Ctrl-C."),
-        "llm": ("cli.jobs.llm:app", "Ask language models, and see their servers."),
+        "llm": (
+            "cli.jobs.llm:app",
+            "Ask language models, and see their servers and what they cost.",
+        ),
         "documents": (
             "cli.look.documents:app",
             "Documents, over the HTTP API: upload, list, show, wait, result.",

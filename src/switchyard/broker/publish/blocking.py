@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
+from switchyard.broker.addresses import nodes_of
 from switchyard.broker.errors import LaneFull, PublishError, Refused
 from switchyard.broker.lanes import DEAD_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
@@ -152,6 +153,9 @@ class BlockingPublisher:
             if waited >= PATIENCE and sent.session.is_blocked:
                 raise held()
             if waited >= self._timeout:
+                if len(nodes_of(self._settings.require_amqp_url())) > 1:
+                    # One that is cut off from the others takes messages and can confirm none.
+                    self.close()
                 raise unconfirmed(self._timeout)
             sent.session.drive(lambda: sent.done, min(PATIENCE, self._timeout - waited))
         if sent.error is not None:

@@ -16,6 +16,7 @@ from typing import Self
 
 import structlog
 
+from switchyard.broker.addresses import nodes_of
 from switchyard.broker.errors import (
     LaneFull,
     PublishError,
@@ -42,7 +43,7 @@ from switchyard.broker.publish.outcome import (
 )
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.away import ANSWER_LIMIT, meaning_away
-from switchyard.broker.wire.channel import PipelinedChannel, open_channel
+from switchyard.broker.wire.channel import PipelinedChannel, leave, open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
 from switchyard.broker.wire.depths import ask_queue
 from switchyard.broker.wire.envelope import Envelope
@@ -79,6 +80,7 @@ class Publisher:
         self._timeout = settings.confirm_timeout
         log = structlog.get_logger("publisher")
         self._link = Link(settings.require_amqp_url(), name, log, guard=guard)
+        self._has_other_nodes = len(nodes_of(settings.require_amqp_url())) > 1
         self._channel: PipelinedChannel | None = None
         self._opening: asyncio.Task[PipelinedChannel] | None = None
         self.counts: dict[tuple[str, str], int] = {}
@@ -258,6 +260,9 @@ class Publisher:
             if waited >= PATIENCE and is_blocked(sent.channel.connection):
                 raise held()
             if waited >= self._timeout:
+                if self._has_other_nodes:
+                    # One that is cut off from the others takes messages and can confirm none.
+                    await leave(sent.channel)
                 raise unconfirmed(self._timeout)
             await asyncio.wait((confirm,), timeout=min(PATIENCE, self._timeout - waited))
         confirm.result()

@@ -287,6 +287,13 @@ async def _opened(connection: Connection, confirms: bool) -> PipelinedChannel:
     return channel
 
 
+async def leave(channel: PipelinedChannel) -> None:
+    """Cut the channel's connection: what waits for a confirm on it fails with BrokerAway, and
+    whoever goes on connects anew."""
+    if isinstance(channel.connection, Connection) and not channel.closed.done():
+        await _give_up(channel.connection)
+
+
 async def _give_up(connection: Connection) -> None:
     """End a connection without waiting for its peer."""
     tap_of(connection).end()
