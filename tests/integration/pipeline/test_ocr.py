@@ -326,6 +326,24 @@ async def test_pictures_without_words_end_with_the_reason(pipeline: Pipeline, tm
     assert (known.state, known.current_stage) == ("failed", "ocr_pdf")
 
 
+async def test_a_picture_of_one_line_of_pixels_has_no_words(pipeline: Pipeline, tmp_path: Path):
+    strip = io.BytesIO()
+    Image.new("1", (200_000, 100)).save(strip, "PNG")
+    with pytest.raises(NoTextFound, match="no words on its page"):
+        await taken_in(pipeline, tmp_path, "strip.png", strip.getvalue())
+
+
+async def test_one_page_that_stops_the_reading_does_so_with_its_own_error(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def recognised(pages: Any, number: int) -> dict[str, Any]:
+        raise OcrNotInstalled("this worker has no OCR")
+
+    monkeypatch.setattr(ocr_worker._Pages, "_recognised", recognised)
+    with pytest.raises(OcrNotInstalled):
+        await taken_in(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
+
+
 async def test_a_page_that_can_not_be_read_does_not_hold_up_the_others(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -82,6 +82,10 @@ class Original:
     """Draws the pages of a PDF."""
 
 
+_SLIMMEST = 100
+"""How many times as long as wide a picture may be that has words."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPage:
     """What OCR made of a page."""
@@ -132,6 +136,9 @@ def read_picture(picture: Picture, model: str | None = None) -> ReadPage:
     """Read a picture: rows of pixels, each red, green and blue."""
     import numpy as np
 
+    height, width = picture.shape[:2]
+    if max(height, width) > _SLIMMEST * min(height, width):
+        return ReadPage("", 0.0, 0)  # the engine makes one side of it nothing, and fails
     engine = _engine(model or str(_model_of(None, None)))
     picture = np.ascontiguousarray(picture[:, :, ::-1])  # its models have learnt them backwards
     boxes, texts, scores, turned = _read_upright(engine, picture)
@@ -143,7 +150,6 @@ def read_picture(picture: Picture, model: str | None = None) -> ReadPage:
     if not sure:
         return ReadPage("", 0.0, turned)
     lines = _lines([box for box, _, _ in sure], [text for _, text, _ in sure])
-    height, width = picture.shape[:2]
     (text,) = compose([PageLines(width, height, lines)])
     certainty = sum(score for _, _, score in sure) / len(sure)
     return ReadPage(text, round(certainty, 3), turned)

@@ -229,9 +229,13 @@ class _Pages:
                     told = f"page {len(found)} of {len(numbers)}"
                     self._ctx.progress(len(found) / len(numbers), told)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(numbers), self._at_once())):
-                group.create_task(work())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(len(numbers), self._at_once())):
+                    group.create_task(work())
+        except ExceptionGroup as errors:
+            # A group says nothing to who decides whether to try again.
+            raise errors.exceptions[0] from errors
         return found
 
     def _at_once(self) -> int:
