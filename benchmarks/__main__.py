@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import bulk, graph, http_api, limits, llm, measurements, redrives
+from benchmarks import bulk, fairness, graph, http_api, limits, llm, measurements, redrives
 from benchmarks.documents import extract, recognise, vectors
 from benchmarks.measurements import Row
 from benchmarks.search import evaluation
@@ -21,6 +21,7 @@ from benchmarks.stage import stage
 ALL = {
     **measurements.ALL,
     **limits.ALL,
+    **fairness.ALL,
     **bulk.ALL,
     **redrives.ALL,
     **http_api.ALL,

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 PAYLOAD_BYTES = 1024
 WINDOW = 500
@@ -55,14 +56,14 @@ def environment(url: str, samples: Path | None = None, /, **more: str) -> dict[s
 
 def run_json(
     command: Sequence[str], env: Mapping[str, str], timeout: float = 300
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Run a process to its end; its last line of output is JSON."""
     done = subprocess.run(
         command, env=dict(env), capture_output=True, text=True, timeout=timeout, check=False
     )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 

@@ -167,7 +167,14 @@ async def _open_broker(
     pressure.begin()
     try:
         # Remote: whatever an endpoint publishes, it has not written the payload itself.
-        jobs = JobPublisher(registry, ledger, publisher, remote=True, pressure=pressure)
+        jobs = JobPublisher(
+            registry,
+            ledger,
+            publisher,
+            remote=True,
+            pressure=pressure,
+            fair_from=settings.fair_from,
+        )
         yield BrokerSide(publisher, jobs, pressure, feed)
     finally:
         await background.close()

@@ -132,6 +132,14 @@ class Settings(BrokerSettings):
         '`{"openai": {"concurrency": 10, "per_minute": null, "keys": {"acme": {"concurrency": '
         "2}}}}` (docs/limits.md).",
     )
+    fair_from: int | None = Field(
+        default=500,
+        ge=1,
+        le=10_000_000,
+        description="Jobs of one source in flight in a lane from which its further ones get a "
+        "lower priority there, so that those of others do not wait for all of them; empty for "
+        "never.",
+    )
     llm_base_url: str | None = Field(
         default=None,
         description="An OpenAI-compatible server, for example http://localhost:8000/v1; without "
@@ -594,6 +602,7 @@ class Settings(BrokerSettings):
         "llm_api_key",
         "llm_prices",
         "llm_budget_per_day",
+        "fair_from",
         "vision_model",
         "vision_base_url",
         "vision_api_key",

@@ -68,6 +68,12 @@ class BackfillPlan(BaseModel):
     high: int | None = Field(
         default=None, ge=1, le=MOST_WAITING, description="Jobs in a queue at which it waits."
     )
+    weight: float = Field(
+        default=1.0,
+        ge=0.001,
+        le=1000,
+        description="Its part of the room in a queue that several backfills share, against theirs.",
+    )
     until: models.Moment | None = Field(
         default=None, description="Nothing is published after this time."
     )

@@ -49,6 +49,14 @@ HighOption = Annotated[
     int | None,
     typer.Option(min=1, help="Jobs in a queue at which it waits; half of the queue's limit."),
 ]
+WeightOption = Annotated[
+    float,
+    typer.Option(
+        min=0.001,
+        max=1000,
+        help="Its part of a queue that several backfills share; others: theirs.",
+    ),
+]
 BudgetOption = Annotated[
     float | None,
     typer.Option(
@@ -110,6 +118,7 @@ def common_options(
     rate: RateOption = None,
     max_open: OpenOption = None,
     budget: BudgetOption = None,
+    weight: WeightOption = 1.0,
     low: LowOption = None,
     high: HighOption = None,
     until: UntilOption = None,
@@ -132,6 +141,7 @@ def common_options(
             "max_attempts": max_attempts,
             "low": low,
             "high": high,
+            "weight": weight,
             "until": None if until is None else until.astimezone().isoformat(),
             "then": then,
             "then_payload": {} if then_payload is None else read_argument(then_payload),

@@ -84,7 +84,8 @@ async def job_publisher(
             open_ledger(settings) as ledger,
             Publisher(settings, name="jobctl", guard=guard(settings, ledger)) as publisher,
         ):
-            yield JobPublisher(registry, ledger, publisher), ledger
+            fair_from = settings.fair_from
+            yield JobPublisher(registry, ledger, publisher, fair_from=fair_from), ledger
 
 
 def refusal(error: PublishError) -> str:

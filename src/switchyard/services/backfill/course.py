@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pydantic_core import to_json
 
@@ -22,6 +23,7 @@ from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.backfill.counts import NOTES, Counts
 from switchyard.services.backfill.gate import Gate
 from switchyard.services.backfill.reader import ReadAhead
+from switchyard.services.backfill.sharing import QueueShare, Target, share_of
 from switchyard.services.backfill.sources import (
     Cursor,
     Item,
@@ -84,11 +86,13 @@ class Course:
         traffic: HotTraffic,
         *,
         per_day: float | None = None,
+        target: Target | None = None,
+        fair_from: int | None = None,
     ) -> None:
         self._session = session
         self._ledger = ledger
         self._publisher = publisher
-        self._jobs = JobPublisher(plan.registry, ledger, publisher)
+        self._jobs = JobPublisher(plan.registry, ledger, publisher, fair_from=fair_from)
         self._plan = plan
         self._source = source
         self._per_day = per_day
@@ -106,6 +110,7 @@ class Course:
             low=plan.spec.low,
             high=plan.spec.high,
             short_budget=self._short_budget,
+            share=None if target is None else partial(self._share, target),
         )
 
     async def run(self) -> None:
@@ -252,6 +257,17 @@ class Course:
 
     def _is_past_end(self) -> bool:
         return self._until is not None and self._ledger.clock.time() >= self._until
+
+    async def _share(self, target: Target) -> QueueShare | None:
+        spec = self._plan.spec
+        return await share_of(
+            self._ledger,
+            self._session.id,
+            lane=spec.lane,
+            worker=self._plan.job_type.worker,
+            weight=spec.weight,
+            target=target,
+        )
 
     async def _short_budget(self) -> str | None:
         """More jobs would wait for a budget, too."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from math import ceil
 
 from switchyard.broker.lanes import HOT
+from switchyard.services.backfill.sharing import QueueShare
 from switchyard.services.backfill.sources import InvalidBackfill
 from switchyard.services.bulk.hot_traffic import HotTraffic
 from switchyard.services.bulk.session import BulkSession
@@ -19,6 +21,8 @@ from switchyard.services.monitoring.lane_pressure import (
 HOT_BACKLOG = 20
 """Hot jobs that wait for a worker from which backfills slow down."""
 SLOW_BATCH = 10
+FULL = 0.75
+"""Of a queue's limit: beyond it, nobody has room, whatever its share."""
 SLOW_PAUSE = 0.2
 """Seconds between batches of `SLOW_BATCH` while hot work waits: 50 jobs a second."""
 FRESH_FOR = 0.5
@@ -42,12 +46,16 @@ class Gate:
         low: int | None,
         high: int | None,
         short_budget: Callable[[], Awaitable[str | None]] | None = None,
+        share: Callable[[], Awaitable[QueueShare | None]] | None = None,
     ) -> None:
         self._pressure = pressure
         self._traffic = None if lane == HOT.name else traffic
         self._count_open = count_open
         self._short_budget = short_budget
         """The budget that has nothing left for its jobs, in words; None while there is room."""
+        self._share = share
+        self._part = 1.0
+        """Of the room between the watermarks; less while other backfills want the queue, too."""
         self._lane = lane
         self._queue = queue
         self._low = low
@@ -82,8 +90,8 @@ class Gate:
         if now - self._looked_at >= FRESH_FOR:
             await self._look(under_way)
         low, high = self._watermarks
-        depth = self._depth + self._let_through
-        room = high - depth - self._unsure
+        depth = self._depth + self._let_through / self._part
+        room = int((high - depth) * self._part) - self._unsure
         if depth >= high:
             self._is_closed = True
         elif self._depth <= low:
@@ -138,11 +146,23 @@ class Gate:
         self._limit = target.limit
         # Also the lane's other queues: what follows from its jobs must find room there.
         depths = {queue.name: queue.waiting for queue in _lane(snapshot, self._lane)}
+        depths[self._queue] = await self._shared(depths[self._queue])
         self._fullest = max(depths, key=lambda name: depths[name])
         self._depth = depths[self._fullest]
         if self._short_budget is not None:
             self._short = await self._short_budget()
         self._hot_waits = sum(queue.ready or 0 for queue in _lane(snapshot, HOT.name))
+
+    async def _shared(self, depth: int) -> int:
+        """How deep the queue is for this backfill: where it shares it, as deep as all would make
+        it who had as much in it for their part."""
+        share = None if self._share is None else await self._share()
+        self._part = 1.0 if share is None else share.part
+        if share is None:
+            return depth
+        if depth >= FULL * self._limit:
+            return depth
+        return ceil(share.waiting / share.part)
 
 
 def _lane(snapshot: Snapshot, name: str) -> list[QueueDepth]:

@@ -6,6 +6,7 @@ from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.backfill.course import Course
 from switchyard.services.backfill.gate import FRESH_FOR
+from switchyard.services.backfill.sharing import target_of
 from switchyard.services.backfill.sources import (
     InvalidBackfill,
     SourceAway,
@@ -80,6 +81,8 @@ class BackfillHandler:
                         pressure,
                         self._traffic,
                         per_day=self._settings.llm_budget_per_day,
+                        target=target_of(self._sources, self._registry),
+                        fair_from=self._settings.fair_from,
                     )
                     await course.run()
                 finally:

@@ -35,6 +35,7 @@ from switchyard.services.records import Joining, NewJob, WhenDead
 from switchyard.services.records.bulk import MOST_WAITING, notice_id_of
 
 KIND = "backfill"
+MOST_UNEQUAL = 1000.0
 NOTE_LENGTH = 300
 """Characters of what is noted about an item that can't be used."""
 
@@ -62,6 +63,8 @@ class BackfillSpec(BaseModel):
     """Messages in a queue at or below which publishing goes on; half of `high` where unset."""
     high: int | None = Field(default=None, ge=1, le=MOST_WAITING)
     """Messages in a queue at which publishing waits; half of the queue's limit where unset."""
+    weight: float = Field(default=1.0, ge=MOST_UNEQUAL**-1, le=MOST_UNEQUAL)
+    """Its part of the room in a queue that several backfills publish into, against theirs."""
     until: Moment | None = None
     """Nothing is published after this time."""
     then: str | None = Field(default=None, max_length=200)

@@ -46,6 +46,24 @@ class BulkJobs(LedgerBase):
         query = select(func.count()).select_from(found.subquery())
         return await self._database.read(lambda connection: connection.scalar(query) or 0)
 
+    async def count_queued_bulk_jobs(
+        self, operation_id: str, lane: str, worker: str, *, at_most: int
+    ) -> int:
+        """Jobs of an operation that wait in one queue; `at_most` when there are more."""
+        waiting = [State.PENDING.value, State.QUEUED.value]
+        found = (
+            select(jobs.c.state)
+            .where(
+                jobs.c.operation_id == operation_id,
+                jobs.c.state.in_(waiting),
+                jobs.c.lane == lane,
+                jobs.c.worker == worker,
+            )
+            .limit(at_most)
+        )
+        query = select(func.count()).select_from(found.subquery())
+        return await self._database.read(lambda connection: connection.scalar(query) or 0)
+
     async def bulk_jobs(
         self, operation_id: str, states: Collection[State], *, limit: int
     ) -> list[str]:

@@ -13,6 +13,9 @@ from switchyard.services.records.states import FINISHED, DeadLetterState, State
 OPEN = tuple(state for state in State if state not in FINISHED)
 """Jobs that have not ended: few, and the index finds them among the many that have."""
 
+IN_FLIGHT = tuple(state for state in OPEN if state not in (State.SCHEDULED, State.JOINING))
+"""Of these, jobs that are not held for their time or for others."""
+
 
 class GaugeReads(LedgerBase):
     """Costs as much as there are open jobs and waiting dead letters, not as all jobs ever."""
@@ -24,6 +27,19 @@ class GaugeReads(LedgerBase):
     async def load(self) -> dict[str, WorkerLoad]:
         """By kind of worker, what it has to do. Raises LedgerUnavailable."""
         return await self._database.read(_load)
+
+    async def open_by_source(self, lane: str, *, sample: int) -> dict[str, int]:
+        """Jobs in flight in a lane by their source, of the first `sample` that are found. Raises
+        LedgerUnavailable."""
+        found = (
+            select(jobs.c.source)
+            .where(jobs.c.state.in_(IN_FLIGHT), jobs.c.lane == lane)
+            .limit(sample)
+        ).subquery()
+        query = select(found.c.source, func.count()).group_by(found.c.source)
+        return await self._database.read(
+            lambda connection: {row[0]: int(row[1]) for row in connection.execute(query)}
+        )
 
 
 def _load(connection: Connection) -> dict[str, WorkerLoad]:

@@ -152,7 +152,10 @@ class LLMQueue:
                     await asyncio.wait_for(feed.is_listening.wait(), HEARING)
                 except TimeoutError:
                     log.warning("events are not heard yet")
-                jobs = JobPublisher(registry, ledger, publisher, pressure=pressure)
+                fair_from = settings.fair_from
+                jobs = JobPublisher(
+                    registry, ledger, publisher, pressure=pressure, fair_from=fair_from
+                )
                 yield cls(ledger, QueuedRequests(ledger, jobs, feed))
             finally:
                 await background.close()

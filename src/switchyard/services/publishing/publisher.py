@@ -36,6 +36,7 @@ from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.lane_pressure import LanePressure, QueueDepth
 from switchyard.services.monitoring.levels import Pressure
+from switchyard.services.publishing.fairness import FairSources
 from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.publishing.routing import Routed, publish_routed
 from switchyard.services.records import (
@@ -82,6 +83,7 @@ class JobPublisher:
         *,
         remote: bool = False,
         pressure: LanePressure | None = None,
+        fair_from: int | None = None,
     ) -> None:
         self.clock = ledger.clock
         self._registry = registry
@@ -89,6 +91,8 @@ class JobPublisher:
         self._publisher = publisher
         self._remote = remote
         self._pressure = pressure
+        self._fair = None if fair_from is None else FairSources(ledger, fair_from)
+        """JOBS_FAIR_FROM; None where all sources are alike."""
 
     @classmethod
     @asynccontextmanager
@@ -108,7 +112,8 @@ class JobPublisher:
         ):
             pressure = LanePressure(settings, registry, ledger=ledger)
             try:
-                yield cls(registry, ledger, publisher, pressure=pressure)
+                fair_from = settings.fair_from
+                yield cls(registry, ledger, publisher, pressure=pressure, fair_from=fair_from)
             finally:
                 await pressure.close()
 
@@ -197,6 +202,8 @@ class JobPublisher:
 
     async def _publish(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         jobs = [each.shifted(self.clock.offset) for each in jobs]
+        if self._fair is not None:
+            jobs = await self._fair.placed(jobs)
         recorded = await self._ledger.record_many(jobs)
         outcomes = _known(jobs, recorded)
         due = [index for index in range(len(jobs)) if index not in outcomes]

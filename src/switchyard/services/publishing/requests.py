@@ -19,6 +19,7 @@ from switchyard.services.jobs.registry import (
     NotFromOutside,
     UnknownJobType,
 )
+from switchyard.services.publishing.fairness import lowered
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.records import JobRecord
 from switchyard.services.records.requests import MAX_DELAY
@@ -125,7 +126,8 @@ def differs(request: JobRequest, known: JobRecord) -> str | None:
     asked = known.run_at - known.created_at if known.run_at is not None else 0.0
     if request.routing_key != known.routing_key:
         return "routing_key"
-    if request.priority is not None and request.priority != known.priority:
+    priority = request.priority
+    if priority is not None and known.priority not in (priority, lowered(priority)):
         return "priority"
     if request.max_attempts is not None and request.max_attempts != known.max_attempts:
         return "max_attempts"

@@ -1,0 +1,74 @@
+"""Fairness through a real queue: the few of one source beside the many of another; backfills that
+share a queue."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.records import BulkOperation
+from tests.support.backfills import BackfillUser
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.system import System, open_system
+
+
+@pytest.fixture
+async def system(broker310: TestBroker, sqlite_url: str, tmp_path: Path) -> AsyncIterator[System]:
+    files = (tmp_path / "files").as_uri()
+    async with open_system(broker310, sqlite_url, storage_url=files) as opened:
+        yield opened
+
+
+async def test_the_few_of_one_source_do_not_wait_for_the_many_of_another(system: System) -> None:
+    jobs = JobPublisher(system.registry, system.ledger, system.wire, fair_from=10)
+
+    async def publish(source: str, number: int) -> None:
+        requests = [
+            JobRequest("backfill.noop", {"n": n, "text": source}, source=source)
+            for n in range(number)
+        ]
+        await jobs.publish_many(requests)
+
+    await publish("big", 200)
+    await publish("small", 5)
+    assert await system.ledger.open_by_source("backfill", sample=1000) == {"big": 200, "small": 5}
+    assert sum((await system.ledger.open_by_source("backfill", sample=50)).values()) == 50
+    await system.start_worker()
+    await eventually(lambda: len(journal.starts) == 205, 60)
+    order = [start.message.metadata.source for start in journal.starts]
+    assert max(at for at, source in enumerate(order) if source == "small") < 60
+    assert [*order].count("big") == 200
+
+
+@pytest.mark.parametrize(("weight", "part"), [(1.0, 30), (3.0, 15)])
+async def test_a_backfill_has_its_part_of_a_queue_that_another_has_filled(
+    system: System, weight: float, part: int
+) -> None:
+    user = BackfillUser(system)
+
+    async def queued(operation: BulkOperation) -> int:
+        return await system.ledger.count_queued_bulk_jobs(
+            operation.id, "backfill", system.registry.get("noop").worker, at_most=1000
+        )
+
+    async with user.running():
+        first = await user.start("numbers", {"to": 10_000}, high=60, weight=weight)
+
+        async def is_filled() -> bool:
+            return await queued(first) == 60
+
+        await eventually(is_filled, 20)
+        # With a lower mark, it would wait until the other has left the queue.
+        second = await user.start("numbers", {"to": 10_000}, high=60, low=5)
+
+        async def has_its_part() -> bool:
+            return await queued(second) == part
+
+        await eventually(has_its_part, 20)
+        assert await queued(first) == 60
