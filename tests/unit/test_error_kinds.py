@@ -46,6 +46,7 @@ OTHER_ROOTS = (BrokerError, ApiError, CommandFailed, Problem)
 """Trees of their own: the broker's, the HTTP client's, the command line's, and HTTP answers."""
 SIGNALS = {
     "broker.background.BackgroundFailed": "a defect in a background task: the traceback helps",
+    "broker.racing.NoneOf": "becomes the error of what was asked for, at each of its callers",
     "broker.wire.field_table.Unreadable": "becomes the delivery's own complaint",
     "services.bulk.session.LetGo": "ends a handler whose operation another process has",
     "services.dead.replay._RolledBack": "ends a transaction that must leave nothing",
