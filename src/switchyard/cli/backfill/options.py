@@ -54,7 +54,7 @@ WeightOption = Annotated[
     typer.Option(
         min=0.001,
         max=1000,
-        help="Its part of a queue that several backfills share; others: theirs.",
+        help="Its part of the room, where backfills share a queue.",
     ),
 ]
 BudgetOption = Annotated[
