@@ -38,7 +38,8 @@ from tests.support.worker_process import ROOT, Processes, environment_of
 pytestmark = pytest.mark.broker43
 
 KILLS = 6
-"""On each of the two ways."""
+"""At most, on each of the two ways: it may be done before."""
+FEWEST_KILLS = 3
 UNUSED = ("jobs.lane.maintenance", "jobs.lane.vlm_ocr")
 
 
@@ -164,7 +165,7 @@ async def test_killed_time_and_again_under_load_it_loses_nothing(
                     try:
                         # A start takes a second: it is killed at every point, sooner or later.
                         enough = kills >= (KILLS if to == "quorum" else 2 * KILLS)
-                        limit = 60 if enough else 1 + dice.random() * 4
+                        limit = 60 if enough else 1 + dice.random() * 1.5
                         assert await asyncio.wait_for(process.wait(), limit) == 0
                         break
                     except TimeoutError:
@@ -173,5 +174,5 @@ async def test_killed_time_and_again_under_load_it_loses_nothing(
                         kills += 1
                 assert await differs(system, to) == []
             await load
-            assert kills >= KILLS
+            assert kills >= FEWEST_KILLS
             await assert_all_accounted_for(system, accepted, timeout=90)
