@@ -300,6 +300,16 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     assert only(llm).status == "cancelling"
 
 
+async def test_a_server_without_a_batch_api_keeps_no_question_waiting(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    await collect(plain_ledger, given, 1)
+    llm.batches.fail_next = [llm_server_error(404)]
+    await new_sender(plain_ledger, given).turn()
+    async with LlmLane.open(given, plain_ledger) as lane:
+        assert await answer(lane, 0) is False
+
+
 async def test_ids_of_a_server_are_no_addresses(
     plain_ledger: Ledger, given: Settings, llm: LlmServer
 ) -> None:

@@ -147,8 +147,8 @@ class BatchSender:
                     content = self._file(items, server)
                     remote = await api.create(batch.id, await api.upload(batch.id, content))
         except LlmRefused as error:
-            if error.elsewhere and not late:  # a key, or a right, that somebody may mend
-                raise
+            if error.elsewhere and not error.missing and not late:
+                raise  # a key, or a right, that somebody may mend
             await self._give_up(batch, str(error))
             return
         await self._ledger.note_llm_batch(

@@ -72,9 +72,18 @@ class LlmNonsense(RetryableError):
 class LlmRefused(PermanentError):
     """The server refuses this request: key, model, length or content."""
 
-    def __init__(self, message: str, *, elsewhere: bool = False, may_cost: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        elsewhere: bool = False,
+        may_cost: bool = False,
+        missing: bool = False,
+    ) -> None:
         self.elsewhere = elsewhere
         """Another server may not refuse it."""
+        self.missing = missing
+        """The server has no such model or endpoint."""
         self.may_cost = may_cost
         """It was refused after an answer had begun."""
         super().__init__(message)
@@ -117,7 +126,7 @@ def _of_status(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
         failed = LlmUnavailable(text, after=retry_after(error))
         failed.may_cost = False  # nobody charges for an error of their own
         return failed
-    return LlmRefused(text, elsewhere=status in _ELSEWHERE)
+    return LlmRefused(text, elsewhere=status in _ELSEWHERE, missing=status == 404)
 
 
 def _of_connection(error: openai.APIConnectionError) -> LlmUnavailable | LlmRefused:
