@@ -8,14 +8,18 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from switchyard.cli.system.ports import LOOPBACK, free_port
 from switchyard.services.files import storage as storing
 from switchyard.services.files.storage import Storage, StorageAway
+from switchyard.services.identity.places import claim_places
 from switchyard.services.index.checking import index
 from switchyard.services.index.chunk_index import IndexAway
 from switchyard.services.index.embedder import embedder_for
 from switchyard.services.index.opening import generation_of, home_at, open_index
+from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.check import Finding
 from switchyard.services.monitoring.metrics import STORAGE_QUOTA, STORAGE_USED
 from switchyard.services.monitoring.system_metrics import SystemMetrics
@@ -63,6 +67,16 @@ async def test_every_call_says_that_the_store_does_not_answer():
         await store.stat_async("a")
     with pytest.raises(StorageAway):
         await store.size_async()
+
+
+async def test_a_process_starts_while_the_stores_are_away(ledger: Ledger, tmp_path: Path):
+    settings = Settings(
+        data_dir=tmp_path, storage_url="s3://switchyard/files", index_url=SecretStr(AWAY)
+    )
+    with capture_logs() as logs:
+        await claim_places(settings, ledger)
+    passed_over = [each["of"] for each in logs if each["event"] == "system not checked"]
+    assert passed_over == ["file storage", "index"]
 
 
 async def test_a_search_is_told_to_come_again_and_the_doctor_says_why(

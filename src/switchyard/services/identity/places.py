@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from switchyard.services.errors import Misconfigured
-from switchyard.services.files.storage import FileTooLarge, NotStored, Storage
+from switchyard.services.files.storage import FileTooLarge, NotStored, Storage, StorageAway
 from switchyard.services.identity.postgres import claim_database, is_postgres, without_credentials
 from switchyard.services.ledger import Ledger
 from switchyard.services.records.system import SystemRecord
@@ -46,7 +46,14 @@ async def claim_places(settings: Settings, ledger: Ledger, *, take: bool = False
                     found = await _claimed_database(url, system, take=take)
                 else:
                     found = await _claimed(Storage(url), system, take=take)
-        except (BaseError, OSError, ValueError, PostgresError, InterfaceError) as error:
+        except (
+            StorageAway,
+            BaseError,
+            OSError,
+            ValueError,
+            PostgresError,
+            InterfaceError,
+        ) as error:
             lines = str(error).splitlines() or [f"no answer within {PATIENCE:g} s"]
             reason = lines[0]
             structlog.get_logger("system").warning("system not checked", of=what, error=reason)
