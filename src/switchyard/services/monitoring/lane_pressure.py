@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 from aiormq.connection import Connection
@@ -30,10 +30,12 @@ from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.depths import Waiting, ask_queue
 from switchyard.broker.wire.link import Link
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.levels import Marks, Pressure
 from switchyard.services.records import LedgerError
 from switchyard.services.settings import Settings
+
+if TYPE_CHECKING:
+    from switchyard.services.ledger import Ledger
 
 FRESH_FOR = 1.0
 """Seconds for which depths are used again."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -22,7 +22,6 @@ from switchyard.services.files.errors import UnsupportedDocument
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError, Snooze
 from switchyard.services.jobs.registry import Registry, job, job_type_of
-from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.records.crawls import CrawlPage, CrawlRecord
@@ -32,6 +31,9 @@ from switchyard.services.sources.web.visiting import Visitor
 from switchyard.services.text.web import MOST_LINKS, WebText
 from switchyard.services.workers.ingest.sourced import snoozed, take_in
 from switchyard.services.workers.ingest.web import SOURCE, found_on
+
+if TYPE_CHECKING:
+    from switchyard.services.ledger import Ledger
 
 FULL_PAUSE = 60.0
 """Seconds for which a page waits, and half as long again at most, when the lane is full."""

@@ -1,0 +1,49 @@
+"""All settings of the system, from `JOBS_…` environment variables (docs/settings.md)."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import model_validator
+
+from switchyard.broker.settings import BrokerSettings
+from switchyard.services.settings.api import ApiSettings
+from switchyard.services.settings.documents import DocumentSettings
+from switchyard.services.settings.jobs import JobSettings, LimitNumbers, LimitRoom
+from switchyard.services.settings.llm import LlmServer, LlmSettings
+from switchyard.services.settings.notices import NoticeSettings
+from switchyard.services.settings.places import PlaceSettings, default_data_dir
+from switchyard.services.settings.processes import ProcessSettings
+from switchyard.services.settings.sources import SourceSettings
+
+__all__ = ["LimitNumbers", "LimitRoom", "LlmServer", "Settings", "default_data_dir"]
+
+
+class Settings(
+    # Listed from the last part of docs/settings.md to the first.
+    NoticeSettings,
+    ApiSettings,
+    ProcessSettings,
+    SourceSettings,
+    DocumentSettings,
+    LlmSettings,
+    JobSettings,
+    PlaceSettings,
+    BrokerSettings,
+):
+    """Settings of workers, scheduler, API and CLI. Secrets never reach a log."""
+
+    @model_validator(mode="after")
+    def _check_engines(self) -> Self:
+        if "grobid" in self.reference_engines and self.grobid_url is None:
+            raise ValueError("JOBS_REFERENCE_ENGINES has grobid: set JOBS_GROBID_URL")
+        if "llm" in self.reference_engines and not self.llm_servers:
+            raise ValueError("JOBS_REFERENCE_ENGINES has llm: set JOBS_LLM_BASE_URL")
+        return self
+
+    def slots_of(self, worker: str) -> int:
+        """Jobs that this kind of worker runs at once, where nobody says otherwise. Those of the LLM
+        worker wait for servers, which have limits of their own."""
+        if worker == "llm" and self.llm_servers:
+            return max(self.worker_concurrency, self.llm_concurrency_max)
+        return self.worker_concurrency

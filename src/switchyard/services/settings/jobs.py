@@ -1,0 +1,64 @@
+"""Job types, schedules, limits and fairness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import BaseSettings
+
+from switchyard.services.settings.values import Listed, OrUnset
+
+
+class LimitRoom(BaseModel):
+    """Numbers of a named limit; null lifts what the code says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+    per_minute: int | None = Field(default=None, ge=1, le=100_000_000)
+    tokens_per_minute: int | None = Field(default=None, ge=1, le=1_000_000_000_000)
+
+    def given(self) -> dict[str, int | None]:
+        """Those that are set, to a number or to null."""
+        numbers = ("concurrency", "per_minute", "tokens_per_minute")
+        return {each: getattr(self, each) for each in numbers if each in self.model_fields_set}
+
+
+class LimitNumbers(LimitRoom):
+    """What JOBS_LIMITS says of one limit."""
+
+    keys: dict[str, LimitRoom] = {}
+    """Of single keys."""
+
+
+class JobSettings(BaseSettings):
+    """Job types, schedules, limits and fairness."""
+
+    modules: Listed[str] = Field(
+        default=(),
+        description="Python modules with your own job types, comma-separated.",
+    )
+    schedules: Path | None = Field(
+        default=None,
+        description="A TOML file of schedules, which the active scheduler takes over when it "
+        "begins: docs/schedules.md.",
+    )
+    default_schedules: bool = Field(
+        default=True,
+        description="Publish the maintenance jobs of docs/schedules.md at night by themselves.",
+    )
+    limits: dict[str, LimitNumbers] = Field(
+        default={},
+        description="Other numbers for named limits than the code has, as a JSON object: "
+        '`{"openai": {"concurrency": 10, "per_minute": null, "keys": {"acme": {"concurrency": '
+        "2}}}}` (docs/limits.md).",
+    )
+    fair_from: OrUnset[int] = Field(
+        default=500,
+        ge=1,
+        le=10_000_000,
+        description="Jobs of one source in flight in a lane from which its further ones get a "
+        "lower priority there, so that those of others do not wait for all of them; empty for "
+        "never.",
+    )

@@ -1,0 +1,42 @@
+"""How values are written in environment variables."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator
+from pydantic_settings import NoDecode
+
+Value = TypeVar("Value")
+
+
+def _empty_is_unset(value: object) -> object:
+    """As in a compose file's `${NAME:-}`: an address of nothing is no address."""
+    return None if value == "" else value
+
+
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+def _with_ports(value: tuple[str, ...]) -> tuple[str, ...]:
+    for each in value:
+        try:
+            parts = urlsplit(f"//{each}")
+            complete = parts.netloc == each and parts.hostname and parts.port
+        except ValueError:
+            complete = False
+        if not complete or "@" in each:
+            raise ValueError("each host is HOST:PORT, such as intranet.example:80")
+    return value
+
+
+OrUnset = Annotated[Value | None, BeforeValidator(_empty_is_unset)]
+"""None where the variable is empty."""
+Listed = Annotated[tuple[Value, ...], NoDecode, BeforeValidator(_split)]
+"""Several, with commas between them."""
+Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_with_ports)]
+"""Hosts with their ports, comma-separated."""
