@@ -62,6 +62,7 @@ def test_it_is_paused_changed_resumed_and_cancelled(jobctl: CommandLine) -> None
         "state": "paused",
         "rate": None,
         "max_open": 9,
+        "budget": None,
     }
     assert jobctl.json("backfill", "resume", backfill)["state"] == "waiting"
     with jobctl.started("scheduler"):
@@ -112,7 +113,7 @@ def test_what_is_wrong_is_said_in_one_line(jobctl: CommandLine) -> None:
     ):
         assert text in jobctl.fails(*start, *arguments, code=code), arguments
     assert "no backfill 'nope'" in jobctl.fails("backfill", "show", "nope")
-    assert "name --rate or --max-open" in jobctl.fails("backfill", "set", "nope", code=2)
+    assert "name --rate, --max-open or --budget" in jobctl.fails("backfill", "set", "nope", code=2)
     assert re.search("no backfill", jobctl.fails("backfill", "cancel", "nope"))
 
 

@@ -69,4 +69,6 @@ class Management:
         url = f"{self.url}/api{path.replace('{vhost}', quote(self.vhost, safe=''))}"
         async with httpx.AsyncClient(trust_env=False, verify=False, timeout=30) as client:
             answer = await client.request(method, url, json=body)
-        return answer.raise_for_status()
+        if answer.is_error:
+            raise AssertionError(f"{method} {path}: {answer.status_code}: {answer.text[:300]}")
+        return answer

@@ -201,7 +201,7 @@ async def test_images_alone_wait_for_a_worker_that_reads_them(
         assert (early.status_code, early.json()["type"]) == (409, "/problems/not-finished")
         await system.start_worker("ocr", slots=1)
         done = await ended(client, accepted.json()["document_id"])
-        assert (done["state"], done["title"]) == ("completed", None)
+        assert (done["state"], done["title"]) == ("completed", "A heron in the reeds")
         assert "ocr_pdf" in done["completed_stages"]
         found = (await client.post("/search", json={"query": "heron reeds"})).json()
         assert [hit["document_id"] for hit in found["hits"]] == [done["document_id"]]

@@ -222,7 +222,8 @@ class LanePressure:
             async with asyncio.timeout(ASK_TIMEOUT):
                 return await self._ledger.waiting_for_room()
         except (TimeoutError, LedgerError) as error:
-            self._log.warning("jobs that wait for limits are not counted", error=str(error))
+            reason = str(error) or f"no answer within {ASK_TIMEOUT:g} s"
+            self._log.warning("jobs that wait for limits are not counted", error=reason)
             return {}
 
     async def _limits_in_force(self) -> Mapping[str, int]:
