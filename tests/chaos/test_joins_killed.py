@@ -69,11 +69,16 @@ class Fleet:
             await asyncio.gather(self.kill(role), asyncio.sleep(every))
 
 
-async def assert_joined_once(system: System, fan_id: str, leaves: int) -> None:
+async def was_joined_once(system: System, fan_id: str, leaves: int) -> bool:
     """The job that waited left `joining` once and ended once, and when it ran, all that it waited
-    for had ended: well, or as one that was there at too many deaths of workers."""
+    for had ended: well, or as one that was there at too many deaths of workers. False where it was
+    the one that waits, or the one that made them all, that was there."""
     then = job_id_of(fan_id, "gather", THEN)
-    record = await system.wait_for_state(then, State.SUCCEEDED, timeout=120)
+    for each in (fan_id, then):
+        record = await system.wait_for_state(each, State.SUCCEEDED, State.DEAD, timeout=120)
+        if record.state is State.DEAD:
+            assert record.reason == Reason.CRASHED
+            return False
     result = record.result or {}
     assert result["states"].keys() <= {"succeeded", "dead"}
     assert sum(result["states"].values()) == leaves
@@ -82,6 +87,7 @@ async def assert_joined_once(system: System, fan_id: str, leaves: int) -> None:
     of_it = Counter((old, new) for job_id, old, new in changes if job_id == then)
     assert of_it[State.JOINING, State.PENDING] == 1
     assert sum(number for (_, new), number in of_it.items() if new == State.SUCCEEDED) == 1
+    return True
 
 
 @pytest.mark.long
@@ -102,11 +108,11 @@ async def test_a_thousand_jobs_are_joined_once_whoever_is_killed_every_second(
                 fan_id = await system.publish(
                     "backfill.fan", {"leaves": 1000, "when_dead": "go_on"}
                 )
-                await assert_joined_once(system, fan_id, 1000)
-                rounds += 1
+                rounds += await was_joined_once(system, fan_id, 1000)
         finally:
             killing.cancel()
             await asyncio.gather(killing, return_exceptions=True)
+        assert rounds > 0
         print(f"{rounds} rounds, {fleet.killed} killed")  # for whoever runs it with -s
         await wait_until_lanes_are_empty(system, 60)
         reasons = {letter.certificate.reason for letter in await system.letters()}
