@@ -10,11 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, or_, select, text, update
+from sqlalchemy import Connection, bindparam, delete, or_, select, update
 
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.catalogue_tables import catalogue_answers
-from switchyard.services.ledger.sql.dialect import clock, insert_into
+from switchyard.services.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.records.catalogues import CatalogueClaims
 
 table = catalogue_answers
@@ -29,7 +29,7 @@ class CatalogueAnswers(LedgerBase):
         """The answers that are not older than `max_age` seconds, by key; up to 1,000 keys."""
 
         def work(connection: Connection) -> dict[str, list[Any]]:
-            return _kept(connection, keys, _now(connection) - max_age)
+            return _kept(connection, keys, db_now(connection) - max_age)
 
         return await self._database.read(work)
 
@@ -40,7 +40,7 @@ class CatalogueAnswers(LedgerBase):
         `ttl` seconds, where nobody else has it. Up to 1,000 keys."""
 
         def work(connection: Connection) -> CatalogueClaims:
-            now = _now(connection)
+            now = db_now(connection)
             kept = _kept(connection, keys, now - max_age)
             claimed: list[str] = []
             claim = {"holder": holder, "lease_until": now + ttl}
@@ -68,7 +68,9 @@ class CatalogueAnswers(LedgerBase):
 
         def work(connection: Connection) -> None:
             mine = table.c.key.in_(keys) & (table.c.holder == holder)
-            connection.execute(update(table).where(mine).values(lease_until=_now(connection) + ttl))
+            connection.execute(
+                update(table).where(mine).values(lease_until=db_now(connection) + ttl)
+            )
 
         await self._database.write(work)
 
@@ -76,7 +78,7 @@ class CatalogueAnswers(LedgerBase):
         """These are the answers from now on; nobody needs to ask."""
 
         def work(connection: Connection) -> None:
-            now = _now(connection)
+            now = db_now(connection)
             for key in sorted(answers):
                 values = {
                     "answer": json.dumps(answers[key]),
@@ -106,17 +108,13 @@ class CatalogueAnswers(LedgerBase):
         how many they were."""
 
         def work(connection: Connection) -> int:
-            now = _now(connection)
+            now = db_now(connection)
             old = table.c.created_at <= now - max_age
             idle = or_(table.c.holder.is_(None), table.c.lease_until <= now)
             unanswered = table.c.created_at.is_(None) & idle
             return connection.execute(delete(table).where((old & idle) | unanswered)).rowcount
 
         return await self._database.write(work)
-
-
-def _now(connection: Connection) -> float:
-    return float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)
 
 
 def _kept(connection: Connection, keys: Sequence[str], since: float) -> dict[str, list[Any]]:

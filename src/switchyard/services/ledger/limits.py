@@ -12,8 +12,9 @@ from typing import cast
 from sqlalchemy import Connection, delete, func, select, update
 
 from switchyard.services.ledger.sql.base import LedgerBase
+from switchyard.services.ledger.sql.dialect import db_now
 from switchyard.services.ledger.sql.limit_tables import limit_holds, limit_waits, limits
-from switchyard.services.ledger.sql.limiting import RoomChange, call_waiting, db_now
+from switchyard.services.ledger.sql.limiting import RoomChange, call_waiting
 from switchyard.services.ledger.sql.operations import JobChange
 from switchyard.services.records.limits import (
     Called,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, delete, func, or_, select, text, update
 
 from switchyard.services.ledger.sql.base import LedgerBase
-from switchyard.services.ledger.sql.dialect import clock, insert_into
+from switchyard.services.ledger.sql.dialect import clock, db_now, insert_into
 from switchyard.services.ledger.sql.tables import llm_answers
 from switchyard.services.records.llm import (
     AnswerClaim,
@@ -33,7 +33,7 @@ class LlmAnswers(LedgerBase):
         ask, for `ttl` seconds, or who has it. `lost`: what is kept can't be read."""
 
         def work(connection: Connection) -> AnswerClaim:
-            now = float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)
+            now = db_now(connection)
             mine = llm_answers.c.key == key
             row = connection.execute(select(llm_answers).where(mine)).one_or_none()
             kept = row is not None and row.created_at is not None and not lost
@@ -72,7 +72,7 @@ class LlmAnswers(LedgerBase):
         """The answer is there, `size` bytes; whoever has asked need not hold the claim."""
 
         def work(connection: Connection) -> None:
-            now = float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)
+            now = db_now(connection)
             values = {"size": size, "created_at": now, "used_at": now}
             ended = {**values, "holder": None, "lease_until": None}
             connection.execute(
@@ -113,7 +113,7 @@ class LlmAnswers(LedgerBase):
         `limit` that are forgotten now, whose files nobody needs any more."""
 
         def work(connection: Connection) -> list[str]:
-            now = float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)
+            now = db_now(connection)
             idle = llm_answers.c.holder.is_(None) & llm_answers.c.created_at.is_not(None)
             newest_first = (llm_answers.c.used_at.desc(), llm_answers.c.key)
             up_to = func.sum(llm_answers.c.size).over(order_by=newest_first)

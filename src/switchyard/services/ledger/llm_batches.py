@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, delete, exists, func, select, text, update
+from sqlalchemy import Connection, Row, and_, delete, exists, func, select, update
 
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.batch_tables import (
@@ -21,7 +21,7 @@ from switchyard.services.ledger.sql.batch_tables import (
     llm_batches,
 )
 from switchyard.services.ledger.sql.codec import clean
-from switchyard.services.ledger.sql.dialect import among, clock, insert_into
+from switchyard.services.ledger.sql.dialect import among, db_now, insert_into
 from switchyard.services.ledger.sql.tables import jobs
 from switchyard.services.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
 from switchyard.services.records.spending import AskedBy, CallState, LlmCall
@@ -63,7 +63,7 @@ class LlmBatches(LedgerBase):
         def work(connection: Connection) -> None:
             connection.execute(
                 insert_into(connection, llm_batch_items)
-                .values(**values, created_at=_now(connection))
+                .values(**values, created_at=db_now(connection))
                 .on_conflict_do_nothing()
             )
             _wait(connection, item.key, job_id)
@@ -98,7 +98,7 @@ class LlmBatches(LedgerBase):
         whose jobs have all ended are left."""
 
         def work(connection: Connection) -> LlmBatch | None:
-            now = _now(connection)
+            now = db_now(connection)
             wanted = exists().where(
                 waits.key == items.key,
                 waits.job_id == jobs.c.id,
@@ -161,7 +161,7 @@ class LlmBatches(LedgerBase):
         is sent."""
 
         def work(connection: Connection) -> bool:
-            now = _now(connection)
+            now = db_now(connection)
             free = (batches.id == batch_id) & (batches.state == BatchState.SENDING)
             free &= batches.fenced_until <= now
             taken = connection.execute(
@@ -214,7 +214,7 @@ class LlmBatches(LedgerBase):
         published. Each is named again after ten minutes, until it has come."""
 
         def work(connection: Connection) -> list[str]:
-            now = _now(connection)
+            now = db_now(connection)
             due = (
                 select(waits.key, waits.job_id)
                 .join(llm_batch_items, items.key == waits.key)
@@ -240,7 +240,7 @@ class LlmBatches(LedgerBase):
         seconds; gives what was set aside for those that were never sent."""
 
         def work(connection: Connection) -> list[LlmCall]:
-            old = _now(connection) - max_age
+            old = db_now(connection) - max_age
             unwanted = (items.created_at < old) & (items.state != ItemState.SENT)
             gone = connection.execute(
                 delete(llm_batch_items).where(unwanted).returning(items.state, items.call)
@@ -297,7 +297,3 @@ def _batch(row: Row[Any]) -> LlmBatch:
         row.created_at,
         row.note,
     )
-
-
-def _now(connection: Connection) -> float:
-    return float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)

@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, select, text, update
+from sqlalchemy import Connection, Row, delete, func, select, update
 
 from switchyard.services.ledger.sql.base import LedgerBase
-from switchyard.services.ledger.sql.dialect import clock, insert_into, is_sqlite
+from switchyard.services.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.ledger.sql.tables import llm_servers, llm_slots
 from switchyard.services.records.llm import (
     LlmServerReport,
@@ -83,7 +83,7 @@ class LlmSlots(LedgerBase):
             kept = connection.execute(
                 update(llm_slots)
                 .where(llm_slots.c.id.in_(slots))
-                .values(expires_at=_now(connection) + ttl)
+                .values(expires_at=db_now(connection) + ttl)
             )
             return kept.rowcount
 
@@ -102,7 +102,7 @@ class LlmSlots(LedgerBase):
         """The servers that were called, by name."""
 
         def work(connection: Connection) -> list[LlmServerReport]:
-            now = _now(connection)
+            now = db_now(connection)
             alive = llm_slots.c.expires_at > now
             counted = select(llm_slots.c.server, func.count()).where(alive).group_by("server")
             under_way = {row[0]: int(row[1]) for row in connection.execute(counted)}
@@ -116,10 +116,6 @@ class LlmSlots(LedgerBase):
         return await self._database.read(work)
 
 
-def _now(connection: Connection) -> float:
-    return float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)
-
-
 def _in_flight(connection: Connection, server: str) -> int:
     query = select(func.count()).where(llm_slots.c.server == server)
     return int(connection.scalar(query) or 0)
@@ -127,9 +123,7 @@ def _in_flight(connection: Connection, server: str) -> int:
 
 def _locked(connection: Connection, server: str, first: float) -> tuple[LlmServerState, float]:
     """The server's state, which nobody else changes until the end of the transaction; and now."""
-    query = select(llm_servers).where(llm_servers.c.name == server)
-    if not is_sqlite(connection):
-        query = query.with_for_update()
+    query = select(llm_servers).where(llm_servers.c.name == server).with_for_update()
     row = connection.execute(query).one_or_none()
     if row is None:
         new = {"name": server, "limit": first, "pace": "{}", "paused_until": 0.0, "failures": 0}
@@ -137,7 +131,7 @@ def _locked(connection: Connection, server: str, first: float) -> tuple[LlmServe
             insert_into(connection, llm_servers).values(**new).on_conflict_do_nothing()
         )
         row = connection.execute(query).one()
-    return _state(row), _now(connection)
+    return _state(row), db_now(connection)
 
 
 def _state(row: Row[Any]) -> LlmServerState:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, delete, func, select, text, update
+from sqlalchemy import Connection, Row, case, delete, func, select, update
 
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.codec import clean
-from switchyard.services.ledger.sql.dialect import clock, insert_into, is_sqlite
+from switchyard.services.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.ledger.sql.spend_tables import llm_accounts, llm_calls
 from switchyard.services.ledger.sql.tables import bulk_operations
 from switchyard.services.records.bulk import ENDED
@@ -64,7 +64,7 @@ class LlmSpend(LedgerBase):
         be under way, in seconds, where that is longer than a job."""
 
         def work(connection: Connection) -> NoBudgetLeft | bool:
-            now = _now(connection)
+            now = db_now(connection)
             limits = _limits(connection, call, per_day, now)
             if not limits:
                 return False
@@ -93,7 +93,7 @@ class LlmSpend(LedgerBase):
         changes nothing."""
 
         def work(connection: Connection) -> None:
-            _settle(connection, call, _now(connection))
+            _settle(connection, call, db_now(connection))
 
         await self._database.write(work)
 
@@ -101,7 +101,7 @@ class LlmSpend(LedgerBase):
         """Count calls by their estimate whose process has died; how many there were."""
 
         def work(connection: Connection) -> int:
-            now = _now(connection)
+            now = db_now(connection)
             lost = (
                 select(llm_calls)
                 .where(llm_calls.c.state == CallState.OPEN, llm_calls.c.at < now - LOST_AFTER)
@@ -130,7 +130,7 @@ class LlmSpend(LedgerBase):
         """The budgets of today and of all backfills that have one and are not over."""
 
         def work(connection: Connection) -> list[BudgetState]:
-            today = f"day:{_day(_now(connection))}"
+            today = f"day:{_day(db_now(connection))}"
             limits = {} if per_day is None else {today: per_day}
             running = select(bulk_operations.c.id, bulk_operations.c.budget).where(
                 bulk_operations.c.budget.is_not(None),
@@ -147,7 +147,7 @@ class LlmSpend(LedgerBase):
         """What each provider's calls came to today, by its name; `""` is all of it."""
 
         def work(connection: Connection) -> dict[str, SpendRow]:
-            day = _day(_now(connection))
+            day = _day(db_now(connection))
             found = select(llm_accounts).where(llm_accounts.c.day == day)
             rows = {}
             for row in connection.execute(found):
@@ -192,7 +192,7 @@ class LlmSpend(LedgerBase):
         old; how many calls."""
 
         def work(connection: Connection) -> int:
-            day = _day(_now(connection) - max_age)
+            day = _day(db_now(connection) - max_age)
             old = select(llm_calls.c.id).where(llm_calls.c.day < day).limit(limit)
             gone = connection.execute(delete(llm_calls).where(llm_calls.c.id.in_(old)))
             connection.execute(delete(llm_accounts).where(llm_accounts.c.day < day))
@@ -203,10 +203,8 @@ class LlmSpend(LedgerBase):
 
 def _settle(connection: Connection, call: LlmCall, now: float) -> None:
     mine = llm_calls.c.id == call.id
-    query = select(llm_calls).where(mine)
-    known = connection.execute(
-        query if is_sqlite(connection) else query.with_for_update()
-    ).one_or_none()
+    query = select(llm_calls).where(mine).with_for_update()
+    known = connection.execute(query).one_or_none()
     if known is not None and known.state not in (CallState.OPEN, CallState.UNSURE):
         return
     if known is None and call.state is CallState.FREE:
@@ -261,9 +259,7 @@ def _locked(connection: Connection, keys: Iterable[str], day: str) -> dict[str, 
         connection.execute(
             insert_into(connection, llm_accounts).values(**new).on_conflict_do_nothing()
         )
-        query = select(llm_accounts).where(llm_accounts.c.key == key)
-        if not is_sqlite(connection):
-            query = query.with_for_update()
+        query = select(llm_accounts).where(llm_accounts.c.key == key).with_for_update()
         found[key] = connection.execute(query).one()
     return found
 
@@ -362,10 +358,6 @@ def _spend_query(by: SpentBy) -> Any:
         total(each.cost, is_saved).label("saved"),
     ).group_by(name)
     return query.order_by(name) if by == "day" else query.order_by(cost.desc(), name)
-
-
-def _now(connection: Connection) -> float:
-    return float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)
 
 
 def _day(moment: float) -> str:

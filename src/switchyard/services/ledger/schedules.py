@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, delete, func, select, text, update
 
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.codec import clean, to_json
-from switchyard.services.ledger.sql.dialect import clock, insert_into
+from switchyard.services.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.ledger.sql.schedule_tables import schedule_firings, schedules
 from switchyard.services.records.schedules import Firing, FiringOutcome, ScheduleRecord
 
@@ -99,7 +99,7 @@ class ScheduleBook(LedgerBase):
         """Those that are due, the longest due first; and the time by which they are."""
 
         def work(connection: Connection) -> tuple[list[ScheduleRecord], float]:
-            now = float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)
+            now = db_now(connection)
             query = (
                 select(schedules)
                 .where(schedules.c.paused_at.is_(None), schedules.c.fire_at <= now)

@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 import structlog
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
-from switchyard.services.ledger.sql.dialect import clock
+from switchyard.services.ledger.sql.dialect import db_now
 
 T = TypeVar("T")
 
@@ -62,9 +62,8 @@ class Clock:
         return abs(time.time() - time.monotonic() - self._host_was_ahead) > TOLERANCE
 
     def _measure(self, connection: Connection) -> None:
-        query = text(f"SELECT {clock(connection)}")
         sent, before = time.time(), time.monotonic()
-        theirs = float(connection.scalar(query) or 0.0)
+        theirs = db_now(connection)
         took = time.monotonic() - before
         self._measured_at = before + took
         self._host_was_ahead = sent - before

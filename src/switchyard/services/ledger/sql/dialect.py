@@ -127,6 +127,11 @@ def clock(connection: Connection) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)"
 
 
+def db_now(connection: Connection) -> float:
+    """The database's own time in seconds since the epoch, as it is now."""
+    return float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)
+
+
 def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT that knows ON CONFLICT, which both databases write alike."""
     return sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)

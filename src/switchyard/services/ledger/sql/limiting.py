@@ -22,12 +22,11 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
-    text,
     tuple_,
     update,
 )
 
-from switchyard.services.ledger.sql.dialect import clock, insert_into, is_sqlite
+from switchyard.services.ledger.sql.dialect import clock, db_now, insert_into, is_sqlite
 from switchyard.services.ledger.sql.limit_tables import limit_holds, limit_waits, limits
 from switchyard.services.ledger.sql.tables import jobs
 from switchyard.services.records.limits import (
@@ -417,8 +416,3 @@ def _counts(connection: Connection, wanted: ColumnElement[bool]) -> Select[Any]:
 
 def _waits_of(need: Need) -> tuple[Any, ...]:
     return (limit_waits.c.name == need.name, limit_waits.c.key == need.key)
-
-
-def db_now(connection: Connection) -> float:
-    """The database's time, in seconds since the epoch."""
-    return float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)
