@@ -68,25 +68,25 @@ class BackfillHandler:
                 fresh_for=FRESH_FOR,
                 lanes=self._lanes,
             )
-            async with Publisher(
-                self._settings, name=session.id, guard=guard(self._settings, self._ledger)
-            ) as publisher:
-                try:
-                    course = Course(
-                        session,
-                        self._ledger,
-                        publisher,
-                        plan,
-                        source,
-                        pressure,
-                        self._traffic,
-                        per_day=self._settings.llm_budget_per_day,
-                        target=target_of(self._sources, self._registry),
-                        fair_from=self._settings.fair_from,
-                    )
-                    await course.run()
-                finally:
-                    await pressure.close()
+            async with (
+                Publisher(
+                    self._settings, name=session.id, guard=guard(self._settings, self._ledger)
+                ) as publisher,
+                pressure,
+            ):
+                course = Course(
+                    session,
+                    self._ledger,
+                    publisher,
+                    plan,
+                    source,
+                    pressure,
+                    self._traffic,
+                    per_day=self._settings.llm_budget_per_day,
+                    target=target_of(self._sources, self._registry),
+                    fair_from=self._settings.fair_from,
+                )
+                await course.run()
         except (InvalidBackfill, SourceFailed) as error:
             raise BulkFailed(str(error)) from error
         except SourceAway as error:

@@ -9,7 +9,7 @@ from switchyard.broker.lanes import BACKFILL, queue_name
 from switchyard.services.crawls.bounds import host_of
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.monitoring.lane_pressure import Snapshot
-from switchyard.services.monitoring.levels import Pressure
+from switchyard.services.monitoring.levels import Pressure, fullest
 from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.records.crawls import FoundPage
 
@@ -17,7 +17,6 @@ JOB_TYPE = "crawl_page"
 SLOWER = 5.0
 """Times the interval between pages of a host, while the lane is slow."""
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/crawls")
-_ORDER = (Pressure.OK, Pressure.SLOW, Pressure.FULL)
 
 
 def found_pages(
@@ -39,4 +38,4 @@ def crawl_pressure(snapshot: Snapshot) -> Pressure:
     """How full the queues are through which crawled pages go: the fullest of them counts."""
     names = (queue_name(BACKFILL.name, worker) for worker in BACKFILL.workers)
     depths = filter(None, map(snapshot.queue, names))
-    return max((each.pressure for each in depths), key=_ORDER.index, default=Pressure.OK)
+    return fullest(each.pressure for each in depths)

@@ -144,8 +144,8 @@ class LLMQueue:
         async with (
             await Ledger.open(settings.ledger_url, check=True) as ledger,
             Publisher(settings, name="llm queue") as publisher,
+            LanePressure(settings, registry, ledger=ledger) as pressure,
         ):
-            pressure = LanePressure(settings, registry, ledger=ledger)
             background.start("event feed", feed.run)
             try:
                 try:
@@ -159,7 +159,6 @@ class LLMQueue:
                 yield cls(ledger, QueuedRequests(ledger, jobs, feed))
             finally:
                 await background.close()
-                await pressure.close()
 
     @classmethod
     @asynccontextmanager

@@ -12,7 +12,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import structlog
 from aiormq.connection import Connection
@@ -30,7 +31,7 @@ from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.depths import Waiting, ask_queue
 from switchyard.broker.wire.link import Link
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.monitoring.levels import Marks, Pressure
+from switchyard.services.monitoring.levels import Marks, Pressure, fullest
 from switchyard.services.records import LedgerError
 from switchyard.services.settings import Settings
 
@@ -127,6 +128,17 @@ class LanePressure:
         self._limits: Mapping[str, int] = {}
         self._limits_until = 0.0
         self._next_try = 0.0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
 
     async def close(self) -> None:
         if self._asking is not None:
@@ -276,9 +288,5 @@ class LanePressure:
         )
 
 
-_ORDER = (Pressure.OK, Pressure.SLOW, Pressure.FULL)
-
-
 def _lane(name: str, queues: list[QueueDepth]) -> LaneDepth:
-    worst = max((queue.pressure for queue in queues), key=_ORDER.index, default=Pressure.OK)
-    return LaneDepth(name, worst, tuple(queues))
+    return LaneDepth(name, fullest(queue.pressure for queue in queues), tuple(queues))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,6 +13,14 @@ class Pressure(StrEnum):
     OK = "ok"
     SLOW = "slow"
     FULL = "full"
+
+
+_ORDER = tuple(Pressure)
+
+
+def fullest(pressures: Iterable[Pressure]) -> Pressure:
+    """The fullest of them counts; OK where there is none."""
+    return max(pressures, key=_ORDER.index, default=Pressure.OK)
 
 
 @dataclass(frozen=True, slots=True)

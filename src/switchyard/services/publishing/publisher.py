@@ -109,13 +109,10 @@ class JobPublisher:
         async with (
             await Ledger.open(settings.ledger_url, check=True) as ledger,
             Publisher(settings, guard=guard(settings, ledger)) as publisher,
+            LanePressure(settings, registry, ledger=ledger) as pressure,
         ):
-            pressure = LanePressure(settings, registry, ledger=ledger)
-            try:
-                fair_from = settings.fair_from
-                yield cls(registry, ledger, publisher, pressure=pressure, fair_from=fair_from)
-            finally:
-                await pressure.close()
+            fair_from = settings.fair_from
+            yield cls(registry, ledger, publisher, pressure=pressure, fair_from=fair_from)
 
     def prepare(self, request: JobRequest) -> NewJob:
         """Check a request and make the job, as `prepare` does; nothing is recorded or sent.
@@ -168,37 +165,37 @@ class JobPublisher:
     async def _publish_traced(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         refused = await self._refused_as_full(jobs)
         outcomes = await self._publish([job for job in jobs if job.message.job_id not in refused])
-        rest = iter(outcomes)
+        rest, depths = iter(outcomes), self._depths(jobs)
         return [
             refused[job.message.job_id]
             if job.message.job_id in refused
-            else self._with_pressure(next(rest), job)
+            else _with_pressure(next(rest), depths.get((job.lane, job.worker)))
             for job in jobs
         ]
 
-    def _queue(self, job: NewJob) -> QueueDepth | None:
+    def _depths(self, jobs: Sequence[NewJob]) -> dict[tuple[str, str], QueueDepth]:
+        """What is known of the queues of these jobs, by lane and worker."""
         if self._pressure is None:
-            return None
-        return self._pressure.recent(queue_name(job.lane, job.worker))
+            return {}
+        found = {}
+        for lane, worker in {(job.lane, job.worker) for job in jobs}:
+            depth = self._pressure.recent(queue_name(lane, worker))
+            if depth is not None:
+                found[lane, worker] = depth
+        return found
 
     async def _refused_as_full(self, jobs: Sequence[NewJob]) -> dict[str, LaneFull]:
         """Those that would enter a full queue, by id. What an earlier request was told of is not
         refused, and what is to run later is not in anybody's way now."""
+        depths = self._depths(jobs)
+        full = {queue for queue, depth in depths.items() if depth.pressure is Pressure.FULL}
         new = {
             job.message.job_id: LaneFull(job.routing_key, dead_lettered=False)
             for job in jobs
-            if job.run_at is None
-            and (depth := self._queue(job)) is not None
-            and depth.pressure is Pressure.FULL
+            if job.run_at is None and (job.lane, job.worker) in full
         }
         known = await self._ledger.states(list(new)) if new else {}
         return {job_id: error for job_id, error in new.items() if job_id not in known}
-
-    def _with_pressure(self, outcome: PublishOutcome, job: NewJob) -> PublishOutcome:
-        depth = self._queue(job)
-        if depth is None or not isinstance(outcome, Published):
-            return outcome
-        return replace(outcome, pressure=depth.pressure)
 
     async def _publish(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         jobs = [each.shifted(self.clock.offset) for each in jobs]
@@ -248,6 +245,12 @@ class JobPublisher:
             for index, state in zip(refused, kept, strict=True)
             if state is not None
         }
+
+
+def _with_pressure(outcome: PublishOutcome, depth: QueueDepth | None) -> PublishOutcome:
+    if depth is None or not isinstance(outcome, Published):
+        return outcome
+    return replace(outcome, pressure=depth.pressure)
 
 
 def _span_of(job: NewJob) -> Spanned:

@@ -8,8 +8,7 @@ publishes it then. So a crawl has no more pages in its lane than are visited soo
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -125,16 +124,10 @@ async def _pressure(ctx: JobContext) -> Pressure:
     """How full the lane is; nothing is kept waiting where that is not known."""
     if ctx.shared is None or ctx.settings.amqp_url is None:
         return Pressure.OK
-
-    @asynccontextmanager
-    async def opening() -> AsyncIterator[LanePressure]:
-        lanes = LanePressure(ctx.settings, Registry(), ledger=ctx.ledger)
-        try:
-            yield lanes
-        finally:
-            await lanes.close()
-
+    lanes = await ctx.shared.get(
+        LanePressure, lambda: LanePressure(ctx.settings, Registry(), ledger=ctx.ledger)
+    )
     try:
-        return crawl_pressure(await (await ctx.shared.get(LanePressure, opening)).snapshot())
+        return crawl_pressure(await lanes.snapshot())
     except BrokerAway:
         return Pressure.OK
