@@ -6,7 +6,13 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from switchyard.services.records.crawls import CrawlState
+from switchyard.services.records.crawls import (
+    LONGEST_CRAWL,
+    MOST_DEPTH,
+    MOST_HOSTS,
+    MOST_STARTS,
+    CrawlState,
+)
 
 CRAWL_ID = r"^[0-9a-f-]{36}$"
 
@@ -22,22 +28,25 @@ class NewCrawl(BaseModel):
     )
 
     start: list[str] = Field(
-        min_length=1, max_length=100, description="Addresses at which it begins."
+        min_length=1, max_length=MOST_STARTS, description="Addresses at which it begins."
     )
     hosts: list[str] = Field(
         default_factory=list,
-        max_length=100,
+        max_length=MOST_HOSTS,
         description="Other hosts whose pages belong to it, beside those of the start addresses: "
         "`docs.example.org`, `*.example.org`, `example.org:8443`.",
     )
     max_pages: int = Field(default=100, ge=1)
     max_depth: int = Field(
-        default=3, ge=0, le=100, description="Links on the way from a start address to a page."
+        default=3,
+        ge=0,
+        le=MOST_DEPTH,
+        description="Links on the way from a start address to a page.",
     )
     within: float = Field(
         default=86400,
         ge=1,
-        le=30 * 86400,
+        le=LONGEST_CRAWL,
         description="Seconds after which it visits no more pages.",
     )
 

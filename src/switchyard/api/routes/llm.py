@@ -32,6 +32,7 @@ from switchyard.services.records.spending import SpentBy
 router = APIRouter(prefix="/llm/requests", tags=["llm"])
 spending_router = APIRouter(prefix="/llm/spend", tags=["llm"])
 
+_REFUSALS = (InvalidJob, InvalidPayload, UnknownJobType)
 LONGEST_STREAM = 3600.0
 """Seconds after which a stream ends whose request does not expire."""
 STREAMED = (
@@ -144,7 +145,7 @@ async def _streamed(body: models.QuestionToModel, state: ApiState) -> EventStrea
             expires_in=body.expires_in,
             source=body.source,
         )
-    except (InvalidJob, InvalidPayload, UnknownJobType) as error:
+    except _REFUSALS as error:
         raise refused(error, by_routing_key=False) from error
     except LaneFull as error:
         raise lane_full(dead_lettered=error.dead_lettered) from error
@@ -180,7 +181,7 @@ async def _ask_directly(
             expires_in=body.expires_in,
             source=body.source,
         )
-    except (InvalidJob, InvalidPayload, UnknownJobType) as error:
+    except _REFUSALS as error:
         raise refused(error, by_routing_key=False) from error
     response.headers["Location"] = f"/llm/requests/{job_id}"
     result = LlmResult(job_id, LlmStatus.WAITING)
@@ -235,14 +236,7 @@ async def spend(
         currency=settings.prices.currency,
         rows=[models.Spending(**asdict(each)) for each in rows],
         budgets=[
-            models.Budget(
-                of=each.key,
-                limit=each.limit,
-                spent=each.spent,
-                set_aside=each.reserved,
-                left=each.left,
-                too_little_left=each.is_short,
-            )
+            models.Budget(**each.as_json())
             for each in await ledger.llm_budgets(per_day=settings.llm_budget_per_day)
         ],
     )

@@ -157,8 +157,10 @@ def _print_preview(preview: Preview, *, as_json: bool) -> None:
             }
         )
         return
-    count = "an unknown number of" if preview.total is None else f"{preview.total:,}"
-    say(f"{preview.title}: {count} {'item' if count == '1' else 'items'}. The first jobs would be:")
+    items = (
+        "an unknown number of items" if preview.total is None else counted(preview.total, "item")
+    )
+    say(f"{preview.title}: {items}. The first jobs would be:")
     for job in jobs:
         echo(f"{job['routing_key']}  {inline_json(job['payload'])}")
     for why in preview.unusable:

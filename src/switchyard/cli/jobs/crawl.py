@@ -23,6 +23,7 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
+from switchyard.services.records.crawls import MOST_DEPTH
 
 if TYPE_CHECKING:
     from switchyard.services.crawls.desk import Crawls
@@ -47,7 +48,7 @@ def start(
     ] = None,
     max_pages: Annotated[int, typer.Option(min=1, help="Pages at most.")] = 100,
     max_depth: Annotated[
-        int, typer.Option(min=0, max=100, help="Links on the way to a page at most.")
+        int, typer.Option(min=0, max=MOST_DEPTH, help="Links on the way to a page at most.")
     ] = 3,
     within: Annotated[
         str, typer.Option(metavar="TIME", help="It visits no more pages after that.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.broker.wording import counted
 from switchyard.cli.base.common import (
     load_settings,
     open_ledger,
@@ -199,7 +200,7 @@ def status(as_json: JsonOption = False) -> None:
         print_json(
             {
                 "servers": [_server_shown(each) for each in servers],
-                "budgets": [_budget_shown(each) for each in budgets],
+                "budgets": [each.as_json() for each in budgets],
                 "currency": settings.prices.currency,
                 "batches": [plain(each) for each in batches],
                 "batched_questions": [
@@ -215,10 +216,11 @@ def status(as_json: JsonOption = False) -> None:
         say("No server was asked yet: `jobctl llm ask` does.")
     _print_budgets(budgets, settings.prices.currency)
     for (server, state), number in counts.items():
-        say(f"{number:,} questions for batches of {server}: {state}")
+        say(f"{counted(number, 'question')} for batches of {server}: {state}")
     for each in batches:
         note = f", {each.note}" if each.note else ""
-        say(f"Batch {each.id} of {each.provider}: {each.questions:,} questions, {each.state}{note}")
+        asked = counted(each.questions, "question")
+        say(f"Batch {each.id} of {each.provider}: {asked}, {each.state}{note}")
 
 
 def _server_shown(report: LlmServerReport) -> dict[str, Any]:
@@ -229,17 +231,6 @@ def _server_shown(report: LlmServerReport) -> dict[str, Any]:
         "paused_for": report.paused_for,
         "pause_reason": report.state.pause_reason if report.paused_for else None,
         "failures": report.state.failures,
-    }
-
-
-def _budget_shown(budget: BudgetState) -> dict[str, Any]:
-    return {
-        "of": budget.key,
-        "limit": budget.limit,
-        "spent": budget.spent,
-        "set_aside": budget.reserved,
-        "left": budget.left,
-        "too_little_left": budget.is_short,
     }
 
 

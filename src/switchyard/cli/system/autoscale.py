@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from switchyard.broker.wording import counted
 from switchyard.cli.base.errors import WrongUsage
 
 if TYPE_CHECKING:
@@ -163,8 +164,8 @@ class Autoscaler:
             before = seen[kind].processes
             if verdict.processes != before:
                 self._set(kind, verdict.processes)
-                word = "process" if verdict.processes == 1 else "processes"
-                news.append(f"{kind}: {before} → {verdict.processes} {word}; {verdict.why}")
+                after = counted(verdict.processes, "process", "processes")
+                news.append(f"{kind}: {before} → {after}; {verdict.why}")
         return news
 
     async def _seen(self) -> dict[str, KindLoad]:

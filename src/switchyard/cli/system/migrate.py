@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from switchyard.broker.wording import counted
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -69,8 +70,10 @@ def migrate(
         return
     if not yes:
         _print(steps, stderr=True)
-        say(f"Run all processes with JOBS_PROFILE={_careful_profile()} while this goes on.")
-        confirm(f"Remake {len(steps)} queues?", abort=True)
+        # Also on the way to classic: a publisher of that profile leaves it to the broker to keep
+        # what a full hot lane refuses, which a quorum queue does not do.
+        say("Run all processes with JOBS_PROFILE=quorum while this goes on.")
+        confirm(f"Remake {counted(len(steps), 'queue')}?", abort=True)
     ended = run(_migrated(settings, wanted, steps, wait, quiet=as_json))
     if as_json:
         print_json([{"name": e.name, "moved": e.moved, "done": e.done} for e in ended])
@@ -78,12 +81,6 @@ def migrate(
         raise typer.Exit(FAILED)
     if not as_json:
         echo(f"Done. Set JOBS_PROFILE={to} everywhere, and see `jobctl topology diff`.")
-
-
-def _careful_profile() -> str:
-    # A publisher of the classic profile leaves it to the broker to keep what a full hot lane
-    # refuses; a quorum queue does not do that. The other way round there is a letter too many.
-    return "quorum"
 
 
 def _print(steps: Iterable[Step], *, stderr: bool = False) -> None:
@@ -148,7 +145,8 @@ async def _migrated(
             async for each in migration.lane(list(of_lane)):
                 ended.append(each)
                 if each.done and not quiet:
-                    echo(f"{each.name}: remade as {wanted.profile}, {each.moved} messages moved")
+                    moved = counted(each.moved, "message")
+                    echo(f"{each.name}: remade as {wanted.profile}, {moved} moved")
                 elif not each.done:
                     say(
                         f"{each.name}: jobs still run after {wait:g} s; all is as it was. Run it "

@@ -7,13 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from switchyard.services.errors import InvalidInput
+from switchyard.services.records.crawls import LONGEST_CRAWL, MOST_DEPTH, MOST_HOSTS, MOST_STARTS
 from switchyard.services.sources.web.addresses import page_address, place_of
 
-MOST_STARTS = 100
-MOST_HOSTS = 100
-MOST_DEPTH = 100
-LONGEST = 30 * 24 * 3600.0
-"""Seconds that a crawl may take."""
 _HOST = re.compile(r"(\*\.)?[a-z0-9\[\]:._-]{1,255}", re.IGNORECASE)
 
 
@@ -70,8 +66,8 @@ class CrawlBounds:
             )
         if not 0 <= max_depth <= MOST_DEPTH:
             raise InvalidCrawl(f"max_depth must be 0 to {MOST_DEPTH}", at="max_depth")
-        if not 1 <= within <= LONGEST:
-            raise InvalidCrawl(f"within must be 1 to {LONGEST:,.0f} seconds", at="within")
+        if not 1 <= within <= LONGEST_CRAWL:
+            raise InvalidCrawl(f"within must be 1 to {LONGEST_CRAWL:,.0f} seconds", at="within")
         places = dict.fromkeys([*map(host_of, pages), *(each.lower() for each in hosts)])
         return cls(pages, tuple(places), max_pages, max_depth, within)
 

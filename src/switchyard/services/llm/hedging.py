@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from switchyard.broker.background import end_tasks
@@ -144,7 +144,7 @@ async def _any(timeout: float | None, *things: asyncio.Task[Any] | asyncio.Event
         if isinstance(each, asyncio.Task):
             tasks.append(each)
         else:
-            waits.append(asyncio.create_task(_wait(each.wait())))
+            waits.append(asyncio.create_task(each.wait()))
     try:
         done, _ = await asyncio.wait(
             [*tasks, *waits], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
@@ -152,10 +152,6 @@ async def _any(timeout: float | None, *things: asyncio.Task[Any] | asyncio.Event
         return bool(done)
     finally:
         await end_tasks(*waits)
-
-
-async def _wait(what: Awaitable[Any]) -> None:
-    await what
 
 
 def _answered(run: asyncio.Task[Any]) -> bool:

@@ -48,7 +48,7 @@ class _Step:
         )
 
 
-STEPS = (
+OUTER = (
     _Step(broker.broker),
     _Step(broker.version, broker=True),
     _Step(management.management, broker=True),
@@ -63,6 +63,9 @@ STEPS = (
     _Step(host.storage),
     _Step(host.readable),
     _Step(host.keys),
+)
+"""Broker, ledger and host, in the order in which one thing builds on another."""
+INNER = (
     _Step(lanes.lanes, broker=True),
     _Step(workers.scheduler, ledger=True),
     _Step(schedules.schedules, ledger=True),
@@ -75,7 +78,7 @@ STEPS = (
     _Step(jobs.joins, ledger=True),
     _Step(jobs.dead, ledger=True),
 )
-"""In the order in which one thing builds on another."""
+"""What goes on there."""
 
 
 async def diagnose(
@@ -91,22 +94,25 @@ async def diagnose(
         yield check
     system = Examined(settings, registry)
     try:
-        for step in STEPS:
-            if step.can_be_asked(system):
-                for check in await _asked(step.look, system):
-                    yield check
-            if step.look is host.keys:
-                for look in host_looks:
-                    for check in await look(settings):
-                        yield check
+        for step in OUTER:
+            for check in await _asked(step, system):
+                yield check
+        for look in host_looks:
+            for check in await look(settings):
+                yield check
+        for step in INNER:
+            for check in await _asked(step, system):
+                yield check
     finally:
         await system.close()
 
 
-async def _asked(look: Look, system: Examined) -> list[Check]:
-    """The answers; that something went away meanwhile is one, too."""
+async def _asked(step: _Step, system: Examined) -> list[Check]:
+    """The answers, where it can be asked; that something went away meanwhile is one, too."""
+    if not step.can_be_asked(system):
+        return []
     try:
-        return await look(system)
+        return await step.look(system)
     except ManagementError as error:
         return [management.unreachable(error)]
     except BrokerAway as error:

@@ -8,6 +8,12 @@ from enum import StrEnum
 
 from switchyard.services.records.requests import NewJob
 
+MOST_STARTS = 100
+MOST_HOSTS = 100
+MOST_DEPTH = 100
+LONGEST_CRAWL = 30 * 24 * 3600.0
+"""Seconds that a crawl may take."""
+
 
 class CrawlState(StrEnum):
     """How a crawl stands."""
