@@ -45,7 +45,7 @@ def test_a_server_can_not_claim_more_cached_tokens_than_there_are() -> None:
         ("[models.a]\ninput = nan\noutput = 1", "models.a.input"),
         ("[models.a]\ninput = 1\noutput = 1\nouput = 2", "models.a.ouput"),
         ("[models", "is not TOML"),
-        (None, "can't read"),
+        (None, "there is no file"),
     ],
 )
 def test_a_wrong_file_is_refused_where_it_is_set(

@@ -214,7 +214,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place(
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidScheduleFile, match="can't read"):
+    with pytest.raises(InvalidScheduleFile, match="there is no file"):
         read_file(tmp_path / "none.toml", Registry.load(REGISTRY))
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-MILLION = 1_000_000
-MAX_FILE = 1024 * 1024
-"""Bytes of the file."""
+from switchyard.services.toml_file import InvalidToml, read_toml
 
+MILLION = 1_000_000
 Amount = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
@@ -54,20 +52,13 @@ class ModelPrices(BaseModel):
         if path is None:
             return cls()
         try:
-            with path.open("rb") as opened:
-                content = opened.read(MAX_FILE + 1)
-        except OSError as error:
-            raise ValueError(f"prices: can't read {path}: {error.strerror}") from error
-        if len(content) > MAX_FILE:
-            raise ValueError(f"prices: {path} has more than {MAX_FILE:,} bytes")
-        try:
-            return cls.model_validate(tomllib.loads(content.decode()))
+            return cls.model_validate(read_toml(path))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
             raise ValueError(f"prices: {path}: {where}: {first['msg']}") from error
-        except ValueError as error:
-            raise ValueError(f"prices: {path} is not TOML: {error}") from error
+        except InvalidToml as error:
+            raise ValueError(f"prices: {error}") from error
 
     def of(self, *models: str) -> ModelPrice | None:
         """The price of the first of these names that has one."""

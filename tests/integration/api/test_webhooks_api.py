@@ -330,7 +330,7 @@ async def test_without_a_secret_there_is_no_webhook(api: RunningApi) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[shop", "can't be read"),
+        ("[shop", "is not TOML"),
         ("[shop]", "routing_key"),
         (FILE.replace("hot.ingest_url", "hot.nothing"), "no job type 'nothing'"),
         (FILE.replace("[shop]", "[github]"), "another name"),
@@ -347,7 +347,7 @@ def test_a_file_that_can_not_work_is_refused_at_the_start(
     settings = Settings(webhooks=tmp_path / "webhooks.toml")
     with pytest.raises(InvalidWebhooks, match=said):
         WebhookSources.load(settings, Registry.load())
-    with pytest.raises(InvalidWebhooks, match="can't be read"):
+    with pytest.raises(InvalidWebhooks, match="there is no file"):
         WebhookSources.load(Settings(webhooks=tmp_path / "nothing.toml"), Registry.load())
 
 

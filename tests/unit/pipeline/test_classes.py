@@ -134,10 +134,6 @@ def test_a_bad_file_is_refused_with_the_place_that_is_wrong(tmp_path: Path, text
     assert "JOBS_CLASSES" in str(refused.value)
 
 
-def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path):
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
     with pytest.raises(BadClasses, match="there is no file"):
         definitions(tmp_path / "none.toml")
-    large = tmp_path / "large.toml"
-    large.write_bytes(b"#" * 1_000_001)
-    with pytest.raises(BadClasses, match="larger than 1,000,000 bytes"):
-        definitions(large)

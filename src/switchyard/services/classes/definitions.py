@@ -5,15 +5,15 @@ from __future__ import annotations
 import tomllib
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from switchyard.services.files.storage import content_hash
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.text.plain import words
+from switchyard.services.toml_file import InvalidToml, read_toml
 
-MAX_BYTES = 1_000_000
 MAX_KEYWORD_WORDS = 8
 _MOST_KEYWORDS = 5_000
 
@@ -109,25 +109,18 @@ def definitions(path: Path | None) -> ClassDefinitions:
     Raises BadClasses: the file is not there, too large, no TOML, or does not say how to classify.
     """
     if path is None:
-        return _parsed(files(__package__).joinpath("classes.toml").read_bytes(), "its own")
+        own = files(__package__).joinpath("classes.toml").read_text("utf-8")
+        return _parsed(tomllib.loads(own), "its own")
     try:
-        if not path.is_file():  # a pipe would never end
-            raise BadClasses(f"JOBS_CLASSES: there is no file {str(path)!r}")
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise BadClasses(f"JOBS_CLASSES: {str(path)!r}: {error.strerror or error}") from error
-    if len(raw) > MAX_BYTES:
-        raise BadClasses(f"JOBS_CLASSES: {str(path)!r} is larger than {MAX_BYTES:,} bytes")
-    return _parsed(raw, repr(str(path)))
+        return _parsed(read_toml(path), repr(str(path)))
+    except InvalidToml as error:
+        raise BadClasses(f"JOBS_CLASSES: {error}") from error
 
 
-def _parsed(raw: bytes, name: str) -> ClassDefinitions:
+def _parsed(tables: dict[str, Any], name: str) -> ClassDefinitions:
     try:
-        return ClassDefinitions.model_validate(tomllib.loads(raw.decode()))
+        return ClassDefinitions.model_validate(tables)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
         parts = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found[:5]]
         raise BadClasses(f"JOBS_CLASSES: {name}: {'; '.join(parts)}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadClasses(f"JOBS_CLASSES: {name} is not TOML: {error}") from error

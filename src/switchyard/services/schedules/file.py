@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 from switchyard.services.errors import Misconfigured
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.schedules.entry import ScheduleEntry
 from switchyard.services.schedules.rule import InvalidSchedule
-
-MAX_BYTES = 1024 * 1024
+from switchyard.services.toml_file import InvalidToml, read_toml
 
 
 class InvalidScheduleFile(Misconfigured):
@@ -20,16 +18,9 @@ class InvalidScheduleFile(Misconfigured):
 def read_file(path: Path, registry: Registry) -> list[ScheduleEntry]:
     """The entries, each held against its job type. Raises InvalidScheduleFile."""
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InvalidScheduleFile(f"JOBS_SCHEDULES: can't read {path}: {error}") from error
-    if len(text) > MAX_BYTES:
-        raise InvalidScheduleFile(f"JOBS_SCHEDULES: {path} is larger than {MAX_BYTES:,} bytes")
-    try:
-        tables = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidScheduleFile(f"JOBS_SCHEDULES: {path}: {error}") from error
+        tables = read_toml(path)
+    except InvalidToml as error:
+        raise InvalidScheduleFile(f"JOBS_SCHEDULES: {error}") from error
     entries = []
     for name, table in tables.items():
         try:

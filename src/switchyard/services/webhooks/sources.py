@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
@@ -24,6 +22,7 @@ from switchyard.services.backfill.template import MissingField, Unfillable, rend
 from switchyard.services.errors import Misconfigured
 from switchyard.services.jobs.registry import Registry, UnknownJobType
 from switchyard.services.settings import Settings
+from switchyard.services.toml_file import InvalidToml, read_toml
 from switchyard.services.webhooks.deliveries import (
     Ignored,
     InvalidDelivery,
@@ -32,7 +31,6 @@ from switchyard.services.webhooks.deliveries import (
     parsed,
 )
 
-MAX_FILE_BYTES = 1024 * 1024
 _Header = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{1,100}$")]
 
 
@@ -90,7 +88,11 @@ class WebhookSources:
         if settings.webhooks is None:
             return cls({})
         found: dict[str, tuple[WebhookSource, SecretStr]] = {}
-        for name, raw in _read(settings.webhooks).items():
+        try:
+            tables = read_toml(settings.webhooks)
+        except InvalidToml as error:
+            raise InvalidWebhooks(f"JOBS_WEBHOOKS: {error}") from error
+        for name, raw in tables.items():
             where = f"{settings.webhooks}: [{name}]"
             try:
                 source = WebhookSource.model_validate(raw)
@@ -108,12 +110,3 @@ class WebhookSources:
 
     def get(self, name: str) -> tuple[WebhookSource, SecretStr] | None:
         return self._sources.get(name)
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES)
-        return tomllib.loads(raw.decode())
-    except (OSError, ValueError) as error:  # also of TOML and UTF-8
-        raise InvalidWebhooks(f"JOBS_WEBHOOKS: {path} can't be read: {error}") from error
