@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.ledger import Ledger
+from switchyard.services.ledger import Ledger, leases
 from switchyard.services.settings import Settings
+from switchyard.services.sources import pace
 from switchyard.services.sources.asking import SourceClient, SourceServer
 from switchyard.services.sources.errors import (
     SourceBusy,
@@ -20,6 +21,7 @@ from switchyard.services.sources.errors import (
     SourceUnavailable,
 )
 from tests.support import site as server
+from tests.support.eventually import eventually
 from tests.support.site import Site
 
 
@@ -225,3 +227,38 @@ async def test_servers_do_not_wait_for_each_other(
         await client.get("/thing")
     async with opened(replace(asked, name="others"), settings, ledger) as other:
         assert (await other.get("/thing")).status == 200
+
+
+async def test_the_turn_of_a_killed_process_is_free_within_seconds_whatever_its_time_limit(
+    asked: SourceServer, settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = replace(asked, timeout=3600)
+    async with opened(slow, settings, ledger) as client, client.pace.turn(takes=3600):
+        for held in ("things.connection", "things.place.1"):
+            assert 0 < await ledger.lease_remaining(held) <= 6
+    monkeypatch.setattr(leases, "LEASE", 0.3)
+    for held in ("things.connection", "things.place.1", "things.place.2"):
+        assert await ledger.acquire_lease(held, "killed")
+    async with opened(slow, settings, ledger, patience=10) as client:
+        assert (await client.get("/thing")).json() == {"name": "thing"}
+
+
+async def test_the_turn_of_a_living_process_lasts_as_long_as_its_request_may(
+    asked: SourceServer, settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LEASE", 0.3)
+    monkeypatch.setattr(pace, "_MARGIN", 0.0)
+    async with (
+        opened(asked, settings, ledger, patience=0.1) as slow,
+        opened(asked, settings, ledger, patience=0.6) as other,
+    ):
+        async with slow.pace.turn(takes=60):
+            with pytest.raises(SourceBusy, match="others are waiting"):
+                await other.get("/thing")
+        async with slow.pace.turn(takes=0.3):  # and it hangs
+
+            async def is_free() -> bool:
+                return not await ledger.lease_remaining("things.connection")
+
+            await eventually(is_free)
+            assert (await other.get("/thing")).json() == {"name": "thing"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -22,7 +24,7 @@ Wait = Callable[[float], Awaitable[None]]
 SCHEDULER = "scheduler"
 """The lease of the scheduler that is active."""
 LEASE = 6.0
-"""Seconds after which the lease of a process that has died is over."""
+"""Seconds after which the lease of a process that has died is over: who lives renews it."""
 LOOK = 0.1
 """Seconds between looks at a lease that another holds."""
 
@@ -31,9 +33,9 @@ class Leases(LedgerBase):
     """Each lease has a name and at most one holder, by the database's clock. All raise
     LedgerUnavailable when the database is away."""
 
-    async def acquire_lease(self, name: str, holder: str, ttl: float) -> bool:
-        """Take the lease for `ttl` seconds when nobody else holds it. The holder may take it
-        again, which renews it."""
+    async def acquire_lease(self, name: str, holder: str, ttl: float | None = None) -> bool:
+        """Take the lease for `ttl` seconds when nobody else holds it; LEASE when it is going to be
+        kept by `keeping_lease`. The holder may take it again, which renews it."""
 
         def work(connection: Connection) -> bool:
             now = clock(connection)
@@ -46,7 +48,7 @@ class Leases(LedgerBase):
                     f"WHERE leases.holder = excluded.holder OR leases.expires_at <= {now} "
                     "RETURNING name"
                 ),
-                {"name": name, "holder": holder, "ttl": ttl},
+                {"name": name, "holder": holder, "ttl": LEASE if ttl is None else ttl},
             )
             return taken.first() is not None
 
@@ -105,20 +107,31 @@ class Leases(LedgerBase):
         """Wait until nobody else holds the lease, and hold it. `wait` is awaited between looks,
         with the seconds to the next one."""
         holder = new_instance_id()
-        while not await self.acquire_lease(name, holder, LEASE):
+        while not await self.acquire_lease(name, holder):
             await wait(LOOK)
+        async with self.keeping_lease(name, holder):
+            yield
+
+    @asynccontextmanager
+    async def keeping_lease(
+        self, name: str, holder: str, *, most: float = math.inf
+    ) -> AsyncIterator[None]:
+        """Renew a lease that the holder has just taken, and give it back at the end. It is free
+        LEASE seconds after the holder's death, and after `most` seconds even while it lives."""
         keeping = Background(structlog.get_logger("leases"))
-        keeping.start(name, partial(self._keep, name, holder))
+        keeping.start(name, partial(self._keep, name, holder, time.monotonic() + most))
         try:
             yield
         finally:
             await keeping.close()
             await self.release_lease(name, holder)
 
-    async def _keep(self, name: str, holder: str) -> None:
+    async def _keep(self, name: str, holder: str, until: float) -> None:
         while True:
             await asyncio.sleep(LEASE / 3)
+            if time.monotonic() >= until:
+                continue
             try:
-                await self.acquire_lease(name, holder, LEASE)
+                await self.acquire_lease(name, holder)
             except LedgerError:
                 continue  # whoever writes next is told

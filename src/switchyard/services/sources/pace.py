@@ -3,8 +3,9 @@
 Leases in the ledger keep it, named by the server: `arxiv.connection` is held while a request is
 under way, `arxiv.pause` until the next one may begin. Who waits for them has a place, of which
 there are two: the one whose turn is next, and one behind, so that no turn is lost; all others are
-sent away at once, or they would keep their workers from other work. A process that dies lets go of
-everything when it runs out.
+sent away at once, or they would keep their workers from other work. What a process holds it renews:
+when it is killed, others have it within six seconds (ledger/leases.py), whatever the server's own
+time limit.
 
 Language models' servers have a gate of their own (services/llm/gate.py): they take many requests
 at once, and how many is found out; these take one after the other, at an interval that is known.
@@ -30,7 +31,7 @@ LONGEST_PAUSE = 3600.0
 _POLL = 0.2
 """Seconds between looks at what another one has."""
 _MARGIN = 5.0
-"""Seconds that a connection is held longer than its request may take."""
+"""Seconds that a connection may be held longer than its request may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +132,17 @@ class FleetPace:
     async def _holding(
         self, names: Sequence[str], holder: str, seconds: float, until: float
     ) -> AsyncIterator[None]:
-        """Hold one of these leases, waited for as long as it is not `until`."""
-        while not (name := await self._take(names, holder, seconds)):
+        """Hold one of these leases, waited for as long as it is not `until`, for `seconds`."""
+        while not (name := await self._take(names, holder)):
             if time.monotonic() >= until:
                 raise SourceBusy(f"others are waiting to ask {self._label}", wait=self._interval)
             await asyncio.sleep(_POLL)
-        try:
+        async with self._ledger.keeping_lease(name, holder, most=seconds):
             yield
-        finally:
-            await self._ledger.release_lease(name, holder)
 
-    async def _take(self, names: Sequence[str], holder: str, seconds: float) -> str | None:
+    async def _take(self, names: Sequence[str], holder: str) -> str | None:
         for name in names:
-            if await self._ledger.acquire_lease(name, holder, seconds):
+            if await self._ledger.acquire_lease(name, holder):
                 return name
         return None
 

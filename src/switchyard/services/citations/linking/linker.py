@@ -34,8 +34,9 @@ from switchyard.services.sources.errors import (
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.ledger import Ledger
 
-CLAIM = 30.0
-"""Seconds after which the question of a process that has died is asked by another."""
+CLAIM = 6.0
+"""Seconds after which the question of a process that has died is asked by another: as with its turn
+at the catalogue (ledger/leases.py). Who lives renews it."""
 LOOK = 0.5
 """Seconds between looks for what another process asks."""
 TRIES = 3
