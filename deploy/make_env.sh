@@ -15,6 +15,9 @@ add() { # NAME VALUE, unless it is there
     grep -q "^$1=" .env || printf '%s=%s\n' "$1" "$2" >>.env
 }
 add RABBITMQ_PASSWORD "$(secret)"
+add PUBLISHER_PASSWORD "$(secret)"
+add WORKER_PASSWORD "$(secret)"
+add ADMIN_PASSWORD "$(secret)"
 add POSTGRES_PASSWORD "$(secret)"
 add API_KEY "$(secret)"
 add METRICS_KEY "$(cat .secrets/metrics-key)"

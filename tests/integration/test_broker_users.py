@@ -99,6 +99,16 @@ async def test_the_admin_can_compare_the_topology_and_set_a_policy(
         await client.put_policy(topology.policies[0])
 
 
+async def test_a_publisher_sees_depths_and_the_limits_in_force(
+    system: System, users: Users, broker: TestBroker
+) -> None:
+    user = users["publisher"].partition("//")[2].partition("@")[0]
+    url = f"http://{user}@{broker.management_url.rpartition('@')[2]}"
+    async with ManagementClient(url, broker.vhost) as client:
+        assert "hot.llm" in {each.declared.name for each in await client.queues()}
+        assert await client.policies()
+
+
 async def publish_to(channel: AbstractChannel, exchange: str, key: str) -> None:
     found = await channel.get_exchange(exchange, ensure=False)
     await found.publish(aio_pika.Message(b"{}"), key)
@@ -152,3 +162,31 @@ def test_again_they_keep_their_passwords_and_with_renew_they_get_others(
     assert users["worker"] not in made("--renew")
     with pytest.raises(ProbableAuthenticationError):
         asyncio.run(connect())
+
+
+def test_given_passwords_are_theirs_and_are_not_printed_and_the_admin_makes_the_topology(
+    users: Users, broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for role in ("publisher", "worker", "admin"):
+        monkeypatch.setenv(f"JOBS_{role.upper()}_PASSWORD", f"given-{role}")
+    for _ in range(2):  # as a one-shot service does at each start
+        done = CliRunner().invoke(app, ["users", "--prefix", broker.vhost])
+        assert done.exit_code == 0
+        assert "given-" not in done.output
+        assert "JOBS_ADMIN_PASSWORD" in done.output
+
+    def of(role: str, url: str) -> str:
+        scheme, _, rest = url.partition("://")
+        return f"{scheme}://{broker.vhost}-{role}:given-{role}@{rest.rpartition('@')[2]}"
+
+    async def connect() -> None:
+        for role in users:
+            async with channel_of(of(role, broker.amqp_url)):
+                pass
+
+    asyncio.run(connect())
+    monkeypatch.setenv("JOBS_AMQP_URL", of("admin", broker.amqp_url))
+    monkeypatch.setenv("JOBS_MANAGEMENT_URL", of("admin", broker.management_url))
+    made = CliRunner().invoke(app, ["apply", "--profile", broker.profile])
+    assert made.exit_code == 0, made.output
+    assert "made queue hot.llm" in made.output

@@ -160,7 +160,7 @@ def build(system: Composed) -> None:
     """The image of the Dockerfile, with the certificates by which this machine reaches PyPI."""
     mounts = [f"--volume={path}:{path}:ro" for path in CERTIFICATES if Path(path).is_dir()]
     arguments = " ".join(["--network=host", *mounts])
-    system.compose(f"--podman-build-args={arguments}", "build", "topology")
+    system.compose(f"--podman-build-args={arguments}", "build", "users")
 
 
 def send(api: httpx.Client, pdf: Path) -> str:

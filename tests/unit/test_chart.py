@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import helm_python as helm
 import kubernetes_validate
 import pytest
 import yaml
 
+from switchyard.broker.topology.users import ROLES
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +143,25 @@ def test_compose_has_a_service_for_every_kind_of_worker_with_its_replicas() -> N
         assert all(each.startswith("127.0.0.1:") for each in service.get("ports", [])), name
     scraped = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())["scrape_configs"]
     assert {*scraped[0]["dns_sd_configs"][0]["names"]} == workers | {"scheduler"}
+
+
+def test_in_compose_each_process_has_the_brokers_user_of_its_role_and_no_other_password() -> None:
+    services = yaml.safe_load((ROOT / "compose.yml").read_text())["services"]
+    role_of = {"api": "publisher", "scheduler": "admin", "topology": "admin", "migrations": None}
+    words = {"RABBITMQ_PASSWORD", *(f"{role.name.upper()}_PASSWORD" for role in ROLES)}
+    for name, service in services.items():
+        environment = service.get("environment", {})
+        told = {word for word in words if f"${{{word}" in str(environment)}
+        if name in ("rabbitmq", "users"):  # whose default user is the administrator
+            assert told == ({"RABBITMQ_PASSWORD"} if name == "rabbitmq" else words)
+            continue
+        role = role_of.get(name, "worker" if name.startswith("worker-") else None)
+        assert told == ({f"{role.upper()}_PASSWORD"} if role else set()), name
+        if role:
+            user = urlsplit(environment["JOBS_AMQP_URL"].replace(":?run make env", "")).username
+            assert user == f"switchyard-{role}", name
+    made = (ROOT / "deploy" / "make_env.sh").read_text()
+    assert all(f"add {word} " in made for word in words)
 
 
 def test_replicas_are_those_that_were_asked_for() -> None:

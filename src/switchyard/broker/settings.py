@@ -53,9 +53,28 @@ class BrokerSettings(BaseSettings):
         default=30, gt=0, description="Seconds to wait for a publisher confirm."
     )
 
-    @field_validator("amqp_url", "management_url", mode="before")
+    publisher_password: SecretStr | None = Field(
+        default=None,
+        description="Password that `jobctl topology users` gives the broker's user for publishers; "
+        "it makes one up where unset. No other command needs it.",
+    )
+    worker_password: SecretStr | None = Field(
+        default=None, description="The same for the user of workers."
+    )
+    admin_password: SecretStr | None = Field(
+        default=None, description="The same for the user of schedulers and of `jobctl` by hand."
+    )
+
+    @field_validator(
+        "amqp_url",
+        "management_url",
+        "publisher_password",
+        "worker_password",
+        "admin_password",
+        mode="before",
+    )
     @classmethod
-    def _empty_is_no_address(cls, value: object) -> object:
+    def _empty_is_none(cls, value: object) -> object:
         """As in a compose file's `${NAME:-}`: an address of nothing is no address."""
         return None if value == "" else value
 
@@ -108,6 +127,16 @@ class BrokerSettings(BaseSettings):
         if urlsplit(nodes_of(url)[0]).username is None and amqp and amqp[0].username is not None:
             return with_login(url, f"{amqp[0].username}:{amqp[0].password or ''}")
         return url
+
+    @property
+    def role_passwords(self) -> dict[str, str]:
+        """The passwords that are set for users of the broker, by role."""
+        set_here = {
+            "publisher": self.publisher_password,
+            "worker": self.worker_password,
+            "admin": self.admin_password,
+        }
+        return {role: each.get_secret_value() for role, each in set_here.items() if each}
 
     @property
     def vhost(self) -> str:

@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from switchyard.broker.lanes import (
     CONTROL_EXCHANGE,
@@ -69,6 +70,7 @@ ROLES = (
             *_names(JOBS_EXCHANGE, CONTROL_EXCHANGE, EVENTS_EXCHANGE), _MARK, _UNKNOWN_MARK, _OWN
         ),
         read=_only(*_names(EVENTS_EXCHANGE), _MARK, _OWN),
+        tags=("management",),  # for what workers hold and what limits are in force; read alone
     ),
     Role(
         "worker",
@@ -101,24 +103,29 @@ class MadeUser:
     name: str
     role: Role
     password: str | None
-    """None where it was there before, and keeps its password."""
+    """None where nobody has to be told: the user was there and keeps its own, or it was given."""
 
 
 async def make_users(
-    client: ManagementClient, prefix: str, *, roles: Sequence[Role] = ROLES, renew: bool = False
+    client: ManagementClient,
+    prefix: str,
+    *,
+    roles: Sequence[Role] = ROLES,
+    renew: bool = False,
+    given: Mapping[str, str] = MappingProxyType({}),
 ) -> list[MadeUser]:
     """Make a user for each role, `<prefix>-<role>`, or give one that is there its rights again.
 
-    With `renew` those that are there get new passwords, too. Needs the tag `administrator`.
-    Raises ManagementError.
+    `given` are passwords by role: such a user has that one from now on. With `renew` the others
+    that are there get new passwords, too. Needs the tag `administrator`. Raises ManagementError.
     """
     made = []
     for role in roles:
         name = f"{prefix}-{role.name}"
-        password = None
-        if renew or not await client.has_user(name):
-            password = secrets.token_urlsafe(PASSWORD_BYTES)
-        await client.put_user(name, password=password, tags=role.tags)
+        told = None
+        if role.name not in given and (renew or not await client.has_user(name)):
+            told = secrets.token_urlsafe(PASSWORD_BYTES)
+        await client.put_user(name, password=given.get(role.name, told), tags=role.tags)
         await client.put_permissions(name, role.permissions)
-        made.append(MadeUser(name, role, password))
+        made.append(MadeUser(name, role, told))
     return made

@@ -123,20 +123,29 @@ def users(
 ) -> None:
     """Make broker users for publishers, workers and administration, with the rights each needs.
 
-    Prints the address for JOBS_AMQP_URL of each, with its password, this once. JOBS_MANAGEMENT_URL
-    must be that of a user with the tag administrator.
+    Prints the address for JOBS_AMQP_URL of each, with its password, this once; passwords that
+    JOBS_PUBLISHER_PASSWORD and so on give are not printed. JOBS_MANAGEMENT_URL must be that of a
+    user with the tag administrator.
     """
     from switchyard.broker.topology.users import make_users
 
     settings = load_settings()
-    made = _on_broker(settings, lambda client: make_users(client, prefix, renew=renew))
+    given = settings.role_passwords
+    made = _on_broker(settings, lambda client: make_users(client, prefix, renew=renew, given=given))
     addresses = {each.name: _address(settings, each) for each in made}
     if as_json:
         print_json([{"name": each.name, "url": addresses[each.name]} for each in made])
         return
     for each in made:
         say(f"{each.name}: {each.role.purpose}")
-        echo(addresses[each.name] or "  (it keeps its password; --renew gives it another)")
+        echo(addresses[each.name] or f"  ({_known(settings, each)})")
+
+
+def _known(settings: Settings, user: MadeUser) -> str:
+    """Why its password is not printed."""
+    if user.role.name in settings.role_passwords:
+        return f"its password is that of JOBS_{user.role.name.upper()}_PASSWORD"
+    return "it keeps its password; --renew gives it another"
 
 
 def _address(settings: Settings, user: MadeUser) -> str | None:
