@@ -13,11 +13,15 @@ from aiormq.exceptions import ChannelAccessRefused
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
+from switchyard.broker.lanes import DEAD_QUEUE
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.mark import Mark, read_mark, write_mark
 from switchyard.broker.topology.users import ROLES
+from switchyard.broker.wire.connection import connected, underlying
+from switchyard.broker.wire.depths import ask_queues
 from switchyard.cli.system.topology import app
 from switchyard.services.identity.broker import mark_broker, read_broker
 from switchyard.services.publishing.preparing import JobRequest
@@ -83,6 +87,18 @@ async def test_each_knows_whose_broker_it_is(system: System, users: Users, role:
     assert mark.id == (await system.ledger.system()).id
 
 
+async def test_a_worker_sees_the_depths_of_lanes(system: System, users: Users) -> None:
+    (found,) = (await ask_queues(users["worker"], ["hot.llm"])).values()
+    assert found is not None
+
+
+async def test_the_admin_marks_the_broker(system: System, users: Users) -> None:
+    mark = Mark("0123456789ab", 1_700_000_000, "me@here")
+    async with connected(users["admin"], "test") as connection:
+        await write_mark(underlying(connection), mark)
+        assert await read_mark(underlying(connection)) == mark
+
+
 async def test_the_admin_can_compare_the_topology_and_set_a_policy(
     system: System, users: Users, broker: TestBroker
 ) -> None:
@@ -104,6 +120,8 @@ async def test_a_publisher_sees_depths_and_the_limits_in_force(
 ) -> None:
     user = users["publisher"].partition("//")[2].partition("@")[0]
     url = f"http://{user}@{broker.management_url.rpartition('@')[2]}"
+    depths = await ask_queues(users["publisher"], ["hot.llm", "backfill.llm", DEAD_QUEUE])
+    assert [each.ready for each in depths.values() if each] == [0, 0, 0]
     async with ManagementClient(url, broker.vhost) as client:
         assert "hot.llm" in {each.declared.name for each in await client.queues()}
         assert await client.policies()

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from switchyard.broker.lanes import (
     CONTROL_EXCHANGE,
     DEAD_EXCHANGE,
+    DEAD_QUEUE,
     EVENTS_EXCHANGE,
     JOBS_EXCHANGE,
     LANES,
@@ -27,6 +28,8 @@ _OWN = r"amq\.gen-.*"
 _MARK = re.escape(SYSTEM_EXCHANGE)
 _UNKNOWN_MARK = r"\?"
 """What the question whose broker it is names as alternate exchange; there is none of that name."""
+_ANY_MARK = r"[0-9a-f]{12}\.[0-9]{1,12}(\..*)?"
+"""What the answer names: who declares an exchange must be able to write to its alternate."""
 _LANES = f"({'|'.join(lane.name for lane in LANES)})" + r"\..*"
 _RETRY = r"jobs\.retry\..*"
 _ALL = r"jobs\..*"
@@ -66,8 +69,14 @@ ROLES = (
         "publisher",
         "JobPublisher and the HTTP API: publish jobs, call them off, hear what becomes of them",
         configure=_only(_MARK, _OWN),
+        # To ask for a queue's depth takes some right to it, from RabbitMQ 4.3 on: with this one
+        # nobody reads it, deletes it, or publishes to it past its exchange.
         write=_only(
-            *_names(JOBS_EXCHANGE, CONTROL_EXCHANGE, EVENTS_EXCHANGE), _MARK, _UNKNOWN_MARK, _OWN
+            *_names(JOBS_EXCHANGE, CONTROL_EXCHANGE, EVENTS_EXCHANGE, DEAD_QUEUE),
+            _LANES,
+            _MARK,
+            _UNKNOWN_MARK,
+            _OWN,
         ),
         read=_only(*_names(EVENTS_EXCHANGE), _MARK, _OWN),
         tags=("management",),  # for what workers hold and what limits are in force; read alone
@@ -89,7 +98,7 @@ ROLES = (
         "admin",
         "`jobctl scheduler` and `jobctl` by hand: all that is Switchyard's, and nothing else",
         configure=_only(_ALL, _LANES, _OWN),
-        write=_only(_ALL, _LANES, _UNKNOWN_MARK, _DEFAULT, _OWN),
+        write=_only(_ALL, _LANES, _UNKNOWN_MARK, _ANY_MARK, _DEFAULT, _OWN),
         read=_only(_ALL, _LANES, _OWN),
         tags=("monitoring", "policymaker"),
     ),
