@@ -10,14 +10,16 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.errors import LaneFull
+from switchyard.services.bulk import control
 from switchyard.services.publishing.preparing import InvalidJob
-from switchyard.services.records import BulkState, JobFilter, State
+from switchyard.services.records import BulkState, JobFilter, RedrivenCopy, State
 from switchyard.services.workers import notices
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
 from tests.support.chaos import outbox
 from tests.support.eventually import eventually
 from tests.support.receiver import SECRET, Receiver, receiving
+from tests.support.redrives import redrive
 from tests.support.system import System, lanes_with, open_system
 
 MODULES = (
@@ -75,6 +77,50 @@ async def test_a_dead_job_is_told_with_its_error(system: System, receiver: Recei
     assert (told["state"], told["jobs"]["dead"]) == ("dead", 1)
     (dead,) = told["dead"]
     assert (dead["reason"], dead["error_type"]) == ("permanent", "PermanentError")
+
+
+async def test_what_succeeds_after_a_redrive_is_told_anew_with_another_delivery(
+    system: System, receiver: Receiver
+) -> None:
+    await system.start_worker("llm", "link")
+    job_id = await system.publish("hot.leaf", {"dies": True, "follow": 1}, notify_url=receiver.url)
+    await receiver.told()
+    await system.wait_for_letter(job_id)
+    await redrive(system)
+    before, after = await receiver.told(2)
+    assert (before["state"], after["state"]) == ("dead", "completed")
+    assert before["job_id"] == after["job_id"] == job_id
+    assert before["delivery"] != after["delivery"]
+    assert after["jobs"] == {"succeeded": 2, "dead": 0, "cancelled": 0}
+
+
+async def test_a_notice_that_comes_while_it_goes_on_again_leaves_the_word_to_the_next(
+    system: System, receiver: Receiver
+) -> None:
+    job_id = await system.publish("hot.leaf", {"dies": True}, notify_url=receiver.url)
+    await system.start_worker("llm")
+    await system.wait_for_state(job_id, State.DEAD)
+    await system.ledger.note_redriven([RedrivenCopy(job_id, 1)], time.time())
+    await system.start_worker("link")
+    early = await system.wait_for_state(await notice_id(system, job_id), State.SUCCEEDED)
+    assert early.result is not None
+    assert early.result["told"] is False
+    assert receiver.taken == []
+
+
+async def test_a_backfill_that_failed_and_was_resumed_is_told_of_twice(
+    system: System, receiver: Receiver
+) -> None:
+    await system.start_worker("llm", "link")
+    user = BackfillUser(system)
+    started = await user.start("numbers", {"to": 5}, notify_url=receiver.url)
+    async with outbox(system):
+        await system.ledger.move_bulk(started.id, BulkState.FAILED, among=list(BulkState))
+        await receiver.told()
+        await control.resume(system.ledger, started.id)
+        await user.run(started)
+        told = await receiver.told(2)
+    assert [each["state"] for each in told] == [BulkState.FAILED, BulkState.COMPLETED]
 
 
 async def test_a_receiver_that_misbehaves_is_told_again_until_it_has_taken_it(

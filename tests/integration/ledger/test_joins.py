@@ -190,6 +190,41 @@ async def test_it_goes_on_without_the_dead_where_it_was_told_to(ledger: Ledger) 
     ]
 
 
+async def test_where_it_says_again_each_new_end_makes_a_job_like_the_one_that_waited(
+    ledger: Ledger,
+) -> None:
+    then = replace(new_job(THEN, joins=Joining("go_on", again=True)), routing_key="hot.told")
+    await ledger.record_joined([*joined(2)[:2], then])
+    await run(ledger, "then-1")
+    assert await run(ledger, "then-0", State.DEAD) == [THEN]
+    await run(ledger, THEN)
+    copies = []
+    for redrive, end in enumerate((State.DEAD, State.SUCCEEDED), 1):
+        await ledger.note_redriven([RedrivenCopy("then-0", redrive)], NOW)
+        copies += await run(ledger, "then-0", end, redrives=redrive)
+    assert len({THEN, *copies}) == 3
+    first = await ledger.get(THEN)
+    for copy in copies:
+        made = await ledger.get(copy)
+        assert made is not None
+        assert first is not None
+        assert (made.state, made.payload, made.routing_key) == (
+            State.PENDING,
+            first.payload,
+            "hot.told",
+        )
+        assert await run(ledger, copy) == []
+    assert await counts(ledger) == (2, 0, 0, 0)
+
+
+async def test_one_that_was_called_off_is_not_made_again(ledger: Ledger) -> None:
+    await ledger.record_joined([*joined(1)[:1], new_job(THEN, joins=Joining("go_on", again=True))])
+    await ledger.cancel(THEN, NOW)
+    await run(ledger, "then-0", State.DEAD)
+    await ledger.note_redriven([RedrivenCopy("then-0", 1)], NOW)
+    assert await run(ledger, "then-0", redrives=1) == []
+
+
 async def test_a_redrive_after_it_went_on_publishes_it_no_second_time(ledger: Ledger) -> None:
     await ledger.record_joined(joined(1, when_dead="go_on"))
     assert await run(ledger, "then-0", State.DEAD) == [THEN]

@@ -183,7 +183,7 @@ def _notice(operation_id: str, spec: BackfillSpec, registry: Registry) -> NewJob
     except (UnknownJobType, InvalidJob) as error:
         raise InvalidBackfill(str(error)) from error
     message = notice.message.model_copy(update={"job_id": notice_id_of(operation_id)})
-    return replace(notice, message=message, joins=Joining("go_on", held=True))
+    return replace(notice, message=message, joins=Joining("go_on", held=True, again=True))
 
 
 def parse_spec(values: Mapping[str, Any]) -> BackfillSpec:

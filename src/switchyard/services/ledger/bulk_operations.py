@@ -259,7 +259,7 @@ class BulkOperations(LedgerBase):
         """Let its notice go, where it has one, when nothing more happens to it by itself."""
         if BulkState(moved.state) in AT_LAST:
             notice_id, now = notice_id_of(moved.id), self.clock.time()
-            self._writer.joins.settle(connection, notice_id, now, when_dead=None)
+            self._writer.joins.let_go(connection, notice_id, now)
 
 
 def _moved(state: BulkState, note: str | None, now: float) -> dict[str, Any]:

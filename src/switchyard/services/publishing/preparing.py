@@ -134,7 +134,7 @@ def notice_of(registry: Registry, url: str, **about: str) -> NewJob:
     """
     check_notify_url(url)
     notice = prepare(registry, JobRequest(NOTICE_KEY, {"url": url, **about}, priority=MAX_PRIORITY))
-    return replace(notice, joins=Joining("go_on"))
+    return replace(notice, joins=Joining("go_on", again=True))
 
 
 def check_notify_url(url: str, settings: Settings | None = None) -> None:

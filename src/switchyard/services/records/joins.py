@@ -26,6 +26,9 @@ class Joining:
     when_dead: WhenDead = "wait"
     held: bool = False
     """More jobs may come: it waits in any case, until `release_join`."""
+    again: bool = False
+    """After it was let go, a job like it is made each time that all have ended again, as after a
+    redrive."""
 
 
 @dataclass(frozen=True, slots=True)

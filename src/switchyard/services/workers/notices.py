@@ -2,7 +2,8 @@
 backfill (docs/notices.md).
 
 It waits as the `then` of a join does, so the transaction of that end lets it go, and from there it
-is a job as any other: retried, dead when nobody answers, redriven. Its id names the delivery.
+is a job as any other: retried, dead when nobody answers, redriven. Its id names the delivery. What
+ends anew after a redrive is told anew, by a job like it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from switchyard.services.jobs.local_fields import LocalOnly
 from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError, Snooze
 from switchyard.services.jobs.registry import job
 from switchyard.services.records import FINISHED, JoinedJob, State
+from switchyard.services.records.bulk import AT_LAST, BulkState
 from switchyard.services.sources.asking import user_agent
 
 if TYPE_CHECKING:  # the job types are imported without a database
@@ -95,7 +97,7 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
     if isinstance(told, Snooze):
         return told
     if told is None:
-        return Done({"told": False, "why": "there is nothing of that id any more"})
+        return Done({"told": False, "why": "it is gone, or goes on: then its next end is told"})
     content = {
         "delivery": ctx.message.job_id,
         "sent_at": ledger.clock.now().isoformat(timespec="seconds"),
@@ -116,14 +118,19 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
 async def _told(
     payload: Notice, ctx: JobContext, ledger: Ledger
 ) -> Mapping[str, Any] | Snooze | None:
-    """What is said; Snooze before the end, None where there is nothing to tell of."""
+    """What is said; Snooze before the end of what another has started, None where there is nothing
+    to tell of now."""
     if payload.backfill_id is not None:
         return await _of_backfill(payload.backfill_id, ledger)
     first = await ledger.get(payload.job_id or "")
     if first is None:
         return None
-    join = await ledger.join(ctx.message.job_id)
+    # Its own, or the one that it was made anew for.
+    own = ctx.message.metadata.parent_id == first.id
+    join = await ledger.join(first.join_id) if own and first.join_id else None
     if join is not None:
+        if join.open:
+            return None
         found, _ = await ledger.joined_jobs(join.id, state=State.DEAD, limit=SHOWN)
         counts = {"succeeded": join.succeeded, "dead": join.dead, "cancelled": join.cancelled}
         return _of_job(first, counts, [_shown(each.job_id, each) for each in found])
@@ -172,7 +179,7 @@ def _shown(job_id: str, job: JoinedJob | JobSummary) -> dict[str, Any]:
 
 async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | None:
     operation = await ledger.get_bulk(backfill_id)
-    if operation is None:
+    if operation is None or BulkState(operation.state) not in AT_LAST:
         return None
     own, followers = await ledger.count_bulk_jobs(backfill_id)
     total = {state: own.get(state, 0) + followers.get(state, 0) for state in sorted(FINISHED)}

@@ -18,6 +18,7 @@ joins = Table(
     Column("cancelled", Integer, nullable=False),
     Column("made_at", Double, nullable=False),
     Column("fulfilled_at", Double),
+    Column("again", Integer, nullable=False, server_default=text("0")),
 )
 # For the doctor: those that wait, and few do.
 Index(

@@ -3,7 +3,8 @@
 Every change of a job's state goes through `JobWriter`, so this is the one place where a join is
 counted: by what a row was and what it has become, however it came to that. The job that waits is a
 row from the start, `joining`; the transaction in which the last of the others ends makes it
-`pending`. From there on it is a job that was recorded and not yet published, as any other.
+`pending`. From there on it is a job that was recorded and not yet published, as any other. Where a
+join says `again`, and its jobs end anew after a redrive, a copy of that job is made, `pending`.
 
 A transaction takes the rows of joins after all others, in one order. So nobody who holds a join
 waits for anything but the row of the job that waits, which only calling it off holds beside a join.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+from uuid import uuid4
 
 from sqlalchemy import Connection, text
 
@@ -21,12 +23,13 @@ from switchyard.services.ledger.sql.rows import JobRow, Rows
 from switchyard.services.records.joins import WhenDead
 from switchyard.services.records.states import FINISHED, State
 
-_LOADED: Final = "id, when_dead, held, total, open_jobs, dead, cancelled, fulfilled_at"
+_LOADED: Final = "id, when_dead, held, again, total, open_jobs, dead, cancelled, fulfilled_at"
 
 _CHANGED: Final[sql.Columns] = {
     "id": "text",
     "when_dead": "text",
     "held": "integer",
+    "again": "integer",
     "total": "integer",
     "open_jobs": "integer",
     "dead": "integer",
@@ -69,6 +72,7 @@ class JoinRow:
     id: str
     when_dead: WhenDead
     held: bool
+    again: bool
     counted: Counted
     fulfilled_at: float | None
 
@@ -78,6 +82,12 @@ class JoinRow:
         if self.fulfilled_at is not None or self.held or self.counted.open:
             return False
         return self.when_dead != "wait" or not self.counted.dead
+
+
+_COPIED: Final = (
+    "job_type, lane, routing_key, worker, priority, source, parent_id, pipeline, operation_id, "
+    "max_attempts, metadata, payload"
+)
 
 
 class JoinWriter:
@@ -98,6 +108,11 @@ class JoinWriter:
             "UPDATE jobs SET state = 'pending', updated_at = :at "
             f"WHERE {sql.keys_condition(dialect, 'id')} AND state = 'joining' RETURNING id"
         )
+        self._copy = text(
+            f"INSERT INTO jobs (id, state, attempts, redrives, crashes, created_at, queued_at, "
+            f"updated_at, {_COPIED}) SELECT :copy, 'pending', 0, 0, 0, :at, :at, :at, {_COPIED} "
+            "FROM jobs WHERE id = :id AND state NOT IN ('joining', 'cancelled')"
+        )
 
     def write(self, connection: Connection, rows: Rows) -> None:
         """Count what has changed among these rows; nothing is asked where none is joined. Whoever
@@ -111,16 +126,31 @@ class JoinWriter:
             return
         at = max((row.updated_at or 0 for row in rows.jobs.values()), default=0)
         new = [
-            JoinRow(join_id, join.when_dead, join.held, changes.pop(join_id, Counted()), None)
+            JoinRow(
+                join_id,
+                join.when_dead,
+                join.held,
+                join.again,
+                changes.pop(join_id, Counted()),
+                None,
+            )
             for join_id, join in rows.opened.items()
             if join_id in rows.jobs
         ]
         known = self._load(connection, list(changes)) if changes else []
+        anew = []
         for join in known:
+            was_open = join.counted.open
             join.counted = join.counted.plus(changes[join.id])
-        for join_id in self._store(connection, at, new=new, known=known):
+            if join.again and join.fulfilled_at is not None and was_open and not join.counted.open:
+                anew.append(join.id)
+        due = {join_id: join_id for join_id in self._store(connection, at, new=new, known=known)}
+        for join_id in anew:
+            if (copy := self._made_anew(connection, join_id, at)) is not None:
+                due[join_id] = copy
+        for join_id, job_id in due.items():
             if (noted := rows.noted.get(join_id)) is not None:
-                noted.due.append(join_id)
+                noted.due.append(job_id)
 
     def settle(
         self, connection: Connection, join_id: str, at: float, *, when_dead: WhenDead | None
@@ -135,11 +165,26 @@ class JoinWriter:
             return None
         return bool(self._store(connection, at, new=[], known=known))
 
+    def let_go(self, connection: Connection, join_id: str, at: float) -> None:
+        """End what holds a join; where that has ended before, and it is one that says `again`, a
+        copy of the job that waited is `pending` now."""
+        if self.settle(connection, join_id, at, when_dead=None) is None and any(
+            join.again for join in self._load(connection, [join_id])
+        ):
+            self._made_anew(connection, join_id, at)
+
+    def _made_anew(self, connection: Connection, join_id: str, at: float) -> str | None:
+        """The id of a new job like the one that has waited; None where that one is gone, or was
+        called off."""
+        copy = str(uuid4())
+        done = connection.execute(self._copy, {"copy": copy, "id": join_id, "at": at})
+        return copy if done.rowcount else None
+
     def _load(self, connection: Connection, ids: list[str]) -> list[JoinRow]:
         found = sql.fetch_locked(connection, self._select, ids)
         return [
-            JoinRow(join_id, when_dead, bool(held), Counted(*numbers), fulfilled_at)
-            for join_id, when_dead, held, *numbers, fulfilled_at in found
+            JoinRow(join_id, when_dead, bool(held), bool(again), Counted(*numbers), fulfilled_at)
+            for join_id, when_dead, held, again, *numbers, fulfilled_at in found
         ]
 
     def _store(
@@ -164,6 +209,7 @@ class JoinWriter:
                 join.id,
                 join.when_dead,
                 int(join.held),
+                int(join.again),
                 join.counted.total,
                 join.counted.open,
                 join.counted.dead,
