@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.files.storage import links_key, references_key, stage_key
+from switchyard.services.files.keys import links_key, references_key, stage_key
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import State

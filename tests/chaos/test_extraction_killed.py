@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.files.storage import page_key, stage_key
+from switchyard.services.files.keys import page_key, stage_key
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import State

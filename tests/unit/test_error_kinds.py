@@ -27,7 +27,7 @@ from switchyard.services.documents.desk import UnknownDocument
 from switchyard.services.errors import KINDS, SwitchyardError, kind_of
 from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.quota import StorageFull
-from switchyard.services.files.storage import DiskFull, FileTooLarge, NotStored, StorageError
+from switchyard.services.files.storage_errors import DiskFull, FileTooLarge, NotStored, StorageError
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.jobs.registry import InvalidPayload, RegistryError, UnknownJobType
 from switchyard.services.records import (

@@ -18,7 +18,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.documents.desk import run_id
+from switchyard.services.documents.runs import run_id
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.monitoring.job_events import EventFeed
 from switchyard.services.publishing.preparing import JobRequest, prepare

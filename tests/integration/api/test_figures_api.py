@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.files.storage import Storage, figure_key, figures_key
+from switchyard.services.files.keys import figure_key, figures_key
+from switchyard.services.files.storage import Storage
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import serving
 

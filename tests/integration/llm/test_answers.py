@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.llm_batch import Machine
 from benchmarks.llm_server import serving
-from switchyard.services.files.storage import Storage, content_hash
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.storage import Storage
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm import answers as module
 from switchyard.services.llm.answers import Answers, drop_old_answers

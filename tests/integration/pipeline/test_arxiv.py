@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.files.storage import Storage, result_key
+from switchyard.services.files.keys import result_key
+from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, InvalidPayload
 from switchyard.services.records import State
 from tests.support import arxiv_server as server

@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from switchyard.services.files.fetching import FetchFailed, FetchRefused
-from switchyard.services.files.storage import result_key, stage_key
+from switchyard.services.files.keys import result_key, stage_key
 from switchyard.services.index.opening import open_index
 from switchyard.services.jobs.outcomes import Done, Next, Outcome, Snooze
 from switchyard.services.jobs.registry import InvalidPayload

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from switchyard.services.classes.definitions import BadClasses
-from switchyard.services.files.storage import result_key
+from switchyard.services.files.keys import result_key
 from switchyard.services.jobs.outcomes import Next
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import DocumentFilter

@@ -15,7 +15,8 @@ from pydantic import SecretStr
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.files.errors import EncryptedDocument, UnsupportedDocument
-from switchyard.services.files.storage import content_hash, result_key, stage_key
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.keys import result_key, stage_key
 from switchyard.services.index.generations import Generation
 from switchyard.services.index.modes import Mode
 from switchyard.services.index.opening import open_index

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from switchyard.services.files.errors import UnsupportedDocument
-from switchyard.services.files.storage import figures_key
+from switchyard.services.files.keys import figures_key
 from switchyard.services.jobs.outcomes import Next, RetryableError
 from switchyard.services.llm.vision import VisionNotSet
 from switchyard.services.samples.generating import generate

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from switchyard.services.files.storage import references_key
+from switchyard.services.files.keys import references_key
 from switchyard.services.graph.ranking import Edges, rank
 from switchyard.services.jobs.context import ProcessCrashed
 from switchyard.services.ledger import Ledger

@@ -17,7 +17,7 @@ from switchyard.services.citations.linking.linker import Linker, OutOfTime
 from switchyard.services.citations.linking.questions import questions_of
 from switchyard.services.citations.reference import Person, Reference
 from switchyard.services.citations.works import LinkStatus, WorkLink
-from switchyard.services.files.storage import links_key, references_key
+from switchyard.services.files.keys import links_key, references_key
 from switchyard.services.jobs.outcomes import Snooze
 from switchyard.services.ledger import Ledger
 from switchyard.services.records.graph import EdgeKind

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.files.storage import page_key
+from switchyard.services.files.keys import page_key
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done
 from switchyard.services.records.progress import Reported

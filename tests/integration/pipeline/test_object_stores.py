@@ -14,12 +14,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.files.storage import (
-    FileTooLarge,
-    NotStored,
-    Storage,
-    result_key,
-)
+from switchyard.services.files.keys import result_key
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import FileTooLarge, NotStored
 from switchyard.services.identity.places import WrongPlace, claim_places
 from switchyard.services.index.generations import Generation
 from switchyard.services.index.opening import home_at, open_index

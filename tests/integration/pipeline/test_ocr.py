@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
-from switchyard.services.files.storage import page_key, result_key
+from switchyard.services.files.keys import page_key, result_key
 from switchyard.services.index.opening import open_index
 from switchyard.services.index.ranking import search
 from switchyard.services.jobs.outcomes import Next

@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from switchyard.services.citations.engines import grobid as grobid_engine
-from switchyard.services.files.storage import references_key
+from switchyard.services.files.keys import references_key
 from switchyard.services.settings import Settings
 from switchyard.services.sources.errors import (
     SourceBusy,

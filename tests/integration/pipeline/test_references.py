@@ -11,7 +11,7 @@ import pymupdf
 import pytest
 
 from switchyard.services.citations.engines import choice
-from switchyard.services.files.storage import references_key, stage_key, upload_key
+from switchyard.services.files.keys import references_key, stage_key, upload_key
 from switchyard.services.jobs.outcomes import Done
 from switchyard.services.text import mupdf
 from switchyard.services.text.composing import PageLines

@@ -11,13 +11,9 @@ from pathlib import Path
 import pytest
 
 from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
-from switchyard.services.files.storage import (
-    FileTooLarge,
-    InvalidKey,
-    NotStored,
-    Storage,
-    content_hash,
-)
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import FileTooLarge, InvalidKey, NotStored
 from switchyard.services.files.uploads import receive
 from tests.integration.pipeline.pdfs import pdf
 

@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 from switchyard.cli.system.ports import LOOPBACK, free_port
 from switchyard.services.files import storage as storing
-from switchyard.services.files.storage import Storage, StorageAway
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import StorageAway
 from switchyard.services.identity.places import claim_places
 from switchyard.services.index.checking import index
 from switchyard.services.index.chunk_index import IndexAway

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from switchyard.services.files.errors import UnsupportedDocument
-from switchyard.services.files.storage import result_key
+from switchyard.services.files.keys import result_key
 from switchyard.services.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.jobs.registry import InvalidPayload, Registry
 from switchyard.services.records import Document

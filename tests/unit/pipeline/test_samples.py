@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.files.storage import content_hash
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.samples.article_texts import ARTICLES
 from switchyard.services.samples.articles import sample, samples, write_samples
 from switchyard.services.text.pdf import read_pdf

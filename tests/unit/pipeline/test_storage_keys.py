@@ -10,15 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from switchyard.services.files.fetching import FetchRefused, fetching
-from switchyard.services.files.storage import (
-    InvalidKey,
-    Storage,
-    check_key,
-    content_hash,
-    extraction_key,
-    result_key,
-    upload_key,
-)
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.keys import check_key, extraction_key, result_key, upload_key
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import InvalidKey
 from switchyard.services.files.uploads import read_path
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.jobs.retry import Failure

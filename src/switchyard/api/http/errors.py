@@ -39,7 +39,7 @@ from switchyard.services.errors import (
 )
 from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.quota import StorageFull
-from switchyard.services.files.storage import DiskFull, FileTooLarge, InvalidKey, NotStored
+from switchyard.services.files.storage_errors import DiskFull, FileTooLarge, InvalidKey, NotStored
 from switchyard.services.publishing.requests import Complaint, InvalidRequest
 from switchyard.services.records import (
     IdempotencyConflict,

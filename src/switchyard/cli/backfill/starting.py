@@ -114,7 +114,7 @@ async def _tell(ledger: Ledger, operation: BulkOperation, common: CommonOptions)
 async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
     from switchyard.services.backfill.files import format_of, store_input
     from switchyard.services.backfill.formats import FileFormat
-    from switchyard.services.files.storage import FileTooLarge
+    from switchyard.services.files.storage_errors import FileTooLarge
 
     path = given["path"]
     if "format" in given:

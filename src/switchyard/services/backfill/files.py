@@ -19,7 +19,8 @@ from switchyard.services.backfill.sources import (
     SourceFailed,
     Unusable,
 )
-from switchyard.services.files.storage import NotStored, Storage, StorageError
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import NotStored, StorageError
 
 MAX_INPUT_BYTES = 10 * 1024**3
 MAX_RECORD_BYTES = 1024 * 1024

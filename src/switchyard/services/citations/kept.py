@@ -3,7 +3,9 @@
 import json
 from typing import Any
 
-from switchyard.services.files.storage import NotStored, Storage, links_key, references_key
+from switchyard.services.files.keys import links_key, references_key
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import NotStored
 
 
 async def kept_references(storage: Storage, document_id: str) -> dict[str, Any] | None:

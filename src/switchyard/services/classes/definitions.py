@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from switchyard.services.files.storage import content_hash
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.text.plain import words
 from switchyard.services.toml_file import InvalidToml, read_toml

@@ -20,7 +20,8 @@ from pydantic import SecretStr
 
 from switchyard.broker.lanes import lane_of
 from switchyard.broker.message import JobMessage
-from switchyard.services.files.storage import InvalidKey, Storage
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import InvalidKey
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.registry import (
     Registry,

@@ -7,37 +7,31 @@ one the pipeline runs here, and whoever sends a document waits for it.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
-from uuid import UUID, uuid5
 
 from switchyard.services.citations.kept import kept_references
 from switchyard.services.documents.extractions import ExtractionDesk
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.documents.reference_orders import ReferenceDesk
+from switchyard.services.documents.runs import PipelineRuns, recorded_run
 from switchyard.services.documents.status import DocumentStatus, status_of
 from switchyard.services.errors import Unknown, WrongState
-from switchyard.services.files.storage import (
-    NotStored,
-    figures_key,
-    result_key,
-    stage_key,
-)
+from switchyard.services.files.keys import figures_key, result_key, stage_key
+from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.files.uploads import Upload
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records import FINISHED, Document, JobSummary, Page, State
+from switchyard.services.records import Document, Page, State
 from switchyard.services.records.document_states import FAILED, FINISHED_STATES
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
 from switchyard.services.workers.stages import EXTRACT, INGEST, document_id_of
 
-_RUNS = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
-_MAX_RUNS = 1_000
 _LOOKS = 20
 """Pages that are looked through for documents in a state, for one page of them."""
 
@@ -106,35 +100,12 @@ def _desks(ledger: Ledger, inbox: Inbox) -> Desks:
     )
 
 
-@dataclass(slots=True)
-class _Runs:
-    """The runs of a document's pipeline, one after the other."""
-
-    next_id: str
-    """The first job of the next one."""
-    latest: list[JobSummary] = field(default_factory=list)
-    """The jobs of the last one that did something, if any did."""
-    is_open: bool = False
-    """The last one has not ended."""
-
-    def add(self, jobs: list[JobSummary], next_id: str) -> None:
-        """Another run, with the id of that which follows it."""
-        if not _found_it_known(jobs) or _found_it_known(self.latest):
-            self.latest = jobs
-        self.is_open = any(job.state not in FINISHED for job in jobs)
-        self.next_id = next_id
-
-
-def _found_it_known(jobs: Sequence[JobSummary]) -> bool:
-    """Whether a run ended with its first job: the document was there. Also true of none."""
-    return len(jobs) <= 1 and all(job.state is State.SUCCEEDED for job in jobs)
-
-
 class DocumentDesk:
     """Where documents are handed in and asked for."""
 
     def __init__(self, ledger: Ledger, inbox: Inbox) -> None:
         self._ledger = ledger
+        self._runs = PipelineRuns(ledger)
         self.inbox = inbox
 
     # --- in ---------------------------------------------------------------------------------
@@ -173,12 +144,12 @@ class DocumentDesk:
         document_id = document_id_of(upload.sha256)
         known = await self._ledger.find_document(upload.sha256, about.source)
         if known is not None:
-            runs = await self._kept_runs_of(known.id, known)
+            runs = await self._runs.kept(known.id, known)
             status = status_of(known.id, known, runs.latest)
             if status.is_finished or (runs.is_open and status.state != FAILED):
                 return Submitted((await self._described([status]))[0], duplicate=True)
         if known is None or known.id != document_id:
-            runs = await self._kept_runs_of(document_id, None)
+            runs = await self._runs.kept(document_id, None)
             if runs.is_open:
                 return Submitted(await self.status(document_id), duplicate=True)
         request = JobRequest(
@@ -199,7 +170,7 @@ class DocumentDesk:
         return await self._status(document_id, await self._ledger.get_document(document_id))
 
     async def _status(self, document_id: str, document: Document | None) -> DocumentStatus:
-        jobs = (await self._runs_of(document_id, document)).latest
+        jobs = (await self._runs.of(document_id, document)).latest
         if document is None and not jobs:
             raise UnknownDocument(f"there is no document {document_id}")
         if document is None and jobs[0].state is State.SUCCEEDED:
@@ -227,34 +198,6 @@ class DocumentDesk:
             )
             for each in statuses
         ]
-
-    async def _runs_of(self, document_id: str, document: Document | None) -> _Runs:
-        first = _run_of(document) if document else run_id(document_id)
-        return (await self._runs({document_id: first}))[document_id]
-
-    async def _kept_runs_of(self, document_id: str, document: Document | None) -> _Runs:
-        """The same, to be relied on: the sender of a job that the broker has still to confirm
-        can't take it back any more, and one that was taken back is not among them."""
-        while True:
-            runs = await self._runs_of(document_id, document)
-            pending = [job.id for job in runs.latest if job.state is State.PENDING]
-            if not pending or len(await self._ledger.rely_on(pending)) == len(pending):
-                return runs
-
-    async def _runs(self, first: Mapping[str, str]) -> dict[str, _Runs]:
-        """The runs of each document, from the one that its record knows on: one that has ended is
-        followed by that which the same file, sent again, has started."""
-        found = {each: _Runs(next_id=run) for each, run in first.items()}
-        wanted = dict(first)
-        for _ in range(_MAX_RUNS):
-            if not wanted:
-                break
-            jobs = await self._ledger.pipelines(wanted.values())
-            there = {each: run for each, run in wanted.items() if run in jobs}
-            for each, run in there.items():
-                found[each].add(jobs[run], next_id=run_id(each, after=run))
-            wanted = {each: found[each].next_id for each in there if not found[each].is_open}
-        return found
 
     async def result(self, document_id: str, *, with_text: bool = False) -> dict[str, Any]:
         """All that the pipeline has made of a document; with its text, page by page.
@@ -359,7 +302,7 @@ class DocumentDesk:
                 limit=limit - len(found),
                 cursor=cursor,
             )
-            runs = await self._runs({each.id: _run_of(each) for each in page.items})
+            runs = await self._runs.of_each({each.id: recorded_run(each) for each in page.items})
             statuses = [status_of(each.id, each, runs[each.id].latest) for each in page.items]
             found += await self._described(
                 [each for each in statuses if state in (None, each.state)]
@@ -380,14 +323,3 @@ class DocumentDesk:
 def _title(label: str | None, document_id: str) -> str | None:
     """A document without a title is called by its id."""
     return None if label == document_id else label
-
-
-def _run_of(document: Document) -> str:
-    """The run that its record knows."""
-    return document.pipeline or run_id(document.id)
-
-
-def run_id(document_id: str, after: str | None = None) -> str:
-    """The first job of a run: the same for all who send the file at the same time, so that they
-    start one pipeline."""
-    return str(uuid5(_RUNS, f"{document_id}/{after or ''}"))

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.errors import Unknown, WrongState
-from switchyard.services.files.storage import InvalidKey, NotStored
+from switchyard.services.files.storage_errors import InvalidKey, NotStored
 from switchyard.services.files.uploads import Upload
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest

@@ -12,13 +12,8 @@ from switchyard.services.citations.kept import kept_references
 from switchyard.services.documents.extractions import ExtractionNotFinished
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.errors import Unknown
-from switchyard.services.files.storage import (
-    FileTooLarge,
-    NotStored,
-    extraction_key,
-    job_folder,
-    stage_key,
-)
+from switchyard.services.files.keys import extraction_key, job_folder, stage_key
+from switchyard.services.files.storage_errors import FileTooLarge, NotStored
 from switchyard.services.files.uploads import Upload
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest

@@ -8,66 +8,27 @@ target and renames it; object stores are atomic by themselves.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from switchyard.services.errors import InvalidInput, NotNow, SwitchyardError, Unknown
+from switchyard.services.files.keys import check_key
+from switchyard.services.files.storage_errors import (
+    NO_ROOM,
+    FileTooLarge,
+    NotStored,
+    StorageAway,
+    needing_room,
+)
 
 if TYPE_CHECKING:
     from obstore import GetOptions
     from obstore.store import ObjectStore
 
-MAX_KEY_LENGTH = 900
-"""Characters. S3 takes 1,024 bytes, of which the URL's own prefix uses some."""
-
 PART_BYTES = 1024 * 1024
 """What a stream of a file holds in memory at once, about."""
-
-_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@=+-]{0,199}")
-
-
-class StorageError(SwitchyardError):
-    """Base of this module's errors."""
-
-
-class InvalidKey(StorageError, InvalidInput):
-    """The key could leave the storage or is not portable between stores."""
-
-
-class NotStored(StorageError, Unknown):
-    """There is no file under this key."""
-
-
-class FileTooLarge(StorageError, InvalidInput):
-    """The file is larger than the caller allows; nothing of it was kept."""
-
-
-class DiskFull(StorageError, NotNow):
-    """The disk has no room for the file; nothing of it was kept."""
-
-
-class StorageAway(StorageError, NotNow):
-    """The object store does not answer; whether the last write was done is not known."""
-
-
-NO_ROOM = ("os error 28)", "os error 122)")
-"""How obstore says ENOSPC and EDQUOT, which have no error of their own there."""
-
-
-@contextmanager
-def needing_room() -> Iterator[None]:
-    """Around whatever writes. Raises DiskFull where the disk is full."""
-    try:
-        yield
-    except Exception as error:
-        if any(each in str(error) for each in NO_ROOM):
-            raise DiskFull("the disk of the file storage is full") from error
-        raise
-
 
 PATIENCE = timedelta(seconds=20)
 """For how long an object store is asked again that does not answer: somebody may be waiting, and
@@ -95,18 +56,6 @@ class Received:
     """Bytes."""
     sha256: str
     """Hexadecimal."""
-
-
-def check_key(key: str) -> str:
-    """The key itself, when it is a relative path of plain segments.
-
-    Segments have letters, digits and `. _ : @ = + -` and do not begin with a dot, so no key
-    climbs out of the storage, names a hidden or temporary file, or needs escaping anywhere.
-    Raises InvalidKey.
-    """
-    if len(key) > MAX_KEY_LENGTH or not all(map(_SEGMENT.fullmatch, key.split("/"))):
-        raise InvalidKey(f"{key[:100]!r} is not a storage key: use plain names separated by '/'")
-    return key
 
 
 @dataclass(frozen=True)
@@ -328,74 +277,3 @@ class Storage:
 
 def _not_stored(key: str, error: Exception) -> NoReturn:
     raise NotStored(f"there is no file {key!r} in the storage") from error
-
-
-_SUFFIXES = {
-    "application/pdf": "pdf",
-    "text/markdown": "md",
-    "image/png": "png",
-    "image/jpeg": "jpg",
-    "image/tiff": "tif",
-    "image/webp": "webp",
-}
-
-
-def upload_key(document_id: str, media_type: str) -> str:
-    """Where a document's original lies."""
-    return f"uploads/{document_id}/input.{_SUFFIXES.get(media_type, 'txt')}"
-
-
-def stage_key(document_id: str, stage: str) -> str:
-    """Where a stage keeps its output."""
-    return f"intermediate/{document_id}/{stage}/output.json"
-
-
-def page_key(document_id: str, stage: str, number: int) -> str:
-    """Where a stage that works page by page keeps what it made of one."""
-    return f"intermediate/{document_id}/{stage}/pages/{number}.json"
-
-
-def result_key(document_id: str) -> str:
-    """Where the finished document's result lies."""
-    return f"results/{document_id}/result.json"
-
-
-def figures_key(document_id: str) -> str:
-    """Where the list of a document's figures lies."""
-    return f"results/{document_id}/figures.json"
-
-
-def figure_key(document_id: str, number: int, suffix: str) -> str:
-    """Where the picture of a figure lies, from 1."""
-    return f"results/{document_id}/figures/{number}.{suffix}"
-
-
-def references_key(document_id: str) -> str:
-    """Where a document's references lie."""
-    return f"results/{document_id}/references.json"
-
-
-def links_key(document_id: str) -> str:
-    """Where the works lie that a document's references are linked to."""
-    return f"results/{document_id}/links.json"
-
-
-def job_folder(job_id: str) -> str:
-    """In place of a document's id in a key, where there is no document."""
-    return f"jobs/{job_id}"
-
-
-def extraction_key(job_id: str) -> str:
-    """Where a job without a document keeps its result: whoever publishes it chooses its id, which
-    may be that of a document."""
-    return f"results/jobs/{job_id}/result.json"
-
-
-def content_hash(value: Any) -> str:
-    """SHA-256, hexadecimal, of bytes or of a JSON value in its canonical form."""
-    if isinstance(value, bytes):
-        return hashlib.sha256(value).hexdigest()
-    import json
-
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()

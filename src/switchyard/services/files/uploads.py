@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from switchyard.services.files.errors import DocumentTooLarge
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.media import (
     MAX_DOCUMENT_BYTES,
     SNIFF_BYTES,
@@ -15,12 +16,8 @@ from switchyard.services.files.media import (
     refuse_false_pdf,
     refuse_unsupported,
 )
-from switchyard.services.files.storage import (
-    FileTooLarge,
-    NotStored,
-    Storage,
-    content_hash,
-)
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import FileTooLarge, NotStored
 from switchyard.services.jobs.outcomes import PermanentError
 
 INCOMING = "uploads/incoming/"

@@ -10,7 +10,8 @@ from pathlib import Path
 import structlog
 
 from switchyard.services.errors import Misconfigured
-from switchyard.services.files.storage import FileTooLarge, NotStored, Storage, StorageAway
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import FileTooLarge, NotStored, StorageAway
 from switchyard.services.identity.postgres import claim_database, is_postgres, without_credentials
 from switchyard.services.ledger import Ledger
 from switchyard.services.records.system import SystemRecord

@@ -14,7 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from switchyard.services.files.storage import NotStored, Storage, StorageAway
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import NotStored, StorageAway
 from switchyard.services.identity.postgres import without_credentials
 from switchyard.services.index.chunk_index import ChunkIndex, IndexAway, IndexMismatch, way_back
 from switchyard.services.index.commits import FIRST_WAIT

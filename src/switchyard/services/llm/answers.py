@@ -21,7 +21,9 @@ from typing import Any
 import structlog
 
 from switchyard.broker.background import Background
-from switchyard.services.files.storage import NotStored, Storage, content_hash
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.instance import new_instance_id
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmBusy

@@ -21,7 +21,7 @@ from uuid import uuid4
 import structlog
 
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.files.storage import StorageError
+from switchyard.services.files.storage_errors import StorageError
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.answers import Answers
 from switchyard.services.llm.batch_api import OVER, BatchApi, RemoteBatch

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from switchyard.broker.lanes import BACKFILL
-from switchyard.services.files.storage import content_hash
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import RetryableError
 from switchyard.services.ledger import Ledger

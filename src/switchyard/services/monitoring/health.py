@@ -11,7 +11,7 @@ from typing import Literal
 import structlog
 
 from switchyard.broker.errors import Blocked
-from switchyard.services.files.storage import DiskFull
+from switchyard.services.files.storage_errors import DiskFull
 from switchyard.services.records.errors import LedgerFull
 
 CHECK_TIMEOUT = 2.0

@@ -16,7 +16,8 @@ import structlog
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, queue_name
-from switchyard.services.files.storage import Storage, StorageAway
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import StorageAway
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring import metrics as names

@@ -19,7 +19,7 @@ from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.alerts.alerter import Alerter
 from switchyard.services.dead.indexing import DeadLetterIndexer
-from switchyard.services.files.storage import StorageError
+from switchyard.services.files.storage_errors import StorageError
 from switchyard.services.identity.broker import advance_broker
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.registry import Registry

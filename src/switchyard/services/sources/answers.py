@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from switchyard.services.files.storage import NotStored, Storage, content_hash
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.retry import parse_retry_after
 from switchyard.services.sources.errors import (
     SourceNonsense,

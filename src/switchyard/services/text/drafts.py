@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from switchyard.services.files.storage import NotStored, Storage, content_hash, page_key
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.keys import page_key
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.text.composing import PageLines
 from switchyard.services.text.layout import Line
 

@@ -14,7 +14,7 @@ from switchyard.services.classes.definitions import (
     RuleKind,
     definitions,
 )
-from switchyard.services.files.storage import content_hash
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.index.embedder import Embedder
 from switchyard.services.index.opening import OpenIndex, index_of
 from switchyard.services.jobs.context import JobContext

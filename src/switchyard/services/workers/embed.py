@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from switchyard.services.files.storage import content_hash
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import Embedder
 from switchyard.services.index.opening import index_of

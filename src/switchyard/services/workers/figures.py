@@ -9,7 +9,9 @@ from typing import Any
 
 from pydantic import Field
 
-from switchyard.services.files.storage import NotStored, content_hash, figure_key, figures_key
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.keys import figure_key, figures_key
+from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job

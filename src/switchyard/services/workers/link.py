@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from switchyard.services.files.storage import content_hash
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.index.opening import index_of
 from switchyard.services.index.similarity import TOP_K, similar_documents
 from switchyard.services.jobs.context import JobContext

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from switchyard.services.files.storage import content_hash
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.jobs.registry import job

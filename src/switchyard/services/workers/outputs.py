@@ -19,14 +19,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from switchyard.services.files.storage import (
-    NotStored,
-    Storage,
-    content_hash,
-    figures_key,
-    result_key,
-    stage_key,
-)
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.keys import figures_key, result_key, stage_key
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.workers.stages import EXTRACT, INGEST, ContentReplaced, Stage

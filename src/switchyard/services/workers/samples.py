@@ -7,7 +7,8 @@ from uuid import UUID, uuid5
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from switchyard.services.files.storage import Storage, content_hash
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.storage import Storage
 from switchyard.services.files.uploads import INCOMING
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Job, Next, Outcome, PermanentError

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from switchyard.services.citations.kept import kept_references
-from switchyard.services.files.storage import result_key
+from switchyard.services.files.keys import result_key
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.workers.outputs import DocumentFiles, MissingOutput, kept_result
 from switchyard.services.workers.stages import EXTRACT, INGEST

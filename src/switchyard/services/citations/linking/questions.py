@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from switchyard.services.citations.reference import Reference
-from switchyard.services.files.storage import content_hash
+from switchyard.services.files.hashes import content_hash
 
 _WORD = re.compile(r"\w+")
 _ARXIV_DOI = re.compile(r"10\.48550/arxiv\.(.+)", re.IGNORECASE)

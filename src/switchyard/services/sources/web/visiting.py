@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from switchyard.services.files.storage import NotStored, Storage, content_hash
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.sources.asking import user_agent
 from switchyard.services.sources.errors import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from switchyard.services.files.errors import UnsupportedDocument
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.media import MARKDOWN, PDF
-from switchyard.services.files.storage import content_hash
 from switchyard.services.files.uploads import Identity, identify
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Outcome, Snooze

@@ -10,13 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from switchyard.services.files.storage import (
-    NotStored,
-    Storage,
-    content_hash,
-    extraction_key,
-    job_folder,
-)
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.keys import extraction_key, job_folder
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.files.uploads import (
     INCOMING_KEY,
     identify,

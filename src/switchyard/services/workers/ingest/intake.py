@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from switchyard.services.files.storage import content_hash, upload_key
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.keys import upload_key
 from switchyard.services.files.uploads import Identity
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next

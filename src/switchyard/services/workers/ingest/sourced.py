@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel
 
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.media import JPEG, MARKDOWN, PDF, PNG, TIFF, WEBP
-from switchyard.services.files.storage import content_hash
 from switchyard.services.files.uploads import Identity, identify
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, Snooze

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from switchyard.services.files.errors import UnsupportedDocument
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.media import (
     IMAGES,
     PDF,
@@ -17,7 +18,8 @@ from switchyard.services.files.media import (
     media_type_of,
     refuse_unsupported,
 )
-from switchyard.services.files.storage import NotStored, Storage, content_hash
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Outcome, PermanentError
 from switchyard.services.jobs.registry import job

@@ -8,7 +8,8 @@ from typing import Any
 
 import structlog
 
-from switchyard.services.files.storage import content_hash, extraction_key, references_key
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.keys import extraction_key, references_key
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job

@@ -8,7 +8,8 @@ from typing import Any
 from switchyard.services.citations.kept import kept_references
 from switchyard.services.citations.reference import Reference
 from switchyard.services.citations.works import LinkStatus, WorkLink
-from switchyard.services.files.storage import Storage, extraction_key, links_key
+from switchyard.services.files.keys import extraction_key, links_key
+from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError, Snooze
 from switchyard.services.jobs.registry import job

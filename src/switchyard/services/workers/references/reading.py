@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.keys import job_folder
 from switchyard.services.files.media import PDF
-from switchyard.services.files.storage import NotStored, Storage, content_hash, job_folder
+from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.text.plain import clean
