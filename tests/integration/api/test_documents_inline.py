@@ -13,8 +13,8 @@ import pymupdf
 import pytest
 
 from switchyard.services.documents.desk import open_desks
-from switchyard.services.documents.runs import run_id
 from switchyard.services.documents.inbox import About
+from switchyard.services.documents.runs import run_id
 from switchyard.services.files.keys import references_key
 from switchyard.services.files.storage import Storage
 from switchyard.services.identity.places import MARKER

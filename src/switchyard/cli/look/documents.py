@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.wording import counted
 from switchyard.cli.base.calling import advice, calling, file_trouble
 from switchyard.cli.base.common import NotifyOption
-from switchyard.cli.base.durations import DURATION_HELP, age, optional_duration
+from switchyard.cli.base.durations import age, optional_duration
 from switchyard.cli.base.errors import FAILED, WrongUsage, one_line
 from switchyard.cli.base.output import (
     JsonOption,
@@ -28,17 +27,13 @@ from switchyard.cli.base.output import (
 )
 from switchyard.cli.look.classes import ClassOption, classify, hint_of, shown
 from switchyard.cli.look.figures import figures
+from switchyard.cli.look.options import DocumentIdArgument, TimeoutOption
+from switchyard.cli.look.references import bibliography, references
 from switchyard.cli.look.samples import generate_documents
 
 if TYPE_CHECKING:
     from switchyard.api.client import ApiError, Client
     from switchyard.api.models.documents import DocumentView
-
-DocumentIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The document's id.")]
-TimeoutOption = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help=f"Wait no longer than this, {DURATION_HELP}."),
-]
 
 app = typer.Typer(
     no_args_is_help=True, help="Documents, over the HTTP API: upload, list, show, wait, result."
@@ -48,6 +43,8 @@ app = typer.Typer(
 app.command(name="generate")(generate_documents)
 app.command()(classify)
 app.command()(figures)
+app.command()(references)
+app.command()(bibliography)
 
 
 class UploadLane(StrEnum):
@@ -55,14 +52,6 @@ class UploadLane(StrEnum):
 
     HOT = "hot"
     BACKFILL = "backfill"
-
-
-class BibliographyFormat(StrEnum):
-    """Formats of references beside the table and JSON."""
-
-    BIBTEX = "bibtex"
-    CSL = "csl"
-    TEI = "tei"
 
 
 @app.command()
@@ -199,82 +188,6 @@ def result(
     )
     if text:
         _print_pages(made)
-
-
-@app.command()
-def references(
-    document_id: DocumentIdArgument,
-    written: Annotated[
-        BibliographyFormat | None, typer.Option("--format", help="Print them for other programs.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what a document cites, once the job `process_references` has run for it."""
-    if written is not None and as_json:
-        raise WrongUsage("--format and --json are two formats: give one of them")
-    with calling() as client:
-        if written is not None:
-            echo(client.bibliography(document_id, written.value).removesuffix("\n"))
-            return
-        made = client.document_references(document_id)
-    if as_json:
-        print_json(made)
-        return
-    _print_references(made)
-
-
-@app.command()
-def bibliography(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text.")],
-    written: Annotated[
-        BibliographyFormat | None, typer.Option("--format", help="Print it for other programs.")
-    ] = None,
-    timeout: TimeoutOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what a file cites, which is not kept as a document."""
-    if written is not None and as_json:
-        raise WrongUsage("--format and --json are two formats: give one of them")
-    with calling() as client:
-        ordered = client.process_references(file)
-        if ordered.result is None:
-            client.wait(ordered.job_id, timeout=optional_duration(timeout))
-        if written is not None:
-            echo(client.job_bibliography(ordered.job_id, written.value).removesuffix("\n"))
-            return
-        made = ordered.result or client.job_references(ordered.job_id)
-    if as_json:
-        print_json(made)
-    else:
-        _print_references(made)
-
-
-def _print_references(made: dict[str, Any]) -> None:
-    rows = table(
-        "LABEL",
-        "AUTHORS",
-        "YEAR",
-        "TITLE",
-        "IN",
-        flexible=("AUTHORS", "TITLE", "IN"),
-        right=("YEAR",),
-    )
-    for reference in made["references"]:
-        authors = [person["family"] for person in reference.get("authors", ())]
-        shown = ", ".join(authors[:3]) + (" …" if len(authors) > 3 else "")
-        add_row(
-            rows,
-            cell(reference.get("label", "")),
-            cell(shown),
-            str(reference.get("year", "")),
-            cell(reference.get("title") or reference["text"]),
-            cell(reference.get("container", "")),
-        )
-    console().print(rows)
-    say(
-        f"{counted(len(made['references']), 'reference')}, "
-        f"cited at {counted(len(made['citations']), 'place')}"
-    )
 
 
 @app.command()

@@ -9,12 +9,13 @@ import typer
 
 from switchyard.cli.base.calling import calling
 from switchyard.cli.base.output import JsonOption, add_row, cell, console, print_json, say, table
+from switchyard.cli.look.options import DocumentIdArgument
 
 _SUFFIXES = {"image/png": "png", "image/jpeg": "jpg"}
 
 
 def figures(
-    document_id: Annotated[str, typer.Argument(metavar="ID", help="The document's id.")],
+    document_id: DocumentIdArgument,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Also write the pictures there, made if need be."),

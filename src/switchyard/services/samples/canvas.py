@@ -11,19 +11,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from switchyard.services.errors import Misconfigured
+from switchyard.services.samples.letters import Letters, pymupdf
 from switchyard.services.samples.phrases import Prose
 
 WIDTH, HEIGHT = 595.0, 842.0
 MARGIN = 60.0
 GUTTER = 24.0
-_HYPHENATED = frozenset({"en", "de", "fr", "es"})
-_VOWELS = frozenset("aeiouyäöüéèáíóú")
-_SCRIPTS = {"ru": "CYRILLIC", "zh": "HAN"}
-
-
-class SamplesNeedPyMuPDF(Misconfigured):
-    """Sample PDFs are drawn with PyMuPDF, which is not installed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +40,6 @@ class Block:
         if self.continued:
             told["continued"] = True
         return told
-
-
-@dataclass(frozen=True, slots=True)
-class _Face:
-    """A font: its name on the page, its measures, and its file where the page has to bring it."""
-
-    name: str
-    measures: Any
-    file: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -87,22 +71,11 @@ class Canvas:
     _top: float = 0.0
     """Where the page's columns begin."""
     _footnotes: list[Block] = field(default_factory=list)
-    _lengths: dict[tuple[str, bool], float] = field(default_factory=dict)
-    """Of words, per point of their size: measuring is slow."""
-    _body: _Face | None = None
-    _bold: _Face | None = None
+    _letters: Letters = field(init=False)
 
     def __post_init__(self) -> None:
-        library = pymupdf()
-        self._document = library.open()
-        script = _SCRIPTS.get(self.prose.language)
-        if script is None:
-            serif = self.random.random() < 0.5
-            names = ("tiro", "tibo") if serif else ("helv", "hebo")
-            self._body, self._bold = (_Face(name, library.Font(name)) for name in names)
-        else:
-            font = library.Font(script=getattr(library.mupdf, f"UCDN_SCRIPT_{script}"))
-            self._body = self._bold = _Face(f"F{self.prose.language}", font, font.buffer)
+        self._document = pymupdf().open()
+        self._letters = Letters.chosen(self.random, self.prose)
         self.new_page()
 
     # --- pages ------------------------------------------------------------------------------
@@ -115,8 +88,8 @@ class Canvas:
     def new_page(self) -> None:
         self._end_page()
         self._page = self._document.new_page(width=WIDTH, height=HEIGHT)
-        for face in (self._body, self._bold):
-            if face is not None and face.file is not None:
+        for face in self._letters.faces:
+            if face.file is not None:
                 self._page.insert_font(fontname=face.name, fontbuffer=face.file)
         self._shape = self._page.new_shape()
         self._columns_from(MARGIN + 20)
@@ -158,7 +131,7 @@ class Canvas:
 
     def title(self, text: str, byline: str = "") -> None:
         """Over all columns of the page, which begin below it."""
-        for line in self._wrapped(text, WIDTH - 2 * MARGIN, 19, bold=True):
+        for line in self._letters.wrapped(text, WIDTH - 2 * MARGIN, 19, bold=True):
             self._write(line, MARGIN, self._y + 19, WIDTH - 2 * MARGIN, 19, bold=True)
             self._y += 25
         self.blocks.append(Block("heading", self.number, text))
@@ -181,7 +154,7 @@ class Canvas:
     def footnote(self, mark: str, text: str) -> None:
         """At the foot of the column; left out where there is no room for it."""
         column = self._here[self._at]
-        lines = self._wrapped(f"{mark} {text}", column.width, 8)
+        lines = self._letters.wrapped(f"{mark} {text}", column.width, 8)
         height = len(lines) * 10 + 8
         if self._y + height + 60 > column.bottom:
             return
@@ -198,7 +171,7 @@ class Canvas:
         """A shaded box of its own, in the column."""
         column = self._here[self._at]
         size, inner = 9.0, column.width - 16
-        lines = self._wrapped(text, inner, size)
+        lines = self._letters.wrapped(text, inner, size)
         height = 24 + len(lines) * size * 1.35
         if not self._room(height):
             column = self._here[self._at]
@@ -271,90 +244,32 @@ class Canvas:
     def _flow(self, kind: str, text: str, size: float, *, bold: bool = False) -> None:
         """Lines one below the other, on over columns and pages."""
         leading = size * 1.35
-        lines = self._wrapped(text, self._here[self._at].width, size, bold=bold)
+        lines = self._letters.wrapped(text, self._here[self._at].width, size, bold=bold)
         part: list[str] = []
         continued = False
         where = (self.number, self._at)
         for line in lines:
             self._room(leading)
             if (self.number, self._at) != where and part:
-                self.blocks.append(Block(kind, where[0], self._joined(part), (), continued))
+                self.blocks.append(Block(kind, where[0], self._letters.joined(part), (), continued))
                 part, continued = [], True
             where = (self.number, self._at)
             column = self._here[self._at]
             self._write(line, column.x, self._y + size, column.width, size, bold=bold)
             self._y += leading
             part.append(line)
-        self.blocks.append(Block(kind, where[0], self._joined(part), (), continued))
-
-    def _joined(self, lines: Sequence[str]) -> str:
-        if not self.prose.is_spaced:
-            return "".join(lines)
-        text = ""
-        for line in lines:
-            text = text[:-1] + line if text.endswith("\u00ad") else f"{text} {line}".lstrip()
-        return text.replace("\u00ad", "-")
-
-    def _wrapped(self, text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
-        """Lines that fit. One that ends within a word ends with a soft hyphen."""
-        if not self.prose.is_spaced:
-            return self._by_letters(text, width, size, bold)
-        lines, line, room = [], "", width
-        space = self._length(" ", size, bold)
-        for word in text.split():
-            length = self._length(word, size, bold)
-            if not line or space + length <= room:
-                line = f"{line} {word}" if line else word
-                room -= space + length if room < width else length
-                continue
-            at = self._break(word, room - space, size, bold)
-            if at:
-                line, word = f"{line} {word[:at]}\u00ad", word[at:]
-            lines.append(line)
-            line, room = word, width - self._length(word, size, bold)
-        return [*lines, line]
-
-    def _by_letters(self, text: str, width: float, size: float, bold: bool) -> list[str]:
-        lines, line, room = [], "", width
-        for letter in text:
-            length = self._length(letter, size, bold)
-            # A line does not begin with a mark.
-            if length > room and letter not in "，。、：）":
-                lines.append(line)
-                line, room = "", width
-            line += letter
-            room -= length
-        return [*lines, line]
-
-    def _break(self, word: str, room: float, size: float, bold: bool) -> int:
-        """Behind how many letters of a long word the line ends; 0 for none."""
-        if self.prose.language not in _HYPHENATED or len(word) < 9 or not word[:-1].isalpha():
-            return 0
-        for at in range(len(word) - 4, 3, -1):
-            is_place = word[at - 1] in _VOWELS and word[at] not in _VOWELS
-            if is_place and self._length(f"{word[:at]}-", size, bold) <= room:
-                return at
-        return 0
-
-    def _length(self, text: str, size: float, bold: bool) -> float:
-        kept = self._lengths.get((text, bold))
-        if kept is None:
-            face = self._bold if bold else self._body
-            assert face is not None
-            kept = self._lengths[text, bold] = float(face.measures.text_length(text, 1))
-        return kept * size
+        self.blocks.append(Block(kind, where[0], self._letters.joined(part), (), continued))
 
     def _write(
         self, line: str, x: float, y: float, width: float, size: float, *, bold: bool = False
     ) -> None:
         """One line, with its feet at `y`."""
-        face = self._bold if bold else self._body
-        assert face is not None
         shown = line.replace("\u00ad", "-")
         if self.prose.is_rtl and shown.isascii():
-            x += width - self._length(shown, size, bold)
+            x += width - self._letters.length(shown, size, bold)
         if not self.prose.is_rtl or shown.isascii():
-            self._shape.insert_text((x, y), shown, fontname=face.name, fontsize=size)
+            font = self._letters.face(bold).name
+            self._shape.insert_text((x, y), shown, fontname=font, fontsize=size)
             return
         # "left" is where a line begins, to MuPDF: with `rtl`, that is to the right.
         style = f"margin:0;text-align:left;font-size:{size}px;font-weight:{700 if bold else 400}"
@@ -371,15 +286,3 @@ class Canvas:
         self._document.set_metadata({"title": title, "author": author})
         self._document.subset_fonts()
         return self._document
-
-
-def pymupdf() -> Any:
-    """PyMuPDF. Raises SamplesNeedPyMuPDF."""
-    try:
-        import pymupdf as library
-    except ImportError as error:
-        raise SamplesNeedPyMuPDF(
-            "sample PDFs are drawn with PyMuPDF, which is not installed here: "
-            "run `pip install 'pymupdf<2'`"
-        ) from error
-    return library

@@ -12,8 +12,9 @@ from random import Random
 from typing import Any
 
 from switchyard.services.errors import InvalidInput
-from switchyard.services.samples.canvas import Block, Canvas, pymupdf
+from switchyard.services.samples.canvas import Block, Canvas
 from switchyard.services.samples.kinds import KINDS, SampleKind
+from switchyard.services.samples.letters import pymupdf
 from switchyard.services.samples.phrases import Prose, languages
 
 MAX_SEED = 2**63 - 1

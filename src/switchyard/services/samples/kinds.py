@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from switchyard.services.samples.canvas import Canvas, pymupdf
+from switchyard.services.samples.canvas import Canvas
+from switchyard.services.samples.letters import pymupdf
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ class GenerateDocuments(BaseModel):
 )
 def generate_documents(payload: GenerateDocuments, ctx: JobContext) -> Outcome:
     """Make documents up, and have each taken in as if it had been uploaded."""
-    from switchyard.services.samples.canvas import SamplesNeedPyMuPDF
     from switchyard.services.samples.generating import UnknownSample, generate
+    from switchyard.services.samples.letters import SamplesNeedPyMuPDF
 
     storage = Storage(ctx.settings.files_url)
     jobs, made = [], []
