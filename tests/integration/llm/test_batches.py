@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.ledger import Ledger
-from switchyard.services.llm import batch_sending
+from switchyard.services.llm import batch_api, batch_sending
 from switchyard.services.llm.batch_sending import BatchSender
 from switchyard.services.llm.batches import Batched
 from switchyard.services.llm.gate import Urgency
@@ -322,6 +323,44 @@ async def test_ids_of_a_server_are_no_addresses(
     (ours,) = await plain_ledger.llm_batches()
     assert ours.remote_id is None
     assert "id is none" in (ours.note or "")
+
+
+async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+    monkeypatch.setattr(batch_api, "LONGEST_LINE", 2_000)
+
+    def noted(line: bytes) -> Any:
+        read.append(line)
+        return json.loads(line)
+
+    monkeypatch.setattr(batch_api, "_json", noted)
+    await collect(plain_ledger, given, 2)
+    await new_sender(plain_ledger, given).turn()
+    llm.batches.finish(only(llm), without=1)
+    key = llm.batches.questions(only(llm))[1]["custom_id"]
+    too_long = json.dumps({"custom_id": key, "response": "x" * 2_000}).encode() + b"\n"
+    output = only(llm).output_file_id
+    assert output is not None
+    llm.batches.files[output] = too_long + llm.batches.files[output] + b"{}\n" * 100_000
+    await new_sender(plain_ledger, given).turn()
+    assert len(read) == 3  # of four lines for two questions, one is too long
+    async with LlmLane.open(given, plain_ledger) as lane:
+        assert await answer(lane, 0) is True  # kept
+        assert await answer(lane, 1) is False  # asked live
+
+
+async def test_a_list_of_batches_without_an_end_holds_nobody_up(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    await collect(plain_ledger, given, 1)
+    page = {"object": "list", "has_more": True, "data": [{}] * 200_000}
+    llm.batches.fail_next = [lambda exchange: exchange.send_json(200, page)]
+    began = time.monotonic()
+    await new_sender(plain_ledger, given).turn()
+    assert time.monotonic() - began < 5
+    assert only(llm).status == "in_progress"
 
 
 # --- means --------------------------------------------------------------------------------------

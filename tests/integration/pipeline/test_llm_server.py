@@ -264,6 +264,37 @@ async def test_no_answer_fills_the_memory(
         await ask(asking)
 
 
+_OBJECTS = b"[" + b"{}," * 200_000 + b"{}]"
+"""600 KB, of which the SDK makes objects for 15 seconds."""
+
+
+async def test_an_answer_of_many_small_things_holds_nobody_up(
+    llm: LlmServer, asking: Settings, embedder: RemoteEmbedder
+):
+    began = time.monotonic()
+    llm.always(server.says(b'{"object": "list", "data": ' + _OBJECTS + b"}"))
+    with pytest.raises(LlmNonsense, match="did not answer with 1 vectors"):
+        await embedder.embed(["a"])
+    event = b'data: {"choices": ' + _OBJECTS + b"}\n\n"
+    llm.always(server.says(event, "text/event-stream"))
+    with pytest.raises(LlmNonsense, match="is empty"):
+        await ask(asking)
+    assert time.monotonic() - began < 5
+
+
+async def test_a_server_does_not_choose_whom_we_ask(
+    llm: LlmServer, asking: Settings, embedder: RemoteEmbedder
+):
+    with LlmServer() as inner:
+        elsewhere = {"Location": f"{inner.url}/chat/completions"}
+        llm.always(lambda exchange, _: exchange.send(307, b"", headers=elsewhere))
+        with pytest.raises(LlmNonsense, match="leads elsewhere"):
+            await ask(asking)
+        with pytest.raises(LlmNonsense, match="leads elsewhere"):
+            await embedder.embed(["a"])
+        assert inner.requests == []
+
+
 @pytest.mark.parametrize("part", [b"x" * 65536, b"data: x\n" * 8192, b"data: x\r\n" * 8192])
 async def test_an_event_without_an_end_is_given_up_by_its_size(
     llm: LlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch, part: bytes

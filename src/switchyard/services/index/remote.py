@@ -13,6 +13,7 @@ from switchyard.services.index.scale import Scale
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.llm.client import call, open_api
 from switchyard.services.llm.errors import LlmNonsense
+from switchyard.services.llm.reading import field_of
 
 BATCH = 64
 """Texts in one request."""
@@ -46,23 +47,22 @@ class RemoteEmbedder:
 
                 async def create(batch: list[str] = batch) -> Any:
                     # Without a format the SDK asks for base64, which few servers speak.
-                    return await api.embeddings.create(
-                        model=self.model, input=batch, encoding_format="float"
-                    )
+                    asked = {"model": self.model, "input": batch, "encoding_format": "float"}
+                    return await api.post("/embeddings", body=asked, cast_to=object)
 
                 answer = await call(create, within=self.timeout * _TRIES_TIMEOUT)
                 vectors.extend(self._vectors(answer, len(batch)))
         return vectors
 
     def _vectors(self, answer: Any, expected: int) -> list[list[float]]:
-        data = getattr(answer, "data", None)
+        data = field_of(answer, "data")
         if not isinstance(data, list) or len(data) != expected:
             raise LlmNonsense(f"the embedding server did not answer with {expected} vectors")
         ordered: list[list[float] | None] = [None] * expected
         for place, item in enumerate(data):
-            index = getattr(item, "index", None)
+            index = field_of(item, "index")
             at = index if isinstance(index, int) and 0 <= index < expected else place
-            ordered[at] = self._normalised(getattr(item, "embedding", None))
+            ordered[at] = self._normalised(field_of(item, "embedding"))
         found = [vector for vector in ordered if vector is not None]
         if len(found) != expected:
             raise LlmNonsense("the embedding server numbered its vectors twice")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from switchyard.services.llm.client import call, open_api
 from switchyard.services.llm.errors import LlmNonsense
+from switchyard.services.llm.reading import MAX_ANSWER, field_of
 from switchyard.services.settings import LlmServer
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ WITHIN = 120.0
 PAGES = 20
 """Of 100 batches each: so many are looked through for one of ours."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+LONGEST_LINE = 2 * MAX_ANSWER
+"""Bytes of a line with an answer."""
 OVER = frozenset({"completed", "failed", "expired", "cancelled"})
 """Statuses of a batch that has ended, well or not."""
 
@@ -51,14 +54,14 @@ class RemoteBatch:
         remote_id = _id(found, "id")
         if remote_id is None:
             raise LlmNonsense("the LLM server's batch has no id")
-        errors = getattr(getattr(found, "errors", None), "data", None)
-        said = getattr(errors[0], "message", None) if isinstance(errors, list) and errors else None
+        errors = field_of(field_of(found, "errors"), "data")
+        said = field_of(errors[0], "message") if isinstance(errors, list) and errors else None
         return cls(
             remote_id,
-            str(getattr(found, "status", ""))[:40],
+            str(field_of(found, "status") or "")[:40],
             tuple(each for each in files if each is not None),
             _id(found, "input_file_id"),
-            None if said is None else " ".join(str(said).split())[:300],
+            None if said is None else " ".join(str(said)[:3_000].split())[:300],
         )
 
 
@@ -82,31 +85,33 @@ class BatchApi:
         after: str | None = None
         for _ in range(PAGES):
             page = await self._page(after)
-            listed = getattr(page, "data", None)
+            listed = field_of(page, "data")
             if not isinstance(listed, list):
                 raise LlmNonsense("the LLM server's list of batches is none")
             for each in listed[:1000]:
-                marks = getattr(each, "metadata", None)
+                marks = field_of(each, "metadata")
                 if isinstance(marks, Mapping) and marks.get(MARK) == ours:
                     return RemoteBatch.of(each)
             after = _id(listed[-1], "id") if listed else None
-            if after is None or getattr(page, "has_more", None) is not True:
+            if after is None or field_of(page, "has_more") is not True:
                 return None
         return None
 
     async def _page(self, after: str | None) -> Any:
-        more: dict[str, Any] = {} if after is None else {"after": after}
-
-        async def asked() -> Any:
-            return await self._api.batches.list(limit=100, **more)
-
-        return await _asked(asked)
+        asked = {"limit": 100} if after is None else {"limit": 100, "after": after}
+        return await _asked(
+            lambda: self._api.get("/batches", options={"params": asked}, cast_to=object)
+        )
 
     async def upload(self, ours: str, content: bytes) -> str:
         """The file's id."""
         name = f"switchyard-{ours}.jsonl"
-        made = await _asked(lambda: self._api.files.create(file=(name, content), purpose="batch"))
-        found = _id(made, "id")
+
+        async def made() -> Any:
+            files = self._api.files.with_raw_response
+            return (await files.create(file=(name, content), purpose="batch")).http_response.json()
+
+        found = _id(await _asked(made), "id")
         if found is None:
             raise LlmNonsense("the LLM server's file has no id")
         return found
@@ -115,12 +120,16 @@ class BatchApi:
         """Once: a network error is not tried again here, as the server may have heard of it."""
         return RemoteBatch.of(
             await call(
-                lambda: self._api.batches.create(
-                    input_file_id=file_id,
-                    endpoint="/v1/chat/completions",
-                    completion_window="24h",
-                    metadata={MARK: ours},
-                    extra_headers={"Idempotency-Key": ours},
+                lambda: self._api.post(
+                    "/batches",
+                    body={
+                        "input_file_id": file_id,
+                        "endpoint": "/v1/chat/completions",
+                        "completion_window": "24h",
+                        "metadata": {MARK: ours},
+                    },
+                    options={"headers": {"Idempotency-Key": ours}},
+                    cast_to=object,
                 ),
                 within=WITHIN,
                 again=lambda: False,
@@ -128,21 +137,24 @@ class BatchApi:
         )
 
     async def look(self, remote_id: str) -> RemoteBatch:
-        return RemoteBatch.of(await _asked(lambda: self._api.batches.retrieve(remote_id)))
+        path = f"/batches/{remote_id}"
+        return RemoteBatch.of(await _asked(lambda: self._api.get(path, cast_to=object)))
 
     async def cancel(self, remote_id: str) -> None:
-        await _asked(lambda: self._api.batches.cancel(remote_id))
+        await _asked(lambda: self._api.post(f"/batches/{remote_id}/cancel", cast_to=object))
 
     async def delete(self, file_id: str) -> None:
-        await _asked(lambda: self._api.files.delete(file_id))
+        await _asked(lambda: self._api.delete(f"/files/{file_id}", cast_to=object))
 
-    async def lines(self, file_id: str) -> list[Any]:
-        """The lines of a file of answers as JSON; None for one that is none."""
+    async def lines(self, file_id: str, *, most: int) -> Iterator[Any]:
+        """The first lines of a file of answers as JSON; None for one that is none, or too long for
+        one answer. Each is read when it is asked for: as JSON, all of them would take twenty times
+        the memory."""
 
         async def read() -> bytes:
             return (await self._api.files.content(file_id)).content
 
-        return [_json(each) for each in (await _asked(read)).splitlines() if each.strip()]
+        return _lines(await _asked(read), most)
 
 
 async def _asked(create: Callable[[], Awaitable[Reply]]) -> Reply:
@@ -150,12 +162,22 @@ async def _asked(create: Callable[[], Awaitable[Reply]]) -> Reply:
 
 
 def _id(found: Any, name: str) -> str | None:
-    value = getattr(found, name, None)
+    value = field_of(found, name)
     if value in (None, ""):
         return None
     if not isinstance(value, str) or not _ID.fullmatch(value):
         raise LlmNonsense(f"the LLM server's {name} is none")
     return value
+
+
+def _lines(content: bytes, most: int) -> Iterator[Any]:
+    start = 0
+    while start < len(content) and most > 0:
+        end = content.find(b"\n", start)
+        end = len(content) if end < 0 else end
+        most -= 1
+        yield _json(content[start:end]) if end - start <= LONGEST_LINE else None
+        start = end + 1
 
 
 def _json(line: bytes) -> Any:

@@ -47,6 +47,9 @@ SEND_WITHIN = 6 * 3600.0
 """Seconds for which a batch is tried to be sent; then its jobs ask live."""
 MOST_BYTES = 48 * 1024 * 1024
 """Of a batch's file, and about as much of its answers: what is read of a server is bounded."""
+_LINES = 2
+"""Lines for each question that are looked at in a file of answers: of one that has more, the rest
+is asked live."""
 TIDY = 600.0
 KEPT = 7 * 24 * 3600.0
 """Seconds after which it is forgotten what nobody comes for."""
@@ -179,7 +182,7 @@ class BatchSender:
         items = await self._ledger.llm_batch_items(batch.id)
         for file_id in remote.files:
             try:
-                lines = await api.lines(file_id)
+                lines = await api.lines(file_id, most=_LINES * batch.questions)
             except (LlmNonsense, LlmRefused) as error:
                 if not late:
                     raise
@@ -201,6 +204,8 @@ class BatchSender:
             item = items.pop(key, None) if isinstance(key, str) else None
             if item is not None:  # else it is nobody's, or was concluded before
                 await self._conclude(batch, server, item, line.get("response"))
+            else:
+                await asyncio.sleep(0)  # a line takes time, and others have to do
 
     async def _conclude(
         self, batch: LlmBatch, server: LlmServer, item: BatchItem, response: Any

@@ -7,6 +7,7 @@ the event's: a server that never comes to one would fill the memory within the t
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from switchyard.services.llm.errors import LlmNonsense
@@ -14,8 +15,11 @@ from switchyard.services.llm.errors import LlmNonsense
 if TYPE_CHECKING:
     import openai
 
-MAX_BODY = 64 * 1024 * 1024
-"""Bytes of an answer that is no stream: a batch of vectors as text has a tenth of that."""
+MAX_BODY = 16 * 1024 * 1024
+"""Bytes of an answer that is no stream: a batch of vectors as text has half of that. As JSON it
+may take twenty times as much memory."""
+MAX_FILE = 64 * 1024 * 1024
+"""Bytes of a file of answers, which is read line by line."""
 
 MAX_EVENT = 16 * 1024 * 1024
 """Bytes of one event of a stream. Some servers send a whole answer in one: `reading.MAX_ANSWER`
@@ -38,20 +42,37 @@ def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
 async def _bound(response: Any) -> None:
     if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         raise LlmNonsense("the LLM server packs its answer although it was asked not to")
+    if response.has_redirect_location and not _is_within(response):
+        raise LlmNonsense(
+            "the LLM server leads elsewhere, and questions and keys go to the address of the "
+            "settings alone: name the other one there if it is right"
+        )
     is_stream = response.is_success and "event-stream" in response.headers.get("content-type", "")
     sent = response.aiter_raw
-    within = _events if is_stream else _whole
+    is_file = response.request.url.path.endswith("/content")
+    within = _events if is_stream else partial(_whole, most=MAX_FILE if is_file else MAX_BODY)
 
     # Everything that the SDK reads of an answer goes through this.
     response.aiter_raw = lambda *how, **more: within(sent(*how, **more))
 
 
-async def _whole(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+def _is_within(response: Any) -> bool:
+    """Whether a redirect stays at the server that was asked: it must not choose whom we ask, with
+    our rights in our network."""
+    asked = response.request.url
+    try:
+        target = asked.join(response.headers["location"])
+    except Exception:  # the SDK's HTTP client has errors of its own for what is no address
+        return False
+    return (target.scheme, target.host, target.port) == (asked.scheme, asked.host, asked.port)
+
+
+async def _whole(parts: AsyncIterator[bytes], *, most: int) -> AsyncIterator[bytes]:
     size = 0
     async for part in parts:
         size += len(part)
-        if size > MAX_BODY:
-            raise LlmNonsense(f"the LLM server's answer is longer than {MAX_BODY:,} bytes")
+        if size > most:
+            raise LlmNonsense(f"the LLM server's answer is longer than {most:,} bytes")
         yield part
 
 

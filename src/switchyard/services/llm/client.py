@@ -97,11 +97,17 @@ class LlmClient:
             try:
                 async with (
                     limit,
-                    await self._api.chat.completions.create(
-                        model=self.model,
+                    await self._api.post(
+                        "/chat/completions",
+                        body={
+                            "model": self.model,
+                            "stream": True,
+                            "stream_options": {"include_usage": True},
+                            **asked,
+                        },
+                        cast_to=object,
                         stream=True,
-                        stream_options={"include_usage": True},
-                        **asked,
+                        stream_cls=openai.AsyncStream[object],
                     ) as stream,
                 ):
                     quota = ServerQuota.of(stream.response.headers)
