@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import QueuePool
 
@@ -28,6 +29,9 @@ from switchyard.services.records.errors import (
     LedgerMissing,
     LedgerUnavailable,
 )
+
+_READ_ONLY = "25006"
+"""What PostgreSQL says to a write on a standby, or on a primary that was demoted."""
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -184,6 +188,7 @@ class PostgresDatabase:
                 "server_settings": {"application_name": "switchyard", "jit": "off"},
             },
         )
+        event.listen(self._engine.sync_engine, "handle_error", _leave_the_demoted)
 
     async def read(self, work: Work[T]) -> T:
         return await self._run(work, commit=False)
@@ -260,6 +265,13 @@ class PostgresDatabase:
 
     async def close(self) -> None:
         await self._engine.dispose()
+
+
+def _leave_the_demoted(context: ExceptionContext) -> None:
+    """A server that takes no writes any more keeps its connections, and would answer so for ever:
+    they count as cut, so the next ones lead to whichever takes writes now."""
+    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+        context.is_disconnect = True
 
 
 def _open_file(file: Path, busy_timeout: float, create: bool) -> sqlite3.Connection:

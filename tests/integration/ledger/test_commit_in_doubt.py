@@ -1,0 +1,157 @@
+"""PostgreSQL fails over: a connection is lost at COMMIT, whether or not the server has got it, and
+a primary takes no writes any more."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.records import (
+    Claimed,
+    EndNoted,
+    Existing,
+    Joining,
+    LedgerUnavailable,
+    State,
+)
+from tests.integration.ledger.made import claim, finish, new_job
+from tests.support.brokers import TestBroker
+from tests.support.chaos import outbox, publish_all, requests_of
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.postgres import PostgresServer
+from tests.support.system import open_system
+from tests.support.tcp_proxy import TcpProxy
+
+
+def is_commit(seen: bytes) -> bool:
+    return b"COMMIT" in seen
+
+
+def is_fourth_commit(seen: bytes) -> bool:
+    return seen.count(b"COMMIT") >= 4  # to cut every one would let nothing go on
+
+
+@pytest.fixture
+async def proxy(postgres_url: str) -> AsyncIterator[TcpProxy]:
+    host, _, port = postgres_url.rpartition("@")[2].partition("/")[0].partition(":")
+    async with TcpProxy(host, int(port)) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("arrives", [True, False], ids=["committed", "not-committed"])
+async def test_what_is_repeated_after_a_commit_in_doubt_is_done_once(
+    postgres_url: str, proxy: TcpProxy, arrives: bool
+) -> None:
+    async with await Ledger.open(proxy.url(postgres_url)) as ledger:
+
+        async def again(work: Callable[[], Awaitable[Any]]) -> Any:
+            cut = proxy.cut_when(is_commit, forward=arrives)
+            with pytest.raises(LedgerUnavailable):
+                await work()
+            assert cut.is_set()
+            return await work()
+
+        jobs = [new_job("job-1", join_id="then"), new_job("then", joins=Joining("go_on"))]
+        first, then = await again(lambda: ledger.record_joined(jobs))
+        # Whoever asks anew makes another request, and is told that the job is there.
+        assert (first.job_id, then.job_id) == ("job-1", "then")
+        assert isinstance(first, Existing) is arrives
+        await again(lambda: ledger.mark_queued(["job-1"], 1_800_000_001))
+        assert await again(lambda: ledger.claim(claim())) == Claimed(crashes=0, join_id="then")
+        assert isinstance(await again(lambda: ledger.finish(finish())), EndNoted)
+        record = await ledger.get("job-1")
+        assert record is not None
+        assert (record.state, record.attempts) == (State.SUCCEEDED, 1)
+        join = await ledger.join("then")
+        assert join is not None
+        assert (join.total, join.open) == (1, 0)
+        assert (await ledger.states(["then"]))["then"] is State.PENDING
+        (due,) = await ledger.due_pending(1_900_000_000, 10)  # told or not, the scheduler sees it
+        assert due.id == "then"
+
+
+async def test_jobs_whose_commits_are_cut_off_again_and_again_run_once_each(
+    broker310: TestBroker, postgres_url: str, proxy: TcpProxy, tmp_path: Path
+) -> None:
+    cuts = 0
+
+    async def cut() -> None:
+        nonlocal cuts
+        for arrives in cycle((True, False)):
+            await proxy.cut_when(is_fourth_commit, forward=arrives).wait()
+            cuts += 1
+
+    async with (
+        open_system(broker310, postgres_url, data_dir=tmp_path) as system,
+        await Ledger.open(proxy.url(postgres_url)) as ledger,
+        outbox(system),
+    ):
+        await system.start_worker(ledger=ledger, slots=8)
+        system.jobs = JobPublisher(system.registry, ledger, system.wire)
+        cutting = asyncio.create_task(cut())
+        try:
+            requests = requests_of(40, "backfill.noop", n=1)
+            accepted = await publish_all(system, requests, batch=4)
+            await system.wait_until_all(accepted, State.SUCCEEDED, timeout=60)
+        finally:
+            cutting.cancel()
+            proxy._triggers.clear()
+        assert len(set(accepted)) == 40
+        assert {journal.runs(each) for each in accepted} == {1}
+        assert {(await system.record(each)).crashes for each in accepted} == {0}
+        assert cuts >= 5
+
+
+async def test_a_primary_that_takes_no_writes_any_more_is_left_for_the_one_that_does() -> None:
+    with (
+        TemporaryDirectory(prefix="switchyard-postgres-") as one,
+        TemporaryDirectory(prefix="switchyard-postgres-") as other,
+    ):
+        old = PostgresServer(Path(one))
+        new = PostgresServer(Path(other), password=old.password)
+        try:
+            for server in (old, new):
+                server.start()
+                await upgrade(server.url())
+            read_only(new, "on")
+            host = f"127.0.0.1:{old.port}"
+            async with await Ledger.open(
+                old.url().replace(host, f"{host},127.0.0.1:{new.port}")
+            ) as ledger:
+                await ledger.record(new_job("before"))
+                read_only(new, "off")
+                read_only(old, "on")
+                # Its connections stay open, and it answers as ever: only not to writes.
+                await eventually(lambda: kept(ledger, new), 10, "writes go to the other one")
+                read_only(new, "on")
+                await eventually(lambda: refused(ledger), 10, "none takes writes: it is away")
+        finally:
+            for server in (old, new):
+                server.stop()
+
+
+def read_only(server: PostgresServer, value: str) -> None:
+    server.execute(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+    server.execute("SELECT pg_reload_conf()")
+
+
+async def kept(ledger: Ledger, server: PostgresServer) -> bool:
+    """Whether a job that is recorded now is there. No write may fail meanwhile."""
+    await ledger.record(new_job("after"))
+    async with await Ledger.open(server.url()) as there:
+        return await there.get("after") is not None
+
+
+async def refused(ledger: Ledger) -> bool:
+    try:
+        await ledger.beat("worker-1")
+    except LedgerUnavailable:
+        return True
+    return False
