@@ -5,6 +5,7 @@ import itertools
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
 from switchyard.services.graph.describing import cited_works, document_of, similar_documents
 from switchyard.services.ledger import Ledger
@@ -69,6 +70,31 @@ async def test_two_papers_that_cite_each_other_get_one_edge_each_way(ledger: Led
         node = await ledger.graph_node("waves")
         assert node is not None
         assert (node.kind, node.cited, node.documents) == (NodeKind.DOCUMENT, 1, ("waves",))
+
+
+async def test_a_document_takes_as_many_statements_whether_it_cites_three_works_or_thirty(
+    ledger: Ledger,
+) -> None:
+    statements: list[str] = []
+
+    def note(*told: Any) -> None:
+        statements.append(told[2])
+
+    async def taken(name: str, number: int) -> int:
+        works = [
+            {**SEA, "title": f"{name} and number {each} of the seas"} for each in range(number)
+        ]
+        event.listen(Engine, "before_cursor_execute", note)
+        try:
+            await put(ledger, name, references=works)
+        finally:
+            event.remove(Engine, "before_cursor_execute", note)
+        number = len(statements)
+        statements.clear()
+        return number
+
+    await put(ledger, "first", references=[SEA])
+    assert await taken("few", 3) == await taken("many", 30)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

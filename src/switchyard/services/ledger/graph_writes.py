@@ -166,11 +166,16 @@ def _add(connection: Connection, nodes: GraphNodes, document_id: str, node_id: i
 
 def _tell_works(connection: Connection, nodes: GraphNodes) -> None:
     """Write what others know of works, where it is better than before. Of a document that is what
-    it does not tell itself."""
+    it does not tell itself. All works at once: a document cites dozens."""
+    found = []
     while nodes.better:
         node_id, told = nodes.better.popitem()
-        targets = [(edge, nodes.find(edge.target)) for edge in told.edges]
-        nodes.flush()
+        found.append((node_id, told, [(edge, nodes.find(edge.target)) for edge in told.edges]))
+    if not found:
+        return
+    nodes.flush()
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for node_id, told, targets in found:
         source = nodes.now(node_id)
         if nodes.node(source).documents:
             told_itself, hearsay = _known_of(connection, source)
@@ -179,19 +184,19 @@ def _tell_works(connection: Connection, nodes: GraphNodes) -> None:
             targets = [each for each in targets if each[0].kind not in told_itself]
             if not targets:
                 continue
-        before = delete(graph_edges).where(
-            graph_edges.c.source == source, graph_edges.c.owner == _WORK_ITSELF
-        )
-        removed = set(connection.scalars(before.returning(graph_edges.c.target)))
-        rows = {
-            (edge.kind, nodes.now(target)): _edge(
-                source, edge.kind, nodes.now(target), _WORK_ITSELF, edge
-            )
+        rows[source] = [
+            _edge(source, edge.kind, nodes.now(target), _WORK_ITSELF, edge)
             for edge, target in targets
-        }
-        statement = insert_into(connection, graph_edges).on_conflict_do_nothing()
-        connection.execute(statement, list(rows.values()))
-        nodes.drop_idle(removed)
+        ]
+    if not rows:
+        return
+    before = delete(graph_edges).where(
+        among(connection, graph_edges.c.source, rows), graph_edges.c.owner == _WORK_ITSELF
+    )
+    removed = set(connection.scalars(before.returning(graph_edges.c.target)))
+    statement = insert_into(connection, graph_edges).on_conflict_do_nothing()
+    connection.execute(statement, [row for each in rows.values() for row in each])
+    nodes.drop_idle(removed)
 
 
 def _known_of(connection: Connection, source: int) -> tuple[set[str], bool]:
