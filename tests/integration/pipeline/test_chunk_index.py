@@ -321,6 +321,25 @@ async def test_a_chunk_is_found_by_its_words(url: str, query: str, first: str):
         assert all(match.relevance > 0 for match in found)
 
 
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("day", "Every day¹² counts."),
+        ("day¹²", "Every day¹² counts."),
+        ("day¹²", "A plain day."),
+        ("day²", "Every day¹² counts."),
+        ("CO₂", "The CO₂ rises."),
+        ("co", "The CO₂ rises."),
+        ("sample", "A sample₁ of it."),
+    ],
+)
+async def test_a_raised_or_lowered_number_hides_no_word(url: str, query: str, text: str):
+    async with opened(url) as index:
+        one = [Chunk(chunk_id("a", 0), "a", 0, 1, text)]
+        await index.put("Title", one, [vector(1)])
+        assert [match.chunk.text for match in await index.with_words(query, 10)] == [text]
+
+
 async def test_words_are_looked_for_within_some_documents(url: str):
     async with opened(url) as index:
         await worded(index)

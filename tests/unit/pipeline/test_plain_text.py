@@ -76,6 +76,15 @@ def test_words_are_the_same_whatever_their_case_accents_and_vowel_marks():
     assert words("STRASSE Straße") == ["strasse", "strasse"]
 
 
+def test_numbers_that_stand_raised_or_lowered_hide_no_word():
+    assert words("Each day¹² and night,³⁻⁵ x²y²; 10⁵") == [
+        *("each", "day", "12", "and", "night", "3", "5", "x", "2", "y", "2", "10", "5")
+    ]
+    assert words("CO₂ of sample₁₂, H₂O") == ["co2", "co", "of", "sample12", "sample", "h2o"]
+    hostile = "₁" * 100_000 + "a" * 100_000 + "a₁" * 100_000
+    assert words(hostile)
+
+
 def test_chinese_words_are_pairs_of_characters():
     assert words("机器学习") == ["机器", "器学", "学习"]
 

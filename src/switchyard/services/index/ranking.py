@@ -13,6 +13,7 @@ from switchyard.services.index.modes import MAX_LIMIT, Mode
 from switchyard.services.text.chunks import Chunk
 from switchyard.services.text.plain import (
     content_words,
+    is_in_pairs,
     paragraphs,
     sentences,
     shorten,
@@ -179,7 +180,7 @@ def highlights(text: str, terms: set[str]) -> tuple[tuple[int, int], ...]:
     for match in _WORD.finditer(text):
         start, word = match.start(), match.group()
         parts = words(word)
-        if len(parts) < 2:
+        if len(parts) < 2 or not is_in_pairs(word):
             found = [(start, match.end())] if terms.intersection(parts) else []
         else:  # pairs of characters that overlap, each as long as it is in the text
             found = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from switchyard.services.text.plain import content_words
+from switchyard.services.text.plain import content_words, numbers_apart
 
 MAX_QUERY_WORDS = 64
 _WORDS = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
@@ -31,6 +31,6 @@ async def add_word_index(table: Any) -> None:
 
 def words_query(text: str) -> str | None:
     """The words of a query that say something; all of them where none does; None without any."""
-    words = _WORDS.findall(text)
+    words = _WORDS.findall(numbers_apart(text))
     telling = [word for word in words if content_words(word)]
     return " ".join((telling or words)[:MAX_QUERY_WORDS]) or None

@@ -23,6 +23,8 @@ _CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CJK = re.compile(f"[{_CJK_RANGES}]+")
 _CJK_BREAK = re.compile(f"(?<=[{_CJK_RANGES}])\n(?=[{_CJK_RANGES}])")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+_RAISED = re.compile("[⁰¹²³⁴-⁹]++")
+_LOWERED = re.compile(r"(?<![^\W_])([^\W\d_⁰¹²³⁴-⁹₀-₉]++)[₀-₉]++(?![^\W_])")
 
 SENTENCE_ENDS = frozenset(".!?…\u061f\u06d4\u0964\u0965。！？｡")
 
@@ -99,16 +101,30 @@ def sentences(paragraph: str) -> list[str]:
 def words(text: str) -> list[str]:
     """The words of a text, normalised, in order; Chinese and Japanese as pairs of characters.
 
-    Normalised: compatibility forms folded, lower case, without accents and vowel marks.
+    Normalised: compatibility forms folded, lower case, without accents and vowel marks. Numbers
+    that stand raised or lowered hide no word: `day¹²` is `day` and `12`, `CO₂` is `co2` and `co`.
     """
     found = []
-    for match in _WORD.finditer(_fold(text)):
+    for match in _WORD.finditer(_fold(numbers_apart(text))):
         word = match.group()
-        if _CJK.search(word):
+        if is_in_pairs(word):
             found.extend(_pairs(word))
         else:
             found.append(word)
     return found
+
+
+def numbers_apart(text: str) -> str:
+    """The text with raised numbers as words of their own, as markers of notes and exponents are;
+    a lowered one is part of its word, as in formulas, and the word is there without it, too."""
+    if text.isascii():
+        return text
+    return _LOWERED.sub(r"\g<0> \1", _RAISED.sub(r" \g<0> ", text))
+
+
+def is_in_pairs(word: str) -> bool:
+    """Whether a word is cut into pairs of characters: it has Chinese or Japanese ones."""
+    return _CJK.search(word) is not None
 
 
 def content_words(text: str) -> list[str]:
