@@ -31,6 +31,7 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.confirms import Unconfirmed
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT
 from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.silence import TCP_OPTIONS
 
 HEARTBEAT = 60
 """Seconds. Nobody answers heartbeats between two calls, so a publisher that rests for minutes
@@ -245,6 +246,7 @@ def _parameters(node: str, name: str, limit: float) -> pika.ConnectionParameters
         ),
         heartbeat=int(options.get("heartbeat", HEARTBEAT)),
         socket_timeout=None,
+        tcp_options=dict(TCP_OPTIONS),
         stack_timeout=limit,  # for TCP, TLS and the AMQP handshake together
         ssl_options=pika.SSLOptions(_tls(options)) if tls else None,
         client_properties={"connection_name": name},

@@ -20,6 +20,7 @@ from aiormq.exceptions import AMQPConnectionError
 from yarl import URL
 
 from switchyard.broker.wire.frames import FRAME_OVERHEAD
+from switchyard.broker.wire.silence import notice_silence
 
 _frame_start = struct.Struct(">BHI")
 _PROTOCOL_HEADER = ord("A")
@@ -125,6 +126,7 @@ class TappedTransport(TransportFactory):
             )
         except OSError as error:
             raise AMQPConnectionError(*error.args) from error
+        notice_silence(transport.get_extra_info("socket"))
         tap.connected = transport
         return tap, asyncio.StreamWriter(transport, protocol, tap, loop)
 
