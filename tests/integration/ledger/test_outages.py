@@ -1,5 +1,7 @@
 import asyncio
+import signal
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,51 @@ async def test_a_server_that_does_not_answer_is_unavailable(
             await ledger.claim(claim())
         postgres_server.resume()
         assert await ledger.claim(claim()) == Claimed(crashes=0)
+
+
+FREEZES_IN_A_TRANSACTION = """
+import asyncio, os, signal, sys
+from sqlalchemy import text
+from switchyard.services.ledger.sql import database, servers
+
+servers.ABANDONED = 1.0
+runs = []
+
+def work(connection):
+    connection.execute(text("UPDATE jobs SET worker = worker WHERE id = 'job-1'"))
+    runs.append(1)
+    if len(runs) == 1:
+        print("locked", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    connection.execute(text("UPDATE jobs SET worker = 'woken' WHERE id = 'job-1'"))
+
+asyncio.run(database.connect(sys.argv[1]).write(work))
+"""
+
+
+async def test_a_process_frozen_in_a_transaction_keeps_nobody_from_its_rows(
+    postgres_url: str,
+) -> None:
+    async with await Ledger.open(postgres_url) as ledger:
+        await ledger.record(new_job())
+        frozen = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", FREEZES_IN_A_TRANSACTION, postgres_url),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert frozen.stdout is not None
+            assert await frozen.stdout.readline() == b"locked\n"
+            async with asyncio.timeout(10):
+                assert await ledger.claim(claim()) == Claimed(crashes=0)
+                frozen.send_signal(signal.SIGCONT)
+                assert await frozen.wait() == 0  # what it had begun, it has done anew
+            record = await ledger.get("job-1")
+            assert record is not None
+            assert record.worker == "woken"
+        finally:
+            if frozen.returncode is None:
+                frozen.kill()
+                await frozen.wait()
 
 
 async def test_a_locked_file_is_unavailable_and_then_works_again(

@@ -21,6 +21,7 @@ from switchyard.services.index.generations import (
 from switchyard.services.index.lance_home import mismatch
 from switchyard.services.index.postgres_table import PostgresTable, create_table, made_by
 from switchyard.services.jobs.outcomes import PermanentError
+from switchyard.services.ledger.sql.servers import session_settings
 
 CONNECTIONS = 8
 """That one process has at most."""
@@ -112,7 +113,7 @@ class PostgresHome:
                     min_size=0,
                     max_size=CONNECTIONS,
                     command_timeout=_TIMEOUT,
-                    server_settings={"application_name": "switchyard", "jit": "off"},
+                    server_settings=session_settings(),
                 )
             pool = await self._pool
             async with pool.acquire(timeout=_TIMEOUT) as connection:

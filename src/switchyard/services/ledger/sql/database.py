@@ -23,7 +23,12 @@ from sqlalchemy.pool import QueuePool
 
 from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.ledger.sql.errors import TransactionRaced, raise_translated
-from switchyard.services.ledger.sql.servers import DEFAULT_PORT, open_writable, servers_of
+from switchyard.services.ledger.sql.servers import (
+    DEFAULT_PORT,
+    open_writable,
+    servers_of,
+    session_settings,
+)
 from switchyard.services.records.errors import (
     LedgerMisconfigured,
     LedgerMissing,
@@ -184,8 +189,7 @@ class PostgresDatabase:
                 "timeout": PROMPT if prompt else CONNECT_TIMEOUT,
                 "command_timeout": BUSY_TIMEOUT,
                 **several,
-                # The statements are short and many: compiling them costs more than it saves.
-                "server_settings": {"application_name": "switchyard", "jit": "off"},
+                "server_settings": session_settings(),
             },
         )
         event.listen(self._engine.sync_engine, "handle_error", _leave_the_demoted)

@@ -10,6 +10,9 @@ from switchyard.broker.racing import HEAD_START, NoneOf, quickest
 from switchyard.services.records.errors import LedgerMisconfigured
 
 DEFAULT_PORT = 5432
+ABANDONED = 20.0
+"""Seconds after which the server ends a transaction whose process says nothing: it is frozen, or
+its host is cut off, and others wait for the rows that it has locked."""
 _SCHEMES = ("postgresql+asyncpg", "postgresql", "postgres")
 _EXAMPLE = "postgresql+asyncpg://USER:PASSWORD@HOST:5432,HOST:5432/DATABASE"
 
@@ -28,6 +31,19 @@ def servers_of(url: str) -> tuple[str, ...]:
         except ValueError as error:
             raise LedgerMisconfigured(f"JOBS_DATABASE_URL: {error}") from None
     return servers
+
+
+def session_settings() -> dict[str, str]:
+    """What each of our connections asks of its server."""
+    milliseconds = f"{ABANDONED * 1000:.0f}"
+    return {
+        "application_name": "switchyard",
+        # The statements are short and many: compiling them costs more than it saves.
+        "jit": "off",
+        "idle_in_transaction_session_timeout": milliseconds,
+        # One that takes no answers: without it the server would try for a quarter of an hour.
+        "tcp_user_timeout": milliseconds,
+    }
 
 
 async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any:
