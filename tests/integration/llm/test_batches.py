@@ -242,6 +242,57 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
     assert len(llm.batches.questions(only(llm))) == 2
 
 
+@pytest.mark.parametrize("found", ["nothing", "a refusal", "no server", "an ending"])
+async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent_meanwhile(
+    ledger: Ledger,
+    database_url: str,
+    given: Settings,
+    llm: LlmServer,
+    monkeypatch: pytest.MonkeyPatch,
+    found: str,
+) -> None:
+    await collect(ledger, given, 2)
+    async with await Ledger.open(database_url) as other:
+        frozen = new_sender(other, given)
+        await other.open_llm_batch("ours", "default", wait=0, most=9, most_bytes=10_000)
+        as_read = await other.llm_batches()
+        items_read = [await other.llm_batch_items(as_read[0])]
+        await new_sender(ledger, given).turn()
+        await _fence_is_over(ledger)
+
+        async def read_before(*_: Any) -> Any:
+            return as_read
+
+        async def items_read_before(batch: Any) -> Any:
+            return items_read.pop() if items_read else await ledger.llm_batch_items(batch)
+
+        monkeypatch.setattr(other, "llm_batches", read_before)
+        monkeypatch.setattr(other, "fence_llm_batch", read_before)
+        monkeypatch.setattr(other, "llm_batch_items", items_read_before)
+        llm.batches.fail_next = {
+            "nothing": [_list_of_none],
+            "a refusal": [_list_of_none, llm_server_error(400)],
+            "no server": [lambda exchange: exchange.reset()] * 3,
+            "an ending": [],
+        }[found]
+        if found == "an ending":
+            llm.batches.finish(only(llm))
+            await new_sender(ledger, given).turn()
+        await frozen.turn()
+    first, *second = llm.batches.batches.values()
+    assert [each.status for each in second] == ["cancelling"] * (found == "nothing")
+    left = [(each.remote_id, each.state) for each in await ledger.llm_batches()]
+    assert left == ([] if found == "an ending" else [(first.id, "sent")])
+    if left:
+        llm.batches.finish(first)
+        await new_sender(ledger, given).turn()
+    async with LlmLane.open(given, ledger) as lane:
+        assert [await answer(lane, n) for n in range(2)] == [True] * 2
+    (row,) = await ledger.llm_spend("model")
+    assert (row.calls, row.cost, row.reserved) == (2, 18, 0)
+    assert llm.requests == []
+
+
 async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +350,12 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     monkeypatch.setattr(batch_sending, "DUE", -1.0)
     await new_sender(plain_ledger, given).turn()
     assert only(llm).status == "cancelling"
+    assert len(await plain_ledger.llm_batches()) == 1, "what it has answered may come yet"
+    monkeypatch.setattr(batch_sending, "CANCELLED_WITHIN", 0.0)
+    await new_sender(plain_ledger, given).turn()
+    assert await plain_ledger.llm_batches() == []
+    async with LlmLane.open(given, plain_ledger) as lane:
+        assert await answer(lane, 77) is False
 
 
 async def test_a_server_without_a_batch_api_keeps_no_question_waiting(

@@ -12,7 +12,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, delete, exists, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Update,
+    and_,
+    delete,
+    exists,
+    func,
+    select,
+    update,
+)
 
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.batch_tables import (
@@ -164,48 +175,45 @@ class LlmBatches(LedgerBase):
             now = db_now(connection)
             free = (batches.id == batch_id) & (batches.state == BatchState.SENDING)
             free &= batches.fenced_until <= now
-            taken = connection.execute(
-                update(llm_batches).where(free).values(fenced_until=now + seconds)
-            )
-            return taken.rowcount > 0
+            fence = update(llm_batches).where(free).values(fenced_until=now + seconds)
+            return connection.execute(fence).rowcount > 0
 
         return await self._database.write(work)
 
     async def note_llm_batch(
         self,
-        batch_id: str,
+        batch: LlmBatch,
         *,
         state: BatchState,
         remote_id: str | None = None,
         note: str | None = None,
-    ) -> None:
-        """What has become of a batch."""
+    ) -> bool:
+        """What has become of a batch. False, and nothing changes, where it is not as it was read:
+        another process has seen it on while this one was frozen."""
         values: dict[str, Any] = {"state": state.value, "note": clean(note)}
         if remote_id is not None:
             values["remote_id"] = remote_id
-        statement = update(llm_batches).where(batches.id == batch_id).values(values)
-        await self._database.write(lambda connection: connection.execute(statement))
+        mine = (batches.id == batch.id) & (batches.state == batch.state.value)
+        return await self._changes(update(llm_batches).where(mine).values(values))
 
-    async def llm_batch_items(self, batch_id: str) -> dict[str, BatchItem]:
-        """Its questions that have no end yet, by their keys."""
-        query = (
-            select(llm_batch_items)
-            .where(items.batch_id == batch_id, items.state == ItemState.SENT)
-            .order_by(items.key)
-        )
+    async def llm_batch_items(self, batch: LlmBatch) -> dict[str, BatchItem]:
+        """Its questions that have no end yet, by their keys; none where it is not as it was
+        read."""
+        query = select(llm_batch_items).where(_open_in(batch)).order_by(items.key)
         return await self._database.read(
             lambda connection: {row.key: _item(row) for row in connection.execute(query)}
         )
 
-    async def conclude_llm_item(self, key: str, batch_id: str, state: ItemState) -> bool:
-        """A batch has ended for one of its questions. False where it had before."""
-        mine = (items.key == key) & (items.batch_id == batch_id) & (items.state == ItemState.SENT)
-        statement = update(llm_batch_items).where(mine).values(state=state.value)
+    async def conclude_llm_item(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
+        """A batch has ended for one of its questions. False where it had before, or is not as it
+        was read."""
+        mine = (items.key == key) & _open_in(batch)
+        return await self._changes(update(llm_batch_items).where(mine).values(state=state.value))
 
-        def work(connection: Connection) -> bool:
-            return connection.execute(statement).rowcount > 0
-
-        return await self._database.write(work)
+    async def _changes(self, statement: Update) -> bool:
+        return await self._database.write(
+            lambda connection: connection.execute(statement).rowcount > 0
+        )
 
     # --- those who wait -----------------------------------------------------------------------
 
@@ -273,6 +281,12 @@ def _wait(connection: Connection, key: str, job_id: str) -> None:
         .values(key=key, job_id=job_id, called_at=0.0)
         .on_conflict_do_nothing()
     )
+
+
+def _open_in(batch: LlmBatch) -> ColumnElement[bool]:
+    """A question of the batch that has no end yet, while the batch is as it was read."""
+    as_read = exists().where(batches.id == batch.id, batches.state == batch.state.value)
+    return and_(items.batch_id == batch.id, items.state == ItemState.SENT, as_read)
 
 
 def _item(row: Row[Any]) -> BatchItem:

@@ -45,6 +45,8 @@ error it stays: the server may be creating the batch all the same."""
 SENDING = FENCE - 120.0
 SEND_WITHIN = 6 * 3600.0
 """Seconds for which a batch is tried to be sent; then its jobs ask live."""
+CANCELLED_WITHIN = 2 * 3600.0
+"""Seconds that a server gets to end a batch that is late; then its jobs ask live."""
 MOST_BYTES = 48 * 1024 * 1024
 """Of a batch's file, and about as much of its answers: what is read of a server is bounded."""
 _LINES = 2
@@ -106,7 +108,7 @@ class BatchSender:
                 await self._see_on(batch)
             except Trouble as error:
                 self._log.warning("a batch waits", batch=batch.id, error=str(error))
-                await self._ledger.note_llm_batch(batch.id, state=batch.state, note=str(error))
+                await self._ledger.note_llm_batch(batch, state=batch.state, note=str(error))
         await self._call_waiting()
 
     async def _see_on(self, batch: LlmBatch) -> None:
@@ -143,7 +145,7 @@ class BatchSender:
                     await self._give_up(batch, f"it could not be sent: {batch.note}")
                     return
                 if remote is None:
-                    items = await self._ledger.llm_batch_items(batch.id)
+                    items = await self._ledger.llm_batch_items(batch)
                     if not items:
                         await self._give_up(batch, "there is nothing left in it")
                         return
@@ -154,10 +156,21 @@ class BatchSender:
                 raise  # a key, or a right, that somebody may mend
             await self._give_up(batch, str(error))
             return
-        await self._ledger.note_llm_batch(
-            batch.id, state=BatchState.SENT, remote_id=remote.id, note=remote.status
+        noted = await self._ledger.note_llm_batch(
+            batch, state=BatchState.SENT, remote_id=remote.id, note=remote.status
         )
+        if not noted:
+            await self._give_way(batch, server, remote.id)
+            return
         self._log.info("batch sent", batch=batch.id, remote=remote.id, questions=batch.questions)
+
+    async def _give_way(self, batch: LlmBatch, server: LlmServer, remote_id: str) -> None:
+        """This process was frozen, and another has sent the batch: one is enough."""
+        theirs = {each.id: each.remote_id for each in await self._ledger.llm_batches()}
+        self._log.warning("a batch was sent by another process", batch=batch.id, remote=remote_id)
+        if theirs.get(batch.id) != remote_id:
+            async with BatchApi.connect(server) as api:
+                await self._cancel(api, remote_id)
 
     def _file(self, items: dict[str, BatchItem], server: LlmServer) -> bytes:
         lines = (request_of(each, server.model) for each in items.values())
@@ -175,11 +188,14 @@ class BatchSender:
             await self._give_up(batch, f"nothing is known of it after its time: {error}")
             return
         if remote.status not in OVER:
+            if late and self._ledger.clock.time() - batch.created_at > DUE + CANCELLED_WITHIN:
+                await self._give_up(batch, f"{remote.status}, long after its time")
+                return
             if late:
                 await self._cancel(api, batch.remote_id)
-            await self._ledger.note_llm_batch(batch.id, state=BatchState.SENT, note=remote.status)
+            await self._ledger.note_llm_batch(batch, state=BatchState.SENT, note=remote.status)
             return
-        items = await self._ledger.llm_batch_items(batch.id)
+        items = await self._ledger.llm_batch_items(batch)
         for file_id in remote.files:
             try:
                 lines = await api.lines(file_id, most=_LINES * batch.questions)
@@ -214,27 +230,28 @@ class BatchSender:
         body = response.get("body") if isinstance(response, dict) else None
         if not isinstance(response, dict) or response.get("status_code") != 200:
             await self._till.settle(free(item))
-            await self._ledger.conclude_llm_item(item.key, batch.id, ItemState.LIVE)
+            await self._ledger.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         try:
             answer = Reading(server.model).whole(body)
         except Trouble:
             await self._till.settle(replace(item.call, state=CallState.UNSURE))
-            await self._ledger.conclude_llm_item(item.key, batch.id, ItemState.LIVE)
+            await self._ledger.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         await self._answers.keep(item.question, answer)
         await self._till.settle(self._till.paid(item.call, answer))
-        await self._ledger.conclude_llm_item(item.key, batch.id, ItemState.ANSWERED)
+        await self._ledger.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
 
     async def _give_up(self, batch: LlmBatch, note: str) -> None:
         """The batch has ended: what it has not answered is asked live."""
-        left = await self._ledger.llm_batch_items(batch.id)
+        left = await self._ledger.llm_batch_items(batch)
         for item in left.values():
             await self._till.settle(free(item))
-            await self._ledger.conclude_llm_item(item.key, batch.id, ItemState.LIVE)
-        await self._ledger.note_llm_batch(batch.id, state=BatchState.DONE, note=note)
+            await self._ledger.conclude_llm_item(item.key, batch, ItemState.LIVE)
+        noted = await self._ledger.note_llm_batch(batch, state=BatchState.DONE, note=note)
         self._looked_at.pop(batch.id, None)
-        self._log.info("batch done", batch=batch.id, note=note, unanswered=len(left))
+        if noted:
+            self._log.info("batch done", batch=batch.id, note=note, unanswered=len(left))
 
     async def _cancel(self, api: BatchApi, remote_id: str) -> None:
         try:
