@@ -50,6 +50,7 @@ SIGNALS = {
     "broker.wire.field_table.Unreadable": "becomes the delivery's own complaint",
     "services.bulk.session.LetGo": "ends a handler whose operation another process has",
     "services.dead.replay._RolledBack": "ends a transaction that must leave nothing",
+    "services.index.rebuilding._NotBuilding": "ends a building that another process has ended",
     "services.workers.figures._ShiftOver": "ends a job's turn at a document's pictures",
     "services.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
     "services.redrive.run.Halted": "ends a pass of a redrive that pauses itself",

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -21,8 +22,10 @@ from switchyard.services.index import rebuilding
 from switchyard.services.index.chunk_index import ChunkIndex, IndexMismatch
 from switchyard.services.index.embedder import Embedder, embedder_for
 from switchyard.services.index.generations import Generation, Generations, decoded, encoded
+from switchyard.services.index.lance_table import LanceTable
 from switchyard.services.index.modes import Mode
 from switchyard.services.index.opening import OpenIndex, open_index
+from switchyard.services.index.postgres_table import PostgresTable
 from switchyard.services.index.ranking import search
 from switchyard.services.index.rebuilding import (
     AnotherRebuild,
@@ -220,10 +223,14 @@ async def test_a_document_that_changes_under_the_rebuilds_hands_is_brought_over_
         times: list[bool] = []
 
         async def disturbed(
-            source: ChunkIndex, target: ChunkIndex, embedder: Embedder, document_id: str
+            source: ChunkIndex,
+            target: ChunkIndex,
+            embedder: Embedder,
+            document_id: str,
+            *rest: Any,
         ) -> bool:
             if times:
-                return await copied(source, target, embedder, document_id)
+                return await copied(source, target, embedder, document_id, *rest)
             stale = await source.texts_of(document_id, 0, 10)
             await write(index, "a", 2, "new")
             vectors = await embedder.embed([each.chunk.text for each in stale])
@@ -234,6 +241,45 @@ async def test_a_document_that_changes_under_the_rebuilds_hands_is_brought_over_
         monkeypatch.setattr(rebuilding, "_copied", disturbed)
         await rebuilt(index)
         assert await contents(index) == {"a": texts("a", 2, "new")}
+
+
+@pytest.mark.parametrize("frozen_at", ["a document", "the last look"])
+async def test_who_was_frozen_while_another_has_swapped_changes_nothing_of_what_is_there_now(
+    url: str, monkeypatch: pytest.MonkeyPatch, frozen_at: str
+) -> None:
+    async with opened(url) as index:
+        for name in ("a", "b"):
+            await write(index, name, 3, "old")
+        building = (await begin(index, other(index))).building
+        assert building is not None
+        thaw, frozen = asyncio.Event(), asyncio.Event()
+        table = PostgresTable if url.startswith("postgres") else LanceTable
+        name, which = ("texts_of", 2) if frozen_at == "a document" else ("document_ids", 3)
+        call, calls = getattr(table, name), 0
+
+        async def slow(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            found = await call(*args) if name == "texts_of" else None
+            if calls == which:
+                frozen.set()
+                await thaw.wait()
+            return await call(*args) if found is None else found
+
+        monkeypatch.setattr(table, name, slow)
+        first = asyncio.create_task(build(index, building, always(False)))
+        await frozen.wait()
+        monkeypatch.undo()
+        await rebuilt(index)
+        await write(index, "a", 1, "new")
+        await write(index, "c", 2, "new")
+        thaw.set()
+        assert await first
+        assert await contents(index) == {
+            "a": texts("a", 1, "new"),
+            "b": texts("b", 3, "old"),
+            "c": texts("c", 2, "new"),
+        }
 
 
 async def test_a_building_goes_on_where_it_was_noted(url: str, monkeypatch: pytest.MonkeyPatch):

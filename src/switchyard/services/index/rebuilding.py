@@ -6,13 +6,14 @@ somebody written it meanwhile, the two differ, and it is brought over again. So 
 have been gone through, the new generation has what the old one has. A second round, which finds
 hardly anything to do, makes good for a writer that died between the two.
 
-Whoever takes over from a process that died goes on behind the last document that was noted.
+Whoever takes over from a process that died goes on behind the last document that was noted. One
+that was only frozen writes no more once another has swapped: each write is asked for just before.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from switchyard.services.index.chunk_index import ChunkIndex, IndexAway
@@ -39,6 +40,14 @@ _TRIES = 10
 
 class AnotherRebuild(PermanentError):
     """The index is being built anew for another embedder."""
+
+
+class _NotBuilding(Exception):
+    """The generation is not the one being built any more: what it has now is not ours to change."""
+
+
+_Write = Callable[[], Awaitable[None]]
+"""Awaited before each write to the generation that is built. Raises _NotBuilding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,20 @@ async def build(index: OpenIndex, building: Generation, is_over: Callable[[], bo
 
     Raises IndexMismatch, IndexAway, and what the embedder raises.
     """
+
+    async def may_write() -> None:
+        if (await index.generations()).building != building:
+            raise _NotBuilding
+
+    try:
+        return await _build(index, building, is_over, may_write)
+    except _NotBuilding:
+        return True
+
+
+async def _build(
+    index: OpenIndex, building: Generation, is_over: Callable[[], bool], may_write: _Write
+) -> bool:
     home = index.home
     embedder = index.embedder_of(building)
     state = await index.generations()
@@ -93,17 +116,18 @@ async def build(index: OpenIndex, building: Generation, is_over: Callable[[], bo
             for number, document_id in enumerate(await source.document_ids()):
                 if document_id <= progress.after:
                     continue
-                if number % NOTED_AFTER == 0 and (await index.generations()).building != building:
-                    return True
+                if number % NOTED_AFTER == 0:
+                    await may_write()
                 if is_over():
                     return False
-                await _bring_over(source, target, embedder, document_id)
+                await _bring_over(source, target, embedder, document_id, may_write)
                 if number % NOTED_AFTER == NOTED_AFTER - 1:
                     await home.note(building, str(replace(progress, after=document_id)))
             await home.note(building, str(Progress(progress.round + 1)))
         # In this order: who writes a document writes it to the old one first.
         extra = set(await target.document_ids()) - set(await source.document_ids())
         for document_id in sorted(extra):
+            await may_write()
             await target.delete_document(document_id)
     await change(home, index.wanted, lambda now: _swapped(now, building))
     return True
@@ -150,17 +174,25 @@ def _rounds_from(progress: Progress) -> list[Progress]:
 
 
 async def _bring_over(
-    source: ChunkIndex, target: ChunkIndex, embedder: Embedder, document_id: str
+    source: ChunkIndex,
+    target: ChunkIndex,
+    embedder: Embedder,
+    document_id: str,
+    may_write: _Write,
 ) -> None:
     """Make the document's chunks in the target what they are in the source."""
     for _ in range(_TRIES):
-        if not await _copied(source, target, embedder, document_id):
+        if not await _copied(source, target, embedder, document_id, may_write):
             return
     raise IndexAway(f"document {document_id} is being written all the time")
 
 
 async def _copied(
-    source: ChunkIndex, target: ChunkIndex, embedder: Embedder, document_id: str
+    source: ChunkIndex,
+    target: ChunkIndex,
+    embedder: Embedder,
+    document_id: str,
+    may_write: _Write,
 ) -> bool:
     """Whether something was to be done, and is."""
     start, has_changed = 0, False
@@ -171,12 +203,14 @@ async def _copied(
         for title in dict.fromkeys(each.title for each in missing):
             chunks = [each.chunk for each in missing if each.title == title]
             vectors = await embedder.embed([chunk.text for chunk in chunks])
+            await may_write()
             await target.put(title, chunks, vectors)
             has_changed = True
         start += len(texts)
         if len(texts) < BATCH:
             break
     if await target.count(document_id) > start:
+        await may_write()
         await target.drop_from(document_id, start)
         has_changed = True
     return has_changed
