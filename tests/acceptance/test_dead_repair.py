@@ -231,7 +231,7 @@ def test_export_purge_and_import_bring_them_back(
 ) -> None:
     file = tmp_path / "letters.jsonl"
     before = jobctl.json("dead", "show", dead_ids[1])
-    jobctl.ok("dead", "export", "--all", "--to", str(file))
+    jobctl.ok("dead", "export", "--all", "--out", str(file))
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["id"] for line in lines] == dead_ids
     assert jobctl.json("dead", "import", str(file)) == {"imported": 0, "skipped": 3}

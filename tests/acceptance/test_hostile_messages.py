@@ -54,7 +54,7 @@ def test_those_in_the_dead_letter_queues_stop_no_command(
     assert all("the AMQP properties can't be read" in note for note in dry["notes"])
 
     file = tmp_path / "letters.jsonl"
-    jobctl.ok("dead", "export", "--all", "--to", str(file))
+    jobctl.ok("dead", "export", "--all", "--out", str(file))
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert all(base64.b64decode(line["properties"]) in HOSTILE.values() for line in lines)
     assert len(lines) == 6

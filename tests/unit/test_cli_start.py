@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from typer import Context
 
 from switchyard.cli.jobs.jobs import StateName
 from switchyard.cli.main import commands
@@ -90,3 +91,33 @@ def _commands(command, path=("jobctl",)):
     yield path, command
     for name, inner in getattr(command, "commands", {}).items():
         yield from _commands(inner, (*path, name))
+
+
+RIDDLES = ("so many", "where not given", "that there are", "whosever", "Its id, as", "Don't ask")
+
+
+def test_help_describes_every_argument_and_option_in_plain_sentences() -> None:
+    for path, command in _commands(command_tree()):
+        assert not [each for each in RIDDLES if each in (command.help or "")], path
+        for parameter in command.params:
+            if getattr(parameter, "hidden", False):
+                continue
+            said = parameter.help or ""
+            assert said.endswith((".", "…", "arxiv:")), (path, parameter.name)
+            assert not [each for each in RIDDLES if each in said], (path, parameter.name)
+
+
+def test_help_of_a_flag_names_no_value() -> None:
+    for path, command in _commands(command_tree()):
+        for option in (*command.params, command.get_help_option(Context(command))):
+            shown = option.display_type_rich(Context(command))
+            assert "bool" not in (shown or ""), (path, option.name)
+
+
+def test_an_option_of_one_name_says_the_same_everywhere() -> None:
+    said: dict[str, set[str]] = {}
+    for _, command in _commands(command_tree()):
+        for option in command.params:
+            said.setdefault(option.opts[0], set()).add(option.help or "")
+    for name in ("--json", "--yes", "--include", "--why"):
+        assert len(said[name]) == 1, said[name]

@@ -18,7 +18,10 @@ MANAGEMENT_EXAMPLE = "http://user:password@host:15672"
 
 
 class BrokerSettings(BaseSettings):
-    """Settings of this package. Every field is the environment variable `JOBS_<FIELD>`."""
+    """Broker.
+
+    Every field is the environment variable `JOBS_<FIELD>`.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="JOBS_",
@@ -29,40 +32,43 @@ class BrokerSettings(BaseSettings):
 
     amqp_url: SecretStr | None = Field(
         default=None,
-        description="AMQP address of the broker, with user, password and vhost; of a cluster, with "
-        "several hosts: amqp://user:password@a:5672,b:5672/vhost (docs/cluster.md).",
+        description="AMQP address of the broker, with user, password and vhost. For a "
+        "cluster, give all hosts: amqp://user:password@a:5672,b:5672/vhost "
+        "(docs/cluster.md).",
     )
     management_url: SecretStr | None = Field(
         default=None,
-        description="Address of the management HTTP API, of a cluster with several hosts; from the "
-        "AMQP address where unset.",
+        description="Address of RabbitMQ's management HTTP API; for a cluster, with all "
+        "hosts. Default: derived from JOBS_AMQP_URL.",
     )
     profile: Profile = Field(
         default="classic",
-        description="How lanes are rendered: `classic` (RabbitMQ 3.10 and later, one node) or "
-        "`quorum` (4.3 and later, clusters).",
+        description="Type of the queues: `classic` (RabbitMQ 3.10 or later, one node) or "
+        "`quorum` (4.3 or later, clusters). Must be the same in all processes.",
     )
     retry_delays: Annotated[tuple[float, ...], NoDecode] = Field(
         default=RETRY_DELAYS,
-        description="Retry levels in seconds, comma-separated, ascending; one queue each.",
+        description="Delays between attempts in seconds, comma-separated, ascending. Each "
+        "delay is a queue on the broker: run `jobctl topology apply` after a "
+        "change.",
     )
     publish_window: int = Field(
-        default=500, ge=1, description="Publishes that may wait for their confirm at once."
+        default=500, ge=1, description="Maximum number of unconfirmed publishes per process."
     )
     confirm_timeout: float = Field(
-        default=30, gt=0, description="Seconds to wait for a publisher confirm."
+        default=30, gt=0, description="Seconds to wait for the broker to confirm a publish."
     )
 
     publisher_password: SecretStr | None = Field(
         default=None,
-        description="Password that `jobctl topology users` gives the broker's user for publishers; "
-        "it makes one up where unset. No other command needs it.",
+        description="Password that `jobctl topology users` sets for the broker user of publishers. "
+        "Default: a random one. Only this command reads it.",
     )
     worker_password: SecretStr | None = Field(
-        default=None, description="The same for the user of workers."
+        default=None, description="The same for the broker user of workers."
     )
     admin_password: SecretStr | None = Field(
-        default=None, description="The same for the user of schedulers and of `jobctl` by hand."
+        default=None, description="The same for the broker user of schedulers and operators."
     )
 
     @field_validator(

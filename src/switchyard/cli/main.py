@@ -23,7 +23,7 @@ from switchyard.cli.base.errors import (
     explain,
     one_line,
 )
-from switchyard.cli.base.later import MARKUP, Later
+from switchyard.cli.base.later import MARKUP, Later, with_short_types
 from switchyard.cli.base.modules import find_modules_here
 from switchyard.cli.base.output import echo
 
@@ -34,7 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=MARKUP,
     help="Run, watch and repair Switchyard: a job system on RabbitMQ for document pipelines.",
-    epilog="Settings come from JOBS_… variables: docs/settings.md. Every command: docs/cli.md.",
+    epilog="Settings are JOBS_… environment variables: docs/settings.md. All "
+    "commands: docs/cli.md.",
 )
 
 # Where the command lies, and the first line of its help, under the heading that --help shows it.
@@ -42,7 +43,7 @@ PANELS = {
     "Start": {
         "demo": (
             "cli.demo.command:demo",
-            "Put documents through all stages on real queues, and show what happens.",
+            "Run documents through all stages on real queues, and show what happens.",
         ),
         "up": (
             "cli.process.up:up",
@@ -50,38 +51,38 @@ PANELS = {
         ),
         "doctor": (
             "cli.look.doctor:doctor",
-            "Check broker, lanes, ledger, workers and this host one by one.",
+            "Check broker, lanes, ledger, workers and this host, and print remedies.",
         ),
     },
     "Run": {
         "publish": (
             "cli.jobs.publish:publish",
-            "Publish jobs: checked, recorded in the ledger, and confirmed by the broker.",
+            "Publish one job, or one per line of standard input, and print the job ids.",
         ),
         "worker": (
             "cli.process.worker:worker",
-            "Work jobs until SIGTERM or Ctrl-C: then finish those that run and give back the rest.",
+            "Run the jobs of one or more worker kinds until SIGTERM or Ctrl-C.",
         ),
         "scheduler": (
             "cli.process.scheduler:scheduler",
-            "Publish what is due, index dead letters, and run backfills, until SIGTERM or Ctrl-C.",
+            "Publish due jobs, run schedules and backfills, and index dead letters, until Ctrl-C.",
         ),
         "api": ("cli.process.api:api", "Serve the HTTP API until SIGTERM or Ctrl-C."),
         "llm": (
             "cli.jobs.llm:app",
-            "Ask language models, and see their servers and what they cost.",
+            "Language models: send a request, show servers, batches and cost.",
         ),
         "documents": (
             "cli.look.documents:app",
-            "Documents, over the HTTP API: upload, list, show, wait, result.",
+            "Documents, over the HTTP API: upload, list, show, results, text, references.",
         ),
         "samples": (
             "cli.look.samples:app",
-            "Sample documents of many kinds and languages.",
+            "Sample documents: generate files of many kinds and languages.",
         ),
         "backfill": (
             "cli.backfill.operations:app",
-            "Backfills: start, list, show, watch, pause, resume, cancel, set.",
+            "Backfills (bulk publishing): start, list, show, watch, pause, resume, cancel, set.",
         ),
         "crawl": (
             "cli.jobs.crawl:app",
@@ -95,19 +96,19 @@ PANELS = {
     "Look": {
         "lanes": (
             "cli.look.lanes:lanes",
-            "Show each lane's queues with their depths and limits, and its jobs by state.",
+            "Show the queues of each lane with their depths and limits, and jobs by state.",
         ),
         "workers": (
             "cli.look.workers:workers",
-            "List workers: alive, silent (no beat: it died, or lost the ledger), or stopped.",
+            "List workers: alive, silent (no heartbeat: dead, or without the ledger), or stopped.",
         ),
         "limits": (
             "cli.look.limits:limits",
-            "Show named limits: what is in use, how many jobs wait, and when there is room again.",
+            "Show named limits: current use, waiting jobs, and when there is room again.",
         ),
         "search": (
             "cli.look.search:search",
-            "Search the documents that have been indexed, best places first.",
+            "Search the indexed documents, best passages first.",
         ),
         "graph": (
             "cli.look.graph:app",
@@ -116,18 +117,24 @@ PANELS = {
         "jobs": ("cli.jobs.app:app", "Jobs: list, show, watch, cancel, release, republish."),
     },
     "Repair": {
-        "dead": ("cli.dead.app:app", "Dead letters: what died, why, and back again."),
-        "index": ("cli.jobs.index:app", "The index that is searched: show, rebuild, compact."),
+        "dead": (
+            "cli.dead.app:app",
+            "Dead letters: list, group by cause, edit, redrive, export, purge.",
+        ),
+        "index": (
+            "cli.jobs.index:app",
+            "The search index: show, rebuild, compact, abandon a rebuild.",
+        ),
         "topology": (
             "cli.system.topology:app",
-            "Exchanges, queues, bindings and policies on the broker.",
+            "Exchanges, queues, bindings and policies: compare with the broker and apply.",
         ),
-        "db": ("cli.system.db:app", "The ledger's tables."),
+        "db": ("cli.system.db:app", "The ledger (database of jobs): create or upgrade its tables."),
         "system": (
             "cli.system.system:app",
-            "Which system ledger, broker and files belong to.",
+            "System id: which system the ledger, broker and files belong to.",
         ),
-        "keys": ("cli.system.keys:app", "Make, list and revoke keys of the HTTP API."),
+        "keys": ("cli.system.keys:app", "Create, list and revoke keys of the HTTP API."),
     },
 }
 
@@ -143,7 +150,7 @@ def commands() -> TyperGroup:
     for panel, entries in PANELS.items():
         for name, (place, summary) in entries.items():
             group.add_command(Later(name, summary, place=place, panel=panel))
-    return group
+    return cast("TyperGroup", with_short_types(group))
 
 
 def main() -> NoReturn:

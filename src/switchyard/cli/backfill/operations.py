@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from switchyard.services.records import BulkOperation
 
 app = typer.Typer(
-    no_args_is_help=True, help="Backfills: start, list, show, watch, pause, resume, cancel, set."
+    no_args_is_help=True,
+    help="Backfills (bulk publishing): start, list, show, watch, pause, resume, cancel, set.",
 )
 app.add_typer(sources.app, name="start")
 
@@ -38,7 +39,7 @@ add_commands(app, VIEW)
 
 @app.command()
 def resume(operation_id: IdArgument, as_json: JsonOption = False) -> None:
-    """Go on where it was, also after it has failed or halted."""
+    """Continue a backfill that was paused or halted, or that failed and has been fixed."""
 
     async def work(ledger: Ledger) -> BulkOperation:
         from switchyard.services.backfill.spec import KIND
@@ -55,19 +56,31 @@ def set_limits(
     rate: NewRateOption = None,
     max_open: Annotated[
         int | None,
-        typer.Option(min=0, help="Unfinished jobs of it at most; 0 for no limit."),
+        typer.Option(
+            min=0,
+            help="Maximum number of its jobs that are unfinished at the same time. 0: no limit.",
+        ),
     ] = None,
     budget: Annotated[
         float | None,
         typer.Option(
             min=0,
             metavar="AMOUNT",
-            help="What its calls of language models may cost in all; 0 for no limit.",
+            help="Maximum total cost of its language model calls, in the currency of "
+            "JOBS_LLM_PRICES. 0: no limit.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change its limits, also while it runs."""
+    """Change limits of a backfill, also while it runs.
+
+    Examples:
+
+    ```
+    jobctl backfill set ID --rate 20/s
+    jobctl backfill set ID --max-open 100 --budget 25
+    ```
+    """
     changes: dict[str, float | int | None] = {}
     if rate is not None:
         changes["rate"] = new_rate(rate)
@@ -84,12 +97,15 @@ def set_limits(
 def cancel(
     operation_id: IdArgument,
     jobs: Annotated[
-        bool, typer.Option("--jobs", help="Also its jobs that have not begun.")
+        bool, typer.Option("--jobs", help="Also cancel its published jobs that have not started.")
     ] = False,
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End it for good. What it has published runs, unless --jobs is given."""
+    """End a backfill permanently.
+
+    Jobs that it has published still run, unless --jobs is given.
+    """
     from switchyard.services.backfill.starting import Backfills
 
     quiet_logs()

@@ -25,72 +25,108 @@ class DeadChoice(StrEnum):
 
 TypeOption = Annotated[
     str | None,
-    typer.Option("--type", metavar="JOB_TYPE", help="What is to be done with each item."),
+    typer.Option(
+        "--type",
+        metavar="JOB_TYPE",
+        help="Job type to publish for each item. Default: the source's own, if it has one.",
+    ),
 ]
-LaneOption = Annotated[str, typer.Option(help="The lane of its jobs.")]
+LaneOption = Annotated[str, typer.Option(help="Lane of the jobs.")]
 PayloadOption = Annotated[
     str | None,
     typer.Option(
         metavar="JSON|@FILE",
-        help="Template of the payloads: {field} becomes the item's value. The item itself where "
-        "not given.",
+        help="Template of the payload: {field} is replaced by the item's value. "
+        "Default: the item itself.",
     ),
 ]
-PriorityOption = Annotated[int | None, typer.Option(min=0, max=10, help="Within the lane.")]
-AttemptsOption = Annotated[int | None, typer.Option(min=1, max=1000, help="Tries of each job.")]
+PriorityOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=10,
+        help="Priority within the lane; a higher number runs first. Default: the lane's.",
+    ),
+]
+AttemptsOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=1000, help="Maximum attempts per job. Default: the job type's."),
+]
 OpenOption = Annotated[
-    int | None, typer.Option("--max-open", min=1, help="Unfinished jobs of it at most.")
+    int | None,
+    typer.Option(
+        "--max-open",
+        min=1,
+        help="Maximum number of its jobs that are unfinished at the same time. Default: no limit.",
+    ),
 ]
 LowOption = Annotated[
     int | None,
-    typer.Option(min=0, help="Jobs in a queue at which it publishes again; half of --high."),
+    typer.Option(
+        min=0, help="Queue length below which publishing continues. Default: half of --high."
+    ),
 ]
 HighOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Jobs in a queue at which it waits; half of the queue's limit."),
+    typer.Option(
+        min=1, help="Queue length at which publishing waits. Default: half of the queue's limit."
+    ),
 ]
 WeightOption = Annotated[
     float,
     typer.Option(
         min=0.001,
         max=1000,
-        help="Its part of the room, where backfills share a queue.",
+        help="Relative share of the queue when several backfills use it: 2 gets twice "
+        "as much as 1.",
     ),
 ]
 BudgetOption = Annotated[
     float | None,
     typer.Option(
         metavar="AMOUNT",
-        help="What its calls of language models may cost, in the currency of JOBS_LLM_PRICES.",
+        help="Maximum total cost of its language model calls, in the currency of "
+        "JOBS_LLM_PRICES. Default: no limit.",
     ),
 ]
 UntilOption = Annotated[
     datetime | None,
     typer.Option(
         formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
-        help="Publish nothing after this time; local without Z or +01:00 behind it.",
+        help="Stop publishing at this time: a day, or 2026-01-31T12:00 with or without "
+        "seconds. Local time, unless it ends with Z or +01:00.",
     ),
 ]
 ThenOption = Annotated[
     str | None,
     typer.Option(
         metavar="[LANE.]JOB_TYPE",
-        help="A job that follows when all its jobs, and all that followed from them, have ended.",
+        help="Job to publish once, after all jobs of the backfill and their follow-up "
+        "jobs have ended.",
     ),
 ]
 ThenPayloadOption = Annotated[
-    str | None, typer.Option(metavar="JSON|@FILE", help="The payload of that job.")
+    str | None, typer.Option(metavar="JSON|@FILE", help="Payload of the --then job.")
 ]
 WhenDeadOption = Annotated[
     DeadChoice,
-    typer.Option(help="What becomes of that job when some are dead."),
+    typer.Option(
+        help="What the --then job does if jobs are dead: wait until they are redriven "
+        "or released, go_on (run without them), or fail."
+    ),
 ]
 DryRunOption = Annotated[
     bool,
-    typer.Option("--dry-run", help="Only show the number of items, the first jobs and the cost."),
+    typer.Option(
+        "--dry-run",
+        help="Publish nothing; show the number of items, the first jobs and the estimated cost.",
+    ),
 ]
 WatchOption = Annotated[
-    bool, typer.Option("--watch", help="Follow it; exit code 1 when not every item was done.")
+    bool,
+    typer.Option(
+        "--watch", help="Follow the backfill until it ends. Exit code 1: not every item succeeded."
+    ),
 ]
 
 

@@ -18,8 +18,8 @@ from switchyard.cli.base.shared_options import with_options
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Start a backfill from a source: arxiv, github, huggingface, file, documents, or one of "
-    "your own. A running `jobctl scheduler` publishes it.",
+    help="Start a backfill from a source: arxiv, github, huggingface, file, "
+    "documents, or your own. A running `jobctl scheduler` publishes its jobs.",
 )
 
 
@@ -39,22 +39,47 @@ def source_command(command: Callable[..., None]) -> Callable[..., None]:
 @source_command
 def arxiv(
     query: Annotated[
-        str, typer.Option(help="In arXiv's language, such as `cat:cs.DB AND ti:index`.")
+        str,
+        typer.Option(
+            help="Query in arXiv's syntax, for example `cat:cs.DB AND ti:index`. Default: "
+            "all papers."
+        ),
     ] = "",
     first_day: Annotated[
         datetime | None,
-        typer.Option("--from", formats=["%Y-%m-%d"], help="First day of submission."),
+        typer.Option(
+            "--from",
+            formats=["%Y-%m-%d"],
+            help="First day of submission, YYYY-MM-DD, inclusive. Default: no limit.",
+        ),
     ] = None,
     last_day: Annotated[
-        datetime | None, typer.Option("--to", formats=["%Y-%m-%d"], help="Last day of submission.")
+        datetime | None,
+        typer.Option(
+            "--to",
+            formats=["%Y-%m-%d"],
+            help="Last day of submission, YYYY-MM-DD, inclusive. Default: today.",
+        ),
     ] = None,
     full_text: Annotated[
-        bool, typer.Option("--full-text", help="Take in the PDFs; else title and abstract.")
+        bool,
+        typer.Option(
+            "--full-text",
+            help="Ingest the full PDF of each paper. Default: only title and abstract.",
+        ),
     ] = False,
     *,
     common: CommonOptions,
 ) -> None:
-    """Papers of arXiv, by the date of their first submission."""
+    r"""Papers of arXiv, by date of first submission, oldest first.
+
+    Example:
+
+    ```
+    jobctl backfill start arxiv --query 'cat:cs.DB' \
+        --from 2024-01-01 --to 2024-12-31 --rate 50/s --dry-run
+    ```
+    """
     if not query and first_day is None and not common.dry_run:
         raise WrongUsage("name --query or --from: all of arXiv has over 2,000,000 papers")
     start(
@@ -72,20 +97,30 @@ def arxiv(
 @source_command
 def github(
     org: Annotated[
-        str | None, typer.Option(metavar="NAME", help="An organisation: all its repositories.")
+        str | None, typer.Option(metavar="NAME", help="All repositories of this organisation.")
     ] = None,
     query: Annotated[
         str | None,
-        typer.Option(help="In GitHub's language, such as `topic:ocr stars:>100`; 1,000 at most."),
+        typer.Option(
+            help="Search in GitHub's syntax, for example `topic:ocr stars:>100`; GitHub "
+            "returns at most 1,000 results."
+        ),
     ] = None,
     repositories: Annotated[
         list[str] | None,
-        typer.Option("--repository", metavar="OWNER/NAME", help="One of a list; repeatable."),
+        typer.Option("--repository", metavar="OWNER/NAME", help="This repository; repeatable."),
     ] = None,
     *,
     common: CommonOptions,
 ) -> None:
-    """Repositories of GitHub: of an organisation, a search, or a list."""
+    """Repositories of GitHub: of an organisation, of a search, or of a list.
+
+    Give --org, --query or --repository. Example:
+
+    ```
+    jobctl backfill start github --query 'topic:ocr stars:>100' --dry-run
+    ```
+    """
     if sum(bool(each) for each in (org, query, repositories)) != 1:
         raise WrongUsage("name one of --org, --query and --repository")
     start("github", {"org": org, "query": query, "repositories": repositories}, common)
@@ -100,15 +135,25 @@ class HubKind(StrEnum):
 
 @source_command
 def huggingface(
-    search: Annotated[str | None, typer.Option(help="Words in the names.")] = None,
-    author: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A user or an organisation of the hub.")
+    search: Annotated[
+        str | None, typer.Option(help="Words in the name of the model or data set.")
     ] = None,
-    kind: Annotated[HubKind, typer.Option(help="Models or data sets.")] = HubKind.MODEL,
+    author: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only of this user or organisation on the hub."),
+    ] = None,
+    kind: Annotated[HubKind, typer.Option(help="Search models or data sets.")] = HubKind.MODEL,
     *,
     common: CommonOptions,
 ) -> None:
-    """Models or data sets of the Hugging Face hub: of a search, or of an author."""
+    """Models or data sets of the Hugging Face hub.
+
+    Give --search, --author or both. Example:
+
+    ```
+    jobctl backfill start huggingface --search ocr --kind dataset --dry-run
+    ```
+    """
     if not search and not author:
         raise WrongUsage("name --search or --author: the whole hub has millions of models")
     start("huggingface", {"search": search, "author": author, "kind": kind.value}, common)
@@ -117,19 +162,34 @@ def huggingface(
 @source_command
 def file(
     path: Annotated[
-        str, typer.Argument(metavar="FILE", help="A .jsonl or .csv file, a list; - for stdin.")
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A .jsonl or .csv file, or a text file with one item per line; - is "
+            "standard input.",
+        ),
     ],
     file_format: Annotated[
         FormatName | None,
-        typer.Option("--format", help="By the name where not given; jsonl for stdin."),
+        typer.Option(
+            "--format", help="Format of the file. Default: from its name; jsonl for standard input."
+        ),
     ] = None,
     *,
     common: CommonOptions,
 ) -> None:
-    """A line of JSON, a row of CSV, or a line of text for each job.
+    r"""One job for each line of JSON, row of CSV, or line of text.
 
-    The file is copied into the storage first. In the payload's template, {name} is a field of
-    the object or a column; {item} is a line, or a value that is no object.
+    The file is first copied into the storage. In the payload template, {name} is a field of the
+    JSON object or a column of the CSV; {item} is a line of text, or a JSON value
+    that is not an object.
+
+    Example:
+
+    ```
+    jobctl backfill start file ids.jsonl --type ingest_arxiv \
+        --payload '{"id": "{item}"}' --rate 10/s --watch
+    ```
     """
     if path != "-" and (not Path(path).exists() or Path(path).is_dir()):
         raise WrongUsage(f"no such file: {path}")
@@ -143,15 +203,22 @@ def documents(
         typer.Option(
             "--filter",
             metavar="NAME=VALUE",
-            help="state, source (its beginning), class, media_type, since, until; repeatable.",
+            help="Filter by state, source (prefix), class, media_type, since or until; "
+            "repeatable, all must match. For example source=arxiv:",
         ),
     ] = None,
     *,
     common: CommonOptions,
 ) -> None:
-    """Documents that are stored already, for reindexing and new stages.
+    """Documents that are already stored, to run a stage again or a new one.
 
-    Without --payload the jobs get {"document_id": …, "force": true}.
+    Without --payload each job gets {"document_id": …, "force": true}.
+
+    Example:
+
+    ```
+    jobctl backfill start documents --filter source=arxiv: --type embed_content
+    ```
     """
     if common.spec["payload"] is None:
         common.spec["payload"] = {"document_id": "{document_id}", "force": True}
@@ -160,15 +227,32 @@ def documents(
 
 @source_command
 def source(
-    name: Annotated[str, typer.Argument(help="The source's name, from JOBS_MODULES.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Name of the source, as registered by a module of JOBS_MODULES or --include."
+        ),
+    ],
     options: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", metavar="NAME=VALUE", help="The source's; repeatable."),
+        typer.Option(
+            "--option",
+            "-o",
+            metavar="NAME=VALUE",
+            help="Option of the source; the value is JSON, or else text; repeatable.",
+        ),
     ] = None,
     *,
     common: CommonOptions,
 ) -> None:
-    """A source of your own: a class in one of your modules (docs/backfills.md)."""
+    """Your own source: a class in one of your modules (docs/backfills.md).
+
+    Example:
+
+    ```
+    jobctl backfill start source numbers --option to=1000 --include my_jobs
+    ```
+    """
     start(name, _pairs(options, "--option"), common)
 
 

@@ -31,6 +31,7 @@ BAR = 30
 class BackfillDisplay(BulkDisplay["BackfillProgress"]):
     """Backfills, for the commands that all operations have."""
 
+    noun = "backfill"
     command = "jobctl backfill"
     none = "No backfills. Start one: `jobctl backfill start --help`"
     columns = ("ID", "STATE", "PUBLISHED", "DONE", "DEAD", "AGE", "WHAT")

@@ -22,14 +22,16 @@ IncludeOption = Annotated[
     typer.Option(
         "--include",
         metavar="MODULE",
-        help="A Python module with your own job types, beside those of JOBS_MODULES; repeatable.",
+        help="Python module with your own job types, in addition to JOBS_MODULES; repeatable.",
     ),
 ]
 
 NotifyOption = Annotated[
     str | None,
     typer.Option(
-        "--notify", metavar="URL", help="Tell this address of the end, signed: docs/notices.md."
+        "--notify",
+        metavar="URL",
+        help="Send a signed HTTP POST to this address at the end: docs/notices.md.",
     ),
 ]
 
@@ -38,12 +40,12 @@ MetricsPortOption = Annotated[
     typer.Option(
         min=0,
         max=65535,
-        help="Port that shows metrics and health; JOBS_METRICS_PORT where not given.",
+        help="Port for metrics and health checks. Default: JOBS_METRICS_PORT.",
     ),
 ]
 MetricsHostOption = Annotated[
     str | None,
-    typer.Option(help="Address of that port; JOBS_METRICS_HOST where not given."),
+    typer.Option(help="Address to listen on for --metrics-port. Default: JOBS_METRICS_HOST."),
 ]
 
 

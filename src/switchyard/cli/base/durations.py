@@ -9,7 +9,7 @@ from switchyard.cli.base.errors import WrongUsage
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-DURATION_HELP = "such as 10s, 5m, 2h30m or 7d"
+DURATION_HELP = "for example 10s, 5m, 2h30m or 7d"
 
 
 def parse_duration(text: str) -> float:
@@ -18,7 +18,9 @@ def parse_duration(text: str) -> float:
     if re.fullmatch(r"\d+(\.\d+)?", bare):
         return float(bare)
     if not bare or _PART.sub("", bare):
-        raise WrongUsage(f"{text!r} is not a duration: write one {DURATION_HELP}")
+        raise WrongUsage(
+            f"{text!r} is not a duration: write a number with ms, s, m, h or d, {DURATION_HELP}"
+        )
     return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(bare))
 
 

@@ -10,9 +10,17 @@ from importlib import import_module
 from typing import Any, Literal, cast
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 MARKUP: Literal["markdown"] = "markdown"
+SHORT_TYPES = {
+    "bool": "",
+    "int": "N",
+    "float": "N",
+    "str": "TEXT",
+    "list[str]": "TEXT",
+    "datetime": "DATE",
+}
 
 
 class Later(TyperCommand):
@@ -38,13 +46,27 @@ class Later(TyperCommand):
             kind = getattr(module, "COMMAND_CLASS", TyperCommand)
             parent.command(name=self.name, cls=kind)(found)
         group = cast("TyperGroup", typer.main.get_command(parent))
-        return group.commands[self.name or ""]
+        return with_short_types(group.commands[self.name or ""])
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
         """The loaded command's: it is what the context's owner calls from here on."""
         return self.load().make_context(info_name, args, parent=parent, **extra)
+
+
+def with_short_types(command: Any) -> Any:
+    """The command, and those in it, with the types of its options as docs/cli.md writes them.
+
+    Nothing for a flag, which takes no value, `N` for a number, `TEXT` for text: the description
+    of an option needs the room at 80 columns.
+    """
+    for inner in getattr(command, "commands", {}).values():
+        with_short_types(inner)
+    for option in (*command.params, command.get_help_option(typer.Context(command))):
+        if isinstance(option, TyperOption) and option.metavar is None:
+            option.metavar = SHORT_TYPES.get(option.bare_type())
+    return command
 
 
 def _group() -> None:

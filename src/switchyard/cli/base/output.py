@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from rich.console import Console  # noqa: TID251
     from rich.table import Table
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON instead of text; its keys are in docs/cli.md.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 PIPE_WIDTH = 10_000
 """Columns of a table that goes to a file or a pipe: nothing is cut off there."""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
     from switchyard.services.records import BulkOperation
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Its id, as `list` shows it.")]
-LimitOption = Annotated[int, typer.Option(min=1, max=1_000, help="At most so many.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the operation, from `list`.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of results.")]
 WATCH_SECONDS = 1.0
 
 T = TypeVar("T")
@@ -37,23 +37,23 @@ T = TypeVar("T")
 def add_commands(app: typer.Typer, view: BulkDisplay[Any]) -> None:
     """Give a group of commands those that every kind has."""
 
-    @app.command(name="list")
+    @app.command(name="list", help=f"List {view.noun}s, newest first.")
     def list_them(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
-        """List them, the newest first."""
         list_operations(view, limit, as_json=as_json)
 
-    @app.command()
+    @app.command(help=f"Show who started a {view.noun}, why, its progress and its results.")
     def show(operation_id: IdArgument, as_json: JsonOption = False) -> None:
-        """Show who began it, why, how far it is, and what came of it."""
         seen = run(_read(view, operation_id))
         if as_json:
             print_json(view.public(seen))
         else:
             view.report(seen)
 
-    @app.command()
+    @app.command(
+        help=f"Follow a {view.noun} until it ends. Ctrl-C ends only the watching.\n\n"
+        "Exit code 1: not everything was done."
+    )
     def watch(operation_id: IdArgument, as_json: JsonOption = False) -> None:
-        """Follow it to its end; Ctrl-C ends only the watching. Exit code 1: not all was done."""
 
         async def follow_it() -> bool:
             async with open_ledger(load_settings()) as ledger:
@@ -62,9 +62,10 @@ def add_commands(app: typer.Typer, view: BulkDisplay[Any]) -> None:
         if not run(follow_it()):
             raise typer.Exit(FAILED)
 
-    @app.command()
+    @app.command(
+        help=f"Pause a {view.noun} within a second, until it is resumed. Published jobs still run."
+    )
     def pause(operation_id: IdArgument, as_json: JsonOption = False) -> None:
-        """Nothing more of it is sent, within a second, until it is resumed."""
 
         async def work(ledger: Ledger) -> BulkOperation:
             from switchyard.services.bulk import control as bulk_control

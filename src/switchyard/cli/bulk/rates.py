@@ -9,13 +9,25 @@ import typer
 from switchyard.cli.base.errors import WrongUsage
 
 RateOption = Annotated[
-    str | None, typer.Option(metavar="N/s", help="So many a second at most: 50/s, 100/m, 50.")
+    str | None,
+    typer.Option(
+        metavar="N/s",
+        help="Maximum rate of publishing: 50/s, 100/m, 20/h; a bare number is per "
+        "second. Default: no limit.",
+    ),
 ]
 NewRateOption = Annotated[
     str | None,
-    typer.Option("--rate", metavar="N/s", help="So many a second at most; 0 for no limit."),
+    typer.Option(
+        "--rate",
+        metavar="N/s",
+        help="Maximum rate of publishing: 50/s, 100/m, 20/h; a bare number is per "
+        "second. 0: no limit.",
+    ),
 ]
-WhyOption = Annotated[str | None, typer.Option(help="Why, for the record.")]
+WhyOption = Annotated[
+    str | None, typer.Option(help="Reason, stored in the record and shown by `show`.")
+]
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 

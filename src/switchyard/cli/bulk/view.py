@@ -47,6 +47,8 @@ class BulkListing(ABC, Generic[T]):
 class BulkDisplay(BulkListing[T]):
     """One kind of operation, as the commands that all kinds have see it."""
 
+    noun: str
+    """What one is called, such as `backfill`."""
     command: str
     """What its commands begin with, such as `jobctl backfill`."""
 

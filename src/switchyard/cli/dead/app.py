@@ -6,7 +6,9 @@ import typer
 
 from switchyard.cli.dead import edit, files, groups, letters, purge, redrive, redrives
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters: what died, why, and back again.")
+app = typer.Typer(
+    no_args_is_help=True, help="Dead letters: list, group by cause, edit, redrive, export, purge."
+)
 app.command(name="list")(letters.list_dead)
 app.command()(letters.show)
 app.command()(groups.groups)

@@ -12,27 +12,45 @@ if TYPE_CHECKING:
     from switchyard.services.dead.changes import Change
 
 ToOption = Annotated[
-    str | None, typer.Option(metavar="ROUTING_KEY", help="Send them here instead.")
+    str | None,
+    typer.Option(
+        metavar="ROUTING_KEY", help="Send the letters to this LANE.JOB_TYPE instead of their own."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="PATH=VALUE",
-        help="Change the message: payload.x=1, priority=9; checked against the job type; "
-        "repeatable.",
+        help="Change a field of the message, for example payload.x=1 or priority=9. "
+        "The value is JSON, or else text; repeatable.",
     ),
 ]
 MergeOption = Annotated[
     str | None,
-    typer.Option(metavar="JSON|@FILE", help="A JSON merge patch for the payload; null removes."),
+    typer.Option(
+        metavar="JSON|@FILE",
+        help="JSON merge patch (RFC 7396) for the payload; null removes a field.",
+    ),
 ]
 JqOption = Annotated[
     str | None,
-    typer.Option(metavar="EXPRESSION", help="A jq expression that makes the new payload."),
+    typer.Option(
+        metavar="EXPRESSION", help="jq expression that computes the new payload from the old one."
+    ),
 ]
-PriorityOption = Annotated[int | None, typer.Option(min=0, max=10, help="Within the lane.")]
-AttemptsOption = Annotated[int | None, typer.Option(min=1, max=1000, help="Tries of each job.")]
+PriorityOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=10,
+        help="New priority within the lane; a higher number runs first. Default: unchanged.",
+    ),
+]
+AttemptsOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=1000, help="New maximum of attempts per job. Default: unchanged."),
+]
 
 
 def change_of(

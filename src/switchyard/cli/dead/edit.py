@@ -43,18 +43,24 @@ HEADER = "# Save and close to go on; leave it as it is to change nothing.\n"
 
 
 def edit(
-    letter_id: Annotated[str, typer.Argument(metavar="ID", help="As `jobctl dead list` shows it.")],
+    letter_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the dead letter, from `jobctl dead list`.")
+    ],
     from_ledger: Annotated[
-        bool, typer.Option("--from-ledger", help="The broker no longer has it.")
+        bool,
+        typer.Option(
+            "--from-ledger", help="Use the ledger's copy of a letter that the broker no longer has."
+        ),
     ] = False,
     yes: YesOption = False,
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Open a dead letter's payload in $EDITOR, check it, show the difference, and redrive it.
+    """Edit the payload of a dead letter in $EDITOR, and redrive the letter.
 
-    What does not fit the job type is refused, and you may go on editing. `jobctl dead undo ID`
-    takes it back for as long as the job has not run.
+    The result is validated; if it is not valid for the job type, you can continue editing. The
+    command shows the difference and asks for confirmation. `jobctl dead undo ID` reverts it as
+    long as the job has not started.
     """
     if not yes and not sys.stdin.isatty():
         raise WrongUsage("to edit without a terminal to ask at, give --yes")
@@ -144,15 +150,15 @@ def in_editor(text: str) -> str:
 def undo(
     ids: IdsArgument = None,
     redrive: Annotated[
-        str | None, typer.Option(metavar="ID", help="All that this redrive has changed.")
+        str | None, typer.Option(metavar="ID", help="All letters that this redrive has changed.")
     ] = None,
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take back what a redrive has changed, where the job has not run.
+    """Undo a redrive with changes, for letters whose job has not started.
 
-    The copy in its lane never runs, and the dead letter is there again as it was. Exit code 1:
-    for one of them it was too late.
+    The copy in the lane will not run, and the original dead letter is restored. Exit code 1: at
+    least one job had already started.
     """
     from switchyard.services.dead.edits import latest_edits
     from switchyard.services.dead.edits import undo as undo_edits

@@ -41,16 +41,27 @@ def export(
     ids: IdsArgument = None,
     everything: AllOption = False,
     file: Annotated[
-        str, typer.Option("--to", "-o", metavar="FILE", help="Where to; - is standard output.")
+        str, typer.Option("--out", "-o", metavar="FILE", help="Output file; - is standard output.")
     ] = "-",
     state: Annotated[
-        str, typer.Option(help="waiting, redriven, purged or dropped; or all.")
+        str,
+        typer.Option(help="waiting, redriven, purged, dropped (no longer on the broker), or all."),
     ] = "waiting",
-    limit: Annotated[int | None, typer.Option(min=1, help="The oldest so many.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of letters, oldest first. Default: no limit."),
+    ] = None,
     *,
     which: Any,
 ) -> None:
-    """Write dead letters as JSON Lines, oldest first; they stay where they are."""
+    """Write dead letters as JSON Lines, oldest first, without removing them.
+
+    Example:
+
+    ```
+    jobctl dead export --group ab12cd34 --out letters.jsonl
+    ```
+    """
     from switchyard.broker.message import now
     from switchyard.services.dead.files import exported
     from switchyard.services.dead.groups import require_group
@@ -90,14 +101,20 @@ async def _writing(file: str) -> AsyncIterator[TextIO]:
 
 
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON Lines; - is standard input.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="JSON Lines file written by `jobctl dead export`; - is standard input.",
+        ),
+    ],
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put exported dead letters into this system's; redrive them then.
+    """Add exported dead letters to the dead letters of this system.
 
-    All lines are checked first. Those that wait here already are skipped, so that the same file
-    can be imported again after an interruption.
+    All lines are validated first. Letters that are already present are skipped, so an interrupted
+    import can be repeated. To run the jobs again, redrive them afterwards.
     """
     from switchyard.services.dead.files import import_letters
 
@@ -146,9 +163,15 @@ def _read(file: str) -> list[StoredLetter]:
 
 
 def replay(
-    letter_id: Annotated[str, typer.Argument(metavar="ID", help="As `jobctl dead list` shows it.")],
+    letter_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the dead letter, from `jobctl dead list`.")
+    ],
     local: Annotated[
-        bool, typer.Option("--local", help="In this terminal, touching nothing.")
+        bool,
+        typer.Option(
+            "--local",
+            help="Required: run the handler in this terminal, without side effects on the system.",
+        ),
     ] = False,
     assignments: SetOption = None,
     merge: MergeOption = None,
@@ -156,10 +179,17 @@ def replay(
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a dead letter's handler here and print what happens. Nothing is published or recorded.
+    """Run the handler of a dead letter in this terminal and print what happens.
 
-    It works on copies of files and index; changes to the ledger are rolled back. What it asks of
-    servers elsewhere (an LLM, a website) it really asks. Exit code 1: it would not succeed.
+    Nothing is published or recorded: it works on copies of the files and of the index, and rolls
+    back changes in the ledger. Calls to external servers (an LLM, a website) are real. Exit code 1:
+    the job would not succeed.
+
+    Example:
+
+    ```
+    jobctl dead replay ID --local --set payload.max_words=80
+    ```
     """
     if not local:
         raise WrongUsage(f"give --local; for real: `jobctl dead redrive {letter_id}`")

@@ -41,12 +41,21 @@ WIDE = 130
 
 def groups(
     state: Annotated[
-        str, typer.Option(help="waiting, redriven, purged or dropped; or all.")
+        str,
+        typer.Option(help="waiting, redriven, purged, dropped (no longer on the broker), or all."),
     ] = "waiting",
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of results.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show dead letters by cause, the most frequent first: how many, since when, still going on."""
+    """List dead letters by cause, most frequent first, with first and last death.
+
+    Next steps for a group:
+
+    ```
+    jobctl dead list --group GROUP
+    jobctl dead redrive --group GROUP --dry-run
+    ```
+    """
     wanted = known_state(state)
     quiet_logs()
 

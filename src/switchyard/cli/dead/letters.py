@@ -49,14 +49,17 @@ WAITING, ALL = "waiting", "all"
 @filtered
 def list_dead(
     state: Annotated[
-        str, typer.Option(help="waiting, redriven, purged or dropped; or all.")
+        str,
+        typer.Option(help="waiting, redriven, purged, dropped (no longer on the broker), or all."),
     ] = WAITING,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_LIMIT, help="Maximum number of results.")
+    ] = 50,
     as_json: JsonOption = False,
     *,
     which: Any,
 ) -> None:
-    """List dead letters, the latest first."""
+    """List dead letters, newest first."""
     wanted_state = known_state(state)
     quiet_logs()
 
@@ -101,11 +104,13 @@ def known_state(state: str) -> str | None:
 
 
 def show(
-    letter_id: Annotated[str, typer.Argument(metavar="ID", help="As `jobctl dead list` shows it.")],
+    letter_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the dead letter, from `jobctl dead list`.")
+    ],
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a dead letter: body, headers, traceback, attempts; and how to redrive it."""
+    """Show a dead letter: body, headers, traceback, attempts, and the commands to redrive it."""
     quiet_logs()
 
     async def read(

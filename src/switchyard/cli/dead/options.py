@@ -14,34 +14,52 @@ if TYPE_CHECKING:
     from switchyard.services.dead.letters import LetterFilter
 
 IdsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="ID…", help="Only these dead letters.")
+    list[str] | None,
+    typer.Argument(metavar="ID…", help="Ids of dead letters, from `jobctl dead list`."),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="All of them, where no filter is given.")]
+AllOption = Annotated[
+    bool,
+    typer.Option("--all", help="All dead letters. Required if there are neither ids nor filters."),
+]
 GroupOption = Annotated[
     str | None,
-    typer.Option(metavar="ID", help="Only this group: `jobctl dead groups`."),
+    typer.Option(
+        metavar="ID",
+        help="Only this group, from `jobctl dead groups`; the first characters are enough.",
+    ),
 ]
 ReasonOption = Annotated[
     str | None,
     typer.Option(
-        help="exhausted, permanent, expired, overflowed, displaced, unroutable, malformed, crashed."
+        help="Only letters that died for this reason: exhausted, permanent, expired, "
+        "overflowed, displaced, unroutable, malformed or crashed."
     ),
 ]
 TypeOption = Annotated[
     str | None, typer.Option("--type", metavar="JOB_TYPE", help="Only this job type.")
 ]
-LaneOption = Annotated[str | None, typer.Option(help="Only this lane.")]
+LaneOption = Annotated[
+    str | None, typer.Option(help="Only this lane: hot, vlm_ocr, maintenance or backfill.")
+]
 ErrorTypeOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Only this error, such as TimeoutError.")
+    str | None,
+    typer.Option(metavar="NAME", help="Only this exception type, for example TimeoutError."),
 ]
 OperationOption = Annotated[
-    str | None, typer.Option(metavar="ID", help="Only jobs of this backfill.")
+    str | None,
+    typer.Option(metavar="ID", help="Only jobs of this backfill, and their follow-up jobs."),
 ]
 OlderOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help=f"Died so long ago or longer, {DURATION_HELP}.")
+    str | None,
+    typer.Option(
+        metavar="TIME", help=f"Only letters that died at least this long ago, {DURATION_HELP}."
+    ),
 ]
 YoungerOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help=f"Died so long ago or less, {DURATION_HELP}.")
+    str | None,
+    typer.Option(
+        metavar="TIME", help=f"Only letters that died at most this long ago, {DURATION_HELP}."
+    ),
 ]
 
 

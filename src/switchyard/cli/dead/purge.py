@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from switchyard.services.ledger.leases import Wait
     from switchyard.services.records import BulkOperation
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Change nothing; show what would happen.")
+]
 
 
 @filtered
@@ -59,9 +61,17 @@ def purge(
     *,
     which: Any,
 ) -> None:
-    """Throw dead letters away for good; the ledger remembers them. Always asks first.
+    """Delete dead letters from the broker permanently; the ledger keeps their records.
 
-    Ctrl-C ends it: what is not purged by then stays. Who purged what: `jobctl dead purges`.
+    Asks for confirmation. Ctrl-C stops it; letters that are not yet purged stay. `jobctl dead
+    purges` lists past purges.
+
+    Examples:
+
+    ```
+    jobctl dead purge --older-than 3d --dry-run
+    jobctl dead purge --group ab12cd34 --why 'test data'
+    ```
     """
     which = chosen(which, ids, everything=everything)
     if not (dry_run or yes or sys.stdin.isatty()):
@@ -120,7 +130,7 @@ async def _purge(
 
 
 def purges(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
-    """List purges, the newest first: who threw away what, when and why."""
+    """List purges, newest first: who purged which letters, when and why."""
     list_operations(PurgeListing(), limit, as_json=as_json)
 
 

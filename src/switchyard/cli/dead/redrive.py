@@ -51,23 +51,37 @@ def redrive(
     jq: JqOption = None,
     priority: PriorityOption = None,
     max_attempts: AttemptsOption = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The oldest so many.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of letters, oldest first. Default: no limit."),
+    ] = None,
     canary: Annotated[
         int | None,
-        typer.Option(min=1, help="So many first; the others only when all these have succeeded."),
+        typer.Option(
+            min=1,
+            help="Send this many first, and the others only after all of these have "
+            "succeeded. If one fails, the redrive halts.",
+        ),
     ] = None,
     rate: RateOption = None,
     halt_on: Annotated[
         str | None,
-        typer.Option(metavar="N%", help="Stop when this part of them has failed again."),
+        typer.Option(
+            metavar="N%",
+            help="Halt when this percentage of the finished jobs has failed again, for "
+            "example 20%.",
+        ),
     ] = None,
     from_ledger: Annotated[
         bool,
-        typer.Option("--from-ledger", help="Those that the broker no longer has, from the ledger."),
+        typer.Option(
+            "--from-ledger",
+            help="Redrive the ledger's copy of letters that the broker no longer has.",
+        ),
     ] = False,
     why: WhyOption = None,
     background: Annotated[
-        bool, typer.Option("--background", help="Let a scheduler run it; only start it.")
+        bool, typer.Option("--background", help="Return at once; a scheduler runs the redrive.")
     ] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -76,10 +90,21 @@ def redrive(
     *,
     which: Any,
 ) -> None:
-    """Send dead letters back to their lanes, with all their attempts before them again.
+    """Send dead letters back to their lanes, with all their attempts available again.
 
-    Each is published, confirmed, and only then taken out of the dead letters. Asks before more
-    than one. Ctrl-C pauses it. Exit code 1: it was halted, or some are not valid.
+    Give ids, filters or --all. A letter is removed from the dead letters only after the broker has
+    confirmed its copy. For more than one letter it asks for confirmation. Ctrl-C pauses the redrive
+    and prints how to continue. Exit code 1: an id or group is unknown, some letters are invalid, or
+    the redrive was halted or paused.
+
+    Examples:
+
+    ```
+    jobctl dead redrive ID
+    jobctl dead redrive --group ab12cd34 --dry-run
+    jobctl dead redrive --group ab12cd34 --canary 5 --rate 50/s --halt-on 20%
+    jobctl dead redrive ID --set payload.max_words=80
+    ```
     """
     from switchyard.services.redrive.spec import RedriveSpec
 

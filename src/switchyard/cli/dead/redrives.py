@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from switchyard.services.records import BulkOperation
 
 app = typer.Typer(
-    no_args_is_help=True, help="Redrives: list, show, watch, pause, resume, cancel, set."
+    no_args_is_help=True, help="Records of redrives: list, show, watch, pause, resume, cancel, set."
 )
 
 
@@ -39,14 +39,15 @@ add_commands(app, VIEW)
 def resume(
     operation_id: IdArgument,
     background: Annotated[
-        bool, typer.Option("--background", help="Let a scheduler run it.")
+        bool, typer.Option("--background", help="Return at once; a scheduler runs the redrive.")
     ] = False,
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on where it was: paused, halted, or left by a process that died.
+    """Continue a redrive that was paused or halted, or whose process died.
 
-    Runs it here. After a halt it tries again, as if it began. Ctrl-C pauses it.
+    Runs in the foreground; Ctrl-C pauses it. After a halt it starts with a new canary and counts
+    only failures from then on.
     """
     from switchyard.cli.dead.redrive import go_on, report
     from switchyard.cli.dead.view import public
@@ -73,7 +74,10 @@ def resume(
 
 @app.command()
 def cancel(operation_id: IdArgument, as_json: JsonOption = False) -> None:
-    """End it for good. What it has sent stays where it is; the rest stays dead."""
+    """End a redrive permanently.
+
+    Letters that were sent stay in their lanes; the others stay dead letters.
+    """
 
     async def work(ledger: Ledger) -> BulkOperation:
         from switchyard.services.bulk import control as bulk_control
@@ -88,7 +92,7 @@ def cancel(operation_id: IdArgument, as_json: JsonOption = False) -> None:
 def set_rate(
     operation_id: IdArgument, rate: NewRateOption = None, as_json: JsonOption = False
 ) -> None:
-    """Change its rate, also while it runs."""
+    """Change the rate of a redrive, also while it runs."""
     if rate is None:
         raise WrongUsage("name --rate")
     change_limits(VIEW.kind, operation_id, {"rate": new_rate(rate)}, as_json=as_json)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class RedriveDisplay(BulkDisplay["BulkOperation"]):
     """Redrives, for the commands that all operations have."""
 
+    noun = "redrive"
     command = "jobctl dead redrives"
     none = "No redrives. Start one: `jobctl dead redrive --help`"
     columns = ("ID", "STATE", "REDRIVEN", "DONE", "FAILED", "BY", "AGE", "WHAT")

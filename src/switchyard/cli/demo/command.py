@@ -32,16 +32,21 @@ GRACE = "3"
 def demo(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILES…", help="PDFs of your own; else eight that come with it."),
+        typer.Argument(
+            metavar="FILES…", help="Your own PDFs. Default: eight samples that are included."
+        ),
     ] = None,
     keep_data: Annotated[
-        bool, typer.Option("--keep-data", help="Keep ledger, files and logs, and say where.")
+        bool,
+        typer.Option(
+            "--keep-data", help="Keep ledger, files and logs afterwards, and print where they are."
+        ),
     ] = False,
 ) -> None:
-    """Put documents through all stages on real queues, and show what happens.
+    """Run documents through all stages on real queues, and show what happens.
 
-    Needs nothing: it finds or starts a broker, starts workers, publishes a job that fails twice
-    and one that dies and is redriven, searches the result, and stops all that it started.
+    Needs no configuration: it finds or starts a broker, starts workers, publishes a job that fails
+    twice and one that dies and is redriven, searches the result, and stops everything it started.
     """
     from switchyard.cli.base.stopping import stop_by_interrupt
     from switchyard.cli.demo.play import play

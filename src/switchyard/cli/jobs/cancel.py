@@ -25,7 +25,10 @@ WAIT_SECONDS = 5.0
 
 
 def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
-    """Call a job off. One that runs is stopped by its worker; one that has ended stays as it is."""
+    """Cancel a job. A running job is stopped by its worker.
+
+    Exit code 1: the job has already ended, or has not stopped within 5 s. The request is kept.
+    """
     quiet_logs()
     was, state = run(_cancel(load_settings(), job_id))
     shown: dict[str, Any] = {"job_id": job_id, "was_running": was, "state": state}

@@ -31,31 +31,52 @@ if TYPE_CHECKING:
     from switchyard.services.records.crawls import CrawlProgress, ListedPage
 
 T = TypeVar("T")
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Its id, from `list`.")]
 
 app = typer.Typer(no_args_is_help=True, help="Crawls of web sites: start, list, show, cancel.")
 
 
 @app.command()
 def start(
-    addresses: Annotated[list[str], typer.Argument(metavar="URL...", help="Where it begins.")],
+    addresses: Annotated[
+        list[str], typer.Argument(metavar="URL...", help="Addresses of the first pages.")
+    ],
     host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="HOST",
-            help="Another host whose pages belong to it, as docs.example.org or *.example.org.",
+            help="Additional host to visit, for example docs.example.org or *.example.org; "
+            "repeatable. Default: only the hosts of the URLs.",
         ),
     ] = None,
-    max_pages: Annotated[int, typer.Option(min=1, help="Pages at most.")] = 100,
+    max_pages: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Maximum number of pages; the upper limit is JOBS_CRAWL_MAX_PAGES."
+        ),
+    ] = 100,
     max_depth: Annotated[
-        int, typer.Option(min=0, max=MOST_DEPTH, help="Links on the way to a page at most.")
+        int,
+        typer.Option(
+            min=0, max=MOST_DEPTH, help="Maximum number of links from a first page to a page."
+        ),
     ] = 3,
     within: Annotated[
-        str, typer.Option(metavar="TIME", help="It visits no more pages after that.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Stop visiting pages after this time, for example 30m, 2h or 7d."
+        ),
     ] = "24h",
     as_json: JsonOption = False,
 ) -> None:
-    """Start a crawl: one job for each page found. Prints its id."""
+    """Start a crawl: one job for each page found. Prints its id.
+
+    Example:
+
+    ```
+    jobctl crawl start https://docs.example.org/ --max-pages 500 --max-depth 4
+    ```
+    """
     from switchyard.cli.base.who import user
     from switchyard.services.crawls.bounds import CrawlBounds
 
@@ -81,10 +102,10 @@ def start(
 
 @app.command("list")
 def list_crawls(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of results.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List crawls, the newest first."""
+    """List crawls, newest first."""
     found = _with_desk(lambda desk: desk.all(limit=limit)).items
     if as_json:
         print_json([_public(each) for each in found])
@@ -109,10 +130,12 @@ def list_crawls(
 @app.command()
 def show(
     crawl_id: IdArgument,
-    pages: Annotated[int, typer.Option(min=0, max=1000, help="Pages to show.")] = 20,
+    pages: Annotated[
+        int, typer.Option(min=0, max=1000, help="Number of latest pages to show.")
+    ] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far a crawl is, and what came of its last pages."""
+    """Show the progress of a crawl, and the results of its last pages."""
 
     async def work(desk: Crawls) -> tuple[CrawlProgress, Page[ListedPage]]:
         return await desk.show(crawl_id), await desk.pages(crawl_id, limit=max(1, pages))
@@ -140,7 +163,7 @@ def show(
 
 @app.command()
 def cancel(crawl_id: IdArgument, as_json: JsonOption = False) -> None:
-    """Call a crawl off: it visits no more pages. What it has found stays."""
+    """Cancel a crawl: it visits no more pages. Results are kept."""
     progress = _with_desk(lambda desk: desk.cancel(crawl_id))
     if as_json:
         print_json(_public(progress))

@@ -14,11 +14,11 @@ from switchyard.cli.base.output import JsonOption, echo, print_json, print_rows,
 if TYPE_CHECKING:
     from switchyard.cli.jobs.publishing import Options
 
-app = typer.Typer(no_args_is_help=True, help="The index that is searched: show, rebuild, compact.")
+app = typer.Typer(
+    no_args_is_help=True, help="The search index: show, rebuild, compact, abandon a rebuild."
+)
 
-WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Wait until it is done, however many jobs that takes.")
-]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until it has finished.")]
 
 
 class OfflineName(StrEnum):
@@ -30,7 +30,7 @@ class OfflineName(StrEnum):
 
 @app.command()
 def show(as_json: JsonOption = False) -> None:
-    """Show where the index is, which embedder's, and how far another one is built."""
+    """Show the location of the index, its embedder, and the progress of a rebuild."""
     quiet_logs()
     told = run(_look())
     if as_json:
@@ -49,24 +49,29 @@ def show(as_json: JsonOption = False) -> None:
 @app.command()
 def rebuild(
     offline: Annotated[
-        OfflineName | None, typer.Option(help="For this embedder, which asks nobody.")
+        OfflineName | None,
+        typer.Option(
+            help="Use this built-in embedder, which needs no server. Default: the embedder "
+            "of the settings."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="For this model of the server at JOBS_EMBED_BASE_URL.")
+        str | None, typer.Option(help="Use this model of the server at JOBS_EMBED_BASE_URL.")
     ] = None,
     dimensions: Annotated[
-        int | None, typer.Option(min=8, max=4096, help="Length of its vectors.")
+        int | None,
+        typer.Option(min=8, max=4096, help="Dimensions of the vectors. Default: the embedder's."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also for the embedder that the index has.")
+        bool, typer.Option("--force", help="Rebuild even if the index already uses this embedder.")
     ] = False,
     wait: WaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Build the index anew beside the one that is searched, then swap them.
+    """Build a new search index beside the current one, then swap them.
 
-    For the embedder of the settings, or the one that is named. Searches and documents go on
-    meanwhile. Needs a worker of the kind `reindex`.
+    Use it after a change of the embedder. Searches and ingestion continue in the meantime. Needs a
+    running `jobctl worker reindex`.
     """
     payload: dict[str, Any] = {
         "offline": None if offline is None else offline.value,
@@ -84,16 +89,16 @@ def rebuild(
 
 @app.command()
 def compact(wait: WaitOption = False, as_json: JsonOption = False) -> None:
-    """Merge what writes have left in pieces, index what has grown, and remove what was replaced.
+    """Merge fragments of the index, index new rows and remove replaced ones.
 
-    Searches and documents go on meanwhile. Needs a worker of the kind `reindex`.
+    Searches and ingestion continue in the meantime. Needs a running `jobctl worker reindex`.
     """
     _publish("maintenance.compact_storage", {}, wait=wait, as_json=as_json)
 
 
 @app.command()
 def abandon() -> None:
-    """Give up what is being built. The index that is searched stays as it is."""
+    """Abandon a rebuild. The current index is not changed."""
     quiet_logs()
     given_up = run(_abandon())
     if given_up is None:

@@ -42,7 +42,12 @@ if TYPE_CHECKING:
     from switchyard.services.settings import Settings
 
 MAX_LIMIT = 1_000
-JobIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+JobIdArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="Id of the job, from `jobctl jobs list` or `jobctl publish`."
+    ),
+]
 
 
 class StateName(StrEnum):
@@ -61,20 +66,34 @@ class StateName(StrEnum):
 
 def list_jobs(
     state: Annotated[StateName | None, typer.Option(help="Only jobs in this state.")] = None,
-    lane: Annotated[str | None, typer.Option(help="Only this lane.")] = None,
+    lane: Annotated[
+        str | None, typer.Option(help="Only this lane: hot, vlm_ocr, maintenance or backfill.")
+    ] = None,
     job_type: Annotated[
         str | None, typer.Option("--type", metavar="JOB_TYPE", help="Only this job type.")
     ] = None,
     worker: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Only jobs of this kind of worker.")
+        str | None,
+        typer.Option(metavar="KIND", help="Only jobs of this worker kind, for example ingest."),
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help=f"Made in this time, {DURATION_HELP}.")
+        str | None,
+        typer.Option(metavar="TIME", help=f"Only jobs created within this time, {DURATION_HELP}."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_LIMIT, help="Maximum number of results.")
+    ] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """List jobs, the newest first."""
+    """List jobs, newest first.
+
+    Examples:
+
+    ```
+    jobctl jobs list --state running --worker llm
+    jobctl jobs list --type ingest_document --since 1h --limit 200
+    ```
+    """
     from switchyard.services.records import JobFilter, State
 
     within = optional_duration(since)
@@ -115,7 +134,7 @@ def list_jobs(
 
 
 def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
-    """Show all that is known of a job, and of the jobs that followed from it."""
+    """Show a job: payload, result, attempts, error, and the jobs of its pipeline."""
     known = run(_look_up(load_settings(), job_id))
     if known is None:
         raise unknown_job(job_id)
@@ -156,9 +175,9 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
 
 
 def watch(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
-    """Follow a job until it ends, one line for each change and for what it says of its progress.
+    """Follow a job until it ends, with one line per change of state and progress report.
 
-    Exit code 1: it did not succeed.
+    Exit code 1: the job did not succeed.
     """
     run(_watch(load_settings(), job_id, as_json=as_json))
 

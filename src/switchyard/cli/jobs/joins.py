@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def release(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
-    """Let a job go on without the dead ones that it waits for, as soon as all others have ended."""
+    """Let a job that waits for other jobs run without those that are dead.
+
+    It runs as soon as the remaining ones have ended. Exit code 1: it does not wait for other jobs.
+    """
     join = run(_release(load_settings(), job_id))
     if as_json:
         print_json({"job_id": job_id, "open": join.open, "dead": join.dead})

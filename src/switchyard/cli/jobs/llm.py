@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from switchyard.services.settings import Settings
 
 app = typer.Typer(
-    no_args_is_help=True, help="Ask language models, and see their servers and what they cost."
+    no_args_is_help=True, help="Language models: send a request, show servers, batches and cost."
 )
 
 
@@ -59,36 +59,66 @@ class SpendBy(StrEnum):
 
 @app.command()
 def ask(
-    prompt: Annotated[str | None, typer.Argument(help="The question.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The question, or the text that the job type works on.")
+    ] = None,
     job_type: Annotated[
-        str, typer.Option("--type", help="chat_completion, extract_facts, classify, …")
+        str,
+        typer.Option(
+            "--type",
+            help="Job type: chat_completion, extract_facts, extract_field_group, "
+            "extract_entities or classify.",
+        ),
     ] = "chat_completion",
     payload: Annotated[
-        str, typer.Option(metavar="JSON|@FILE", help="More of the payload, or all of it.")
+        str,
+        typer.Option(
+            metavar="JSON|@FILE",
+            help='Further fields of the payload, for example {"labels": ["sea", "land"]} '
+            "for classify.",
+        ),
     ] = "{}",
     schema: Annotated[
         str | None,
-        typer.Option(metavar="JSON|@FILE", help="A JSON Schema that the answer is to fit."),
+        typer.Option(metavar="JSON|@FILE", help="JSON Schema that the answer must match."),
     ] = None,
-    lane: Annotated[str, typer.Option(help="hot, or backfill.")] = "hot",
+    lane: Annotated[str, typer.Option(help="Lane of the request: hot or backfill.")] = "hot",
     priority: Annotated[
-        int | None, typer.Option(min=0, max=10, help="Within the lane; else the lane's own.")
+        int | None,
+        typer.Option(
+            min=0,
+            max=10,
+            help="Priority within the lane; a higher number runs first. Default: the lane's.",
+        ),
     ] = None,
     timeout: Annotated[
         str,
-        typer.Option(metavar="TIME", help=f"Expire and give up after so long, {DURATION_HELP}."),
+        typer.Option(metavar="TIME", help=f"Cancel the request after this time, {DURATION_HELP}."),
     ] = "10m",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Ask anew although an answer is kept.")
+        bool,
+        typer.Option(
+            "--fresh", help="Ask the model even if an answer to the same request is stored."
+        ),
     ] = False,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Print the answer as it is written.")
+        bool,
+        typer.Option(
+            "--stream", help="Print the answer while the model writes it; not with --json."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a model through the lanes, and print its answer.
+    """Send a request to a language model through the lanes, and print its answer.
 
-    Exit code 1 tells that it failed or came too late. What was asked before costs nothing.
+    A repeated request is answered from stored answers at no cost, unless --fresh is given. Exit
+    code 1: there is no answer.
+
+    Example:
+
+    ```
+    jobctl llm ask 'Why does the tide rise?' --timeout 2m
+    ```
     """
     given = read_argument(payload)
     if prompt is not None:
@@ -181,7 +211,7 @@ def _shown(result: LlmResult) -> dict[str, Any]:
 
 @app.command()
 def status(as_json: JsonOption = False) -> None:
-    """Show servers that were asked, budgets and batches: calls under way, pauses, money left."""
+    """Show model servers, budgets and batches: calls in progress, limits, pauses, money left."""
     settings = load_settings()
 
     async def read() -> tuple[
@@ -270,20 +300,26 @@ def _print_budgets(found: list[BudgetState], currency: str) -> None:
 
 @app.command()
 def spend(
-    by: Annotated[
-        SpendBy, typer.Option(help="What the calls of a line have in common.")
-    ] = SpendBy.DAY,
+    by: Annotated[SpendBy, typer.Option(help="Group the calls by this.")] = SpendBy.DAY,
     since: Annotated[
         datetime | None,
-        typer.Option(formats=["%Y-%m-%d"], help="The first day, in UTC; 30 days ago."),
+        typer.Option(
+            formats=["%Y-%m-%d"],
+            help="First day, YYYY-MM-DD in UTC, inclusive. Default: 30 days ago.",
+        ),
     ] = None,
     until: Annotated[
-        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="The last day, in UTC.")
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d"], help="Last day, YYYY-MM-DD in UTC, inclusive. Default: today."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many lines.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1_000, help="Maximum number of lines, highest cost first.")
+    ] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what calls of language models have cost, and what kept answers have saved."""
+    """Show the cost of language model calls, and what stored answers have saved."""
     from switchyard.services.llm.spending import first_day
 
     settings = load_settings()

@@ -44,53 +44,81 @@ COMMAND_CLASS = PublishCommand
 
 def publish(
     routing_key: Annotated[
-        str, typer.Argument(metavar="ROUTING_KEY", help="LANE.JOB_TYPE, as in hot.ingest_document")
+        str,
+        typer.Argument(
+            metavar="ROUTING_KEY", help="LANE.JOB_TYPE, for example hot.ingest_document."
+        ),
     ],
     payload: Annotated[
         str,
         typer.Option(
             metavar="JSON|@FILE|-",
-            help="The payload; a file with it; or standard input: one JSON object, or one per "
-            "line, each a job.",
+            help="The payload: a JSON object; @FILE reads it from a file; - reads standard "
+            "input: one object, or JSON Lines with one job per line.",
         ),
     ],
     priority: Annotated[
-        int | None, typer.Option(min=0, max=10, help="Within the lane; else the lane's own.")
+        int | None,
+        typer.Option(
+            min=0,
+            max=10,
+            help="Priority within the lane; a higher number runs first. Default: the lane's.",
+        ),
     ] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Else the job type's, mostly 3.")
+        int | None,
+        typer.Option(
+            min=1, max=1000, help="Maximum number of attempts. Default: the job type's, usually 3."
+        ),
     ] = None,
     delay: Annotated[
-        str | None, typer.Option(metavar="TIME", help=f"Wait so long first, {DURATION_HELP}.")
+        str | None, typer.Option(metavar="TIME", help=f"Publish after this delay, {DURATION_HELP}.")
     ] = None,
     expires_in: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Don't start it later than this from now.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Dead-letter the job if it has not started within this time from now.",
+        ),
     ] = None,
     key: Annotated[
         str | None,
         typer.Option(
-            help="Idempotency key: the same key names the same job. Lines get KEY/1, KEY/2, …"
+            help="Idempotency key: publishing again with the same key creates no second "
+            "job. JSON Lines get KEY/1, KEY/2, …"
         ),
     ] = None,
     wait: Annotated[
         bool,
         typer.Option(
             "--wait",
-            help="Wait for the job's end; print its result. --wait=pipeline: for all that follows "
-            "from it, too; prints how each job ended.",
+            help="Wait until the job has ended and print its result. --wait=pipeline also "
+            "waits for its follow-up jobs and prints the state of each.",
         ),
     ] = False,
     wait_for_pipeline: Annotated[bool, typer.Option("--wait-pipeline", hidden=True)] = False,
     notify: NotifyOption = None,
     timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --wait: fail after so long.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="With --wait: stop waiting after this time, exit code 1. The job still runs.",
+        ),
     ] = None,
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish jobs: checked, recorded in the ledger, and confirmed by the broker.
+    """Publish one job, or one per line of standard input, and print the job ids.
 
-    Prints each job's id. Exit code 1 tells that a job was refused, or (with --wait) that it died.
+    The payload is validated, the job is recorded in the ledger, and the broker confirms it. Exit
+    code 1: a job was refused or, with --wait, did not succeed.
+
+    Examples:
+
+    ```
+    jobctl publish hot.ingest_document --payload '{"path": "/tmp/a.pdf"}' --wait
+    jobctl publish backfill.ingest_document --payload - < documents.jsonl
+    ```
     """
     waits = Wait.PIPELINE if wait_for_pipeline else Wait.JOB if wait else None
     if timeout is not None and waits is None:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 def republish(
     lane: Annotated[
-        str | None, typer.Option(help="Only jobs of this lane; of all where not given.")
+        str | None, typer.Option(help="Only jobs of this lane. Default: all lanes.")
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Publish again what waits in queues by the ledger: after the broker was lost or restored.
+    """Publish again all jobs that the ledger has as waiting: after the broker was lost or restored.
 
-    Harmless where the broker has the jobs: of two copies, one runs. The scheduler publishes them,
-    as fast as the lanes take them.
+    Safe to use: a job that is still on the broker runs only once. The scheduler publishes them as
+    fast as the lanes have room.
     """
     from switchyard.broker.lanes import lane_named
 

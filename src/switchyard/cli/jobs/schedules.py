@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from switchyard.services.schedules.book import Schedules
 
 T = TypeVar("T")
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `list` shows it.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the schedule, from `jobctl schedules list`.")
+]
 
 app = typer.Typer(
     no_args_is_help=True, help="Schedules: list, add, remove, pause, resume, run, history."
@@ -43,7 +45,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_schedules(as_json: JsonOption = False) -> None:
-    """List schedules: when each is due next, and what became of its last due time."""
+    """List schedules, with the next due time and the result of the last one."""
     found = _with_book(None, lambda book: book.all())
     if as_json:
         print_json([_public(record) | {"last": _shown(last)} for record, last in found])
@@ -68,25 +70,64 @@ def list_schedules(as_json: JsonOption = False) -> None:
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits, - _.")],
-    cron: Annotated[str, typer.Argument(metavar="CRON", help="As in '30 6 * * 1-5'.")],
-    routing_key: Annotated[str, typer.Argument(metavar="JOB", help="<lane>.<job_type>.")],
-    payload: Annotated[str, typer.Option(metavar="JSON|@FILE", help="The job's payload.")] = "{}",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Unique name: lower-case letters, digits, - and _."),
+    ],
+    cron: Annotated[
+        str,
+        typer.Argument(
+            metavar="CRON", help="Cron expression with five fields, for example '30 6 * * 1-5'."
+        ),
+    ],
+    routing_key: Annotated[
+        str, typer.Argument(metavar="JOB", help="LANE.JOB_TYPE, for example hot.ingest_arxiv.")
+    ],
+    payload: Annotated[str, typer.Option(metavar="JSON|@FILE", help="Payload of the jobs.")] = "{}",
     timezone: Annotated[
-        str, typer.Option("--timezone", metavar="ZONE", help="IANA name: Europe/Berlin.")
+        str,
+        typer.Option(
+            "--timezone",
+            metavar="ZONE",
+            help="Time zone of CRON, an IANA name such as Europe/Berlin.",
+        ),
     ] = "UTC",
-    priority: Annotated[int | None, typer.Option(help="0 to 10 within the lane.")] = None,
-    max_attempts: Annotated[int | None, typer.Option(help="Else those of the job type.")] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=10,
+            help="Priority within the lane; a higher number runs first. Default: the lane's.",
+        ),
+    ] = None,
+    max_attempts: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Maximum number of attempts. Default: the job type's."),
+    ] = None,
     jitter: Annotated[
-        str, typer.Option(metavar="TIME", help="Put off by up to this, as in 10m.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Delay each due time by a random time up to this, at most 1h."
+        ),
     ] = "0s",
     grace: Annotated[
-        str, typer.Option(metavar="TIME", help="How late it is still worth firing.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Fire a missed due time up to this much later, at most 24h."
+        ),
     ] = "1h",
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add a schedule. Its job is checked now as `jobctl publish` checks one."""
+    r"""Add a schedule. Its job is validated like that of `jobctl publish`.
+
+    Example:
+
+    ```
+    jobctl schedules add papers '30 6 * * 1-5' hot.ingest_arxiv \
+        --timezone Europe/Berlin --payload '{"query": "cat:cs.DB"}'
+    ```
+    """
     from switchyard.cli.base.payloads import read_argument
     from switchyard.cli.base.who import user
     from switchyard.services.schedules.entry import ScheduleEntry
@@ -112,28 +153,28 @@ def add(
 
 @app.command()
 def remove(name: NameArgument) -> None:
-    """Remove a schedule that was added, with its history; jobs that it has published go on."""
+    """Remove an added schedule and its history. Jobs that it has published still run."""
     _with_book(None, lambda book: book.remove(name))
     echo(f"{name} removed")
 
 
 @app.command()
 def pause(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Pause a schedule: what is due meanwhile is neither fired nor missed."""
+    """Pause a schedule. Due times during the pause are neither fired nor counted as missed."""
     record = _with_book(None, lambda book: book.pause(name))
     _tell(record, f"{name} is paused; `jobctl schedules resume {name}` lets it go on.", as_json)
 
 
 @app.command()
 def resume(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Let a schedule go on with its next due time."""
+    """Resume a schedule with its next due time."""
     record = _with_book(None, lambda book: book.resume(name))
     _tell(record, f"{name} is due at {clock(record.next_at)}.", as_json)
 
 
 @app.command("run")
 def run_now(name: NameArgument, include: IncludeOption = None, as_json: JsonOption = False) -> None:
-    """Fire a schedule now, also one that is paused; prints its job's id."""
+    """Fire a schedule now, even if it is paused, and print the id of its job."""
     from switchyard.cli.base.who import user
 
     firing = _with_book(include or [], lambda book: book.run(name, user()))
@@ -147,10 +188,10 @@ def run_now(name: NameArgument, include: IncludeOption = None, as_json: JsonOpti
 @app.command()
 def history(
     name: NameArgument,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of results.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what became of a schedule's due times, the latest first."""
+    """List the results of a schedule's due times, newest first."""
     found = _with_book(None, lambda book: book.history(name, limit))
     if as_json:
         print_json([_shown(each) for each in found])

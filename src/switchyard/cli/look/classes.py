@@ -21,7 +21,7 @@ ClassOption = Annotated[
     typer.Option(
         "--class",
         metavar="KIND:LABEL",
-        help="Only those of this class, such as privacy:public; repeatable.",
+        help="Only documents of this class, for example privacy:public; repeatable.",
     ),
 ]
 
@@ -54,17 +54,18 @@ def hint_of(client: Client, classes: Sequence[str] | None) -> str:
 
 def classify(
     documents: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]…", help="Documents' ids.")
+        list[str] | None,
+        typer.Argument(metavar="[ID]…", help="Ids of documents, from `jobctl documents list`."),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All finished documents, by a backfill.")
+        bool, typer.Option("--all", help="All completed documents, through a backfill.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify documents anew, after JOBS_CLASSES or the embedder has changed.
+    """Classify documents again, after a change of JOBS_CLASSES or of the embedder.
 
-    Prints the ids of the jobs, or with --all that of the backfill. What has not changed is not
-    worked again.
+    Prints the job ids, or with --all the id of the backfill. Documents whose result would be the
+    same are skipped.
     """
     if every == bool(documents):
         raise WrongUsage("give the ids of documents, or --all")

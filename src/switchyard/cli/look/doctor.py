@@ -22,9 +22,9 @@ MARKS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "wrong": "[red]✗[/]
 
 
 def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
-    """Check broker, lanes, ledger, workers and this host one by one.
+    """Check broker, lanes, ledger, workers and this host, and print remedies.
 
-    Exit code 1: something is wrong.
+    Exit code 1: there are errors. docs/doctor.md lists all findings.
     """
     from switchyard.services.index.checking import index
     from switchyard.services.monitoring.doctor import diagnose

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from switchyard.api.models.documents import DocumentView
 
 app = typer.Typer(
-    no_args_is_help=True, help="Documents, over the HTTP API: upload, list, show, wait, result."
+    no_args_is_help=True,
+    help="Documents, over the HTTP API: upload, list, show, results, text, references.",
 )
 
 
@@ -57,24 +58,39 @@ class UploadLane(StrEnum):
 @app.command()
 def upload(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE…", help="PDF, Markdown or plain text.")
+        list[Path], typer.Argument(metavar="FILE…", help="PDF, image, Markdown or plain text file.")
     ],
     source: Annotated[
-        str | None, typer.Option(help="Where it is from; the same source is taken in once.")
+        str | None,
+        typer.Option(
+            help="Origin of the file, for example its URL. A source that is already known "
+            "is not processed again. Only with a single file."
+        ),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Its title, else taken from the text.")] = None,
-    lane: Annotated[UploadLane, typer.Option(help="How urgent it is.")] = UploadLane.HOT,
+    title: Annotated[
+        str | None,
+        typer.Option(
+            help="Title of the document. Default: taken from its text. Only with a single file."
+        ),
+    ] = None,
+    lane: Annotated[UploadLane, typer.Option(help="Lane of the document's jobs.")] = UploadLane.HOT,
     notify: NotifyOption = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the pipeline has ended.")
+        bool, typer.Option("--wait", help="Wait until the pipeline has ended for all files.")
     ] = False,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send documents through the pipeline; prints their ids and names.
+    """Send files through the document pipeline; prints the id of each file.
 
-    What is known already, by content or source, is not worked again. Exit code 1: one of them was
-    refused, or, with `--wait`, has failed; the others go on.
+    Files whose content or source is already known are not processed again. Exit code 1: a file was
+    refused or, with --wait, failed; the others are still processed.
+
+    Example:
+
+    ```
+    jobctl documents upload *.pdf --wait --timeout 10m
+    ```
     """
     from switchyard.api.client import ApiAway, ApiError, Unauthorized
 
@@ -109,14 +125,15 @@ def upload(
 @app.command(name="list")
 def list_documents(
     state: Annotated[
-        str | None, typer.Option(help="Only those in this state, such as completed or failed.")
+        str | None,
+        typer.Option(help="Only documents in this state, for example completed or failed."),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Only those from this source.")] = None,
+    source: Annotated[str | None, typer.Option(help="Only documents from this source.")] = None,
     classes: ClassOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of results.")] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """List documents, the newest first."""
+    """List documents, newest first."""
     from itertools import islice
 
     with calling() as client:
@@ -148,7 +165,7 @@ def list_documents(
 
 @app.command()
 def show(document_id: DocumentIdArgument, as_json: JsonOption = False) -> None:
-    """Show how far a document is; of one that failed, why."""
+    """Show the state of a document; if it failed, also the error and the job to redrive."""
     with calling() as client:
         _print_status(client.document(document_id), as_json)
 
@@ -157,7 +174,7 @@ def show(document_id: DocumentIdArgument, as_json: JsonOption = False) -> None:
 def wait(
     document_id: DocumentIdArgument, timeout: TimeoutOption = None, as_json: JsonOption = False
 ) -> None:
-    """Wait until a document's pipeline has ended. Exit code 1: it has failed."""
+    """Wait until the pipeline of a document has ended. Exit code 1: it failed, or timed out."""
     with calling() as client:
         if not _wait(client, document_id, optional_duration(timeout), as_json):
             raise typer.Exit(FAILED)
@@ -166,10 +183,10 @@ def wait(
 @app.command()
 def result(
     document_id: DocumentIdArgument,
-    text: Annotated[bool, typer.Option("--text", help="Its text as well.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Also print the text.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what was made of a document: summary, links, counts."""
+    """Show the results of a document: summary, links to similar documents, counts."""
     with calling() as client:
         made = client.document_result(document_id, with_text=text)
     if as_json:
@@ -193,7 +210,7 @@ def result(
 @app.command()
 def page(
     document_id: DocumentIdArgument,
-    number: Annotated[int, typer.Argument(metavar="PAGE", min=1, help="From 1.")],
+    number: Annotated[int, typer.Argument(metavar="PAGE", min=1, help="Page number, from 1.")],
     as_json: JsonOption = False,
 ) -> None:
     """Print the text of one page of a document, as Markdown."""
@@ -207,11 +224,13 @@ def page(
 
 @app.command()
 def text(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="PDF, image, Markdown or plain text file.")
+    ],
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the text of a file, which is not kept as a document."""
+    """Print the text of a file, without storing it as a document."""
     with calling() as client:
         made = client.text_of(file, timeout=optional_duration(timeout))
     if as_json:

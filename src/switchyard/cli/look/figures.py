@@ -18,11 +18,14 @@ def figures(
     document_id: DocumentIdArgument,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Also write the pictures there, made if need be."),
+        typer.Option(
+            metavar="DIR",
+            help="Also write the images into this directory; it is created if missing.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a document's figures, once the job `describe_figures` has run for it."""
+    """Show the figures of a document, after a job `describe_figures` has run for it."""
     with calling() as client:
         found = client.document_figures(document_id).figures
         if out is not None:

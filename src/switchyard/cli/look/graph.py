@@ -43,23 +43,30 @@ class CitedName(StrEnum):
 
 NodeArgument = Annotated[
     str,
-    typer.Argument(metavar="NODE", help="A key such as doi:10.1000/182, or a document's id."),
+    typer.Argument(
+        metavar="NODE", help="Key of the node, for example doi:10.1000/182, or a document id."
+    ),
 ]
 KindOption = Annotated[
-    list[EdgeKind] | None, typer.Option("--kind", help="Only such edges; repeatable.")
+    list[EdgeKind] | None, typer.Option("--kind", help="Only edges of this kind; repeatable.")
 ]
-WayOption = Annotated[Direction, typer.Option("--direction", help="Which edges are followed.")]
+WayOption = Annotated[
+    Direction, typer.Option("--direction", help="Direction in which edges are followed.")
+]
 
 
 @app.command()
 def show(
     node: Annotated[
         str | None,
-        typer.Argument(metavar="NODE", help="A key, or a document's id; none: the whole graph."),
+        typer.Argument(
+            metavar="NODE",
+            help="Key of the node, or a document id. Default: numbers of the whole graph.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a node with all its names; without one, how large the graph is."""
+    """Show a node of the graph with all its keys; without NODE, the size of the graph."""
     with calling() as client:
         if node is None:
             _print_summary(client.graph(), as_json)
@@ -89,11 +96,11 @@ def neighbours(
     node: NodeArgument,
     kind: KindOption = None,
     direction: WayOption = Direction.BOTH,
-    depth: Annotated[int, typer.Option(min=1, max=4, help="Edges away at most.")] = 1,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many.")] = 100,
+    depth: Annotated[int, typer.Option(min=1, max=4, help="Maximum distance in edges.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of results.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """List what hangs together with a node: what it cites, who cites it, who wrote it."""
+    """List the neighbours of a node: works it cites, works that cite it, its authors."""
     from itertools import islice
 
     kinds = kind or ()
@@ -129,11 +136,13 @@ def path(
     end: NodeArgument,
     kind: KindOption = None,
     direction: WayOption = Direction.BOTH,
-    longest: Annotated[int, typer.Option(min=1, max=8, help="Edges of a way at most.")] = 6,
-    limit: Annotated[int, typer.Option(min=1, max=10, help="At most so many ways.")] = 3,
+    longest: Annotated[
+        int, typer.Option(min=1, max=8, help="Maximum length of a path in edges.")
+    ] = 6,
+    limit: Annotated[int, typer.Option(min=1, max=10, help="Maximum number of paths.")] = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the shortest ways from one node to another."""
+    """List the shortest paths between two nodes."""
     kinds = kind or ()
     with calling() as client:
         found = client.graph_paths(
@@ -159,10 +168,10 @@ def path(
 @app.command()
 def cocited(
     node: NodeArgument,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of results.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List works that are cited together with one, by how many."""
+    """List works that are cited together with a work, most frequent first."""
     with calling() as client:
         _print_related(client.cocited(node, limit=limit), "CITE BOTH", as_json)
 
@@ -170,10 +179,10 @@ def cocited(
 @app.command()
 def coupled(
     node: NodeArgument,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of results.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List works that cite what one cites, by how much of it."""
+    """List works that share references with a work, by number of shared references."""
     with calling() as client:
         _print_related(client.coupled(node, limit=limit), "BOTH CITE", as_json)
 
@@ -181,16 +190,20 @@ def coupled(
 @app.command()
 def cited(
     kind: Annotated[
-        CitedName | None, typer.Option(help="Only documents, or only works that are none.")
+        CitedName | None,
+        typer.Option(help="Only documents, or only works that are not stored as a document."),
     ] = None,
-    community: Annotated[int | None, typer.Option(min=0, help="Only of this community.")] = None,
+    community: Annotated[
+        int | None, typer.Option(min=0, help="Only works of this community.")
+    ] = None,
     by_rank: Annotated[
-        bool, typer.Option("--by-rank", help="By PageRank in the place of numbers.")
+        bool,
+        typer.Option("--by-rank", help="Order by PageRank instead of the number of citations."),
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of results.")] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """List the works that most others cite."""
+    """List the most cited works."""
     from itertools import islice
 
     with calling() as client:
@@ -222,14 +235,17 @@ def cited(
 def draw(
     node: NodeArgument,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="Its name ends with .svg.")
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Output file; its name must end with .svg."
+        ),
     ],
     kind: KindOption = None,
     direction: WayOption = Direction.BOTH,
-    depth: Annotated[int, typer.Option(min=1, max=4, help="Edges away at most.")] = 1,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many nodes.")] = 60,
+    depth: Annotated[int, typer.Option(min=1, max=4, help="Maximum distance in edges.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of nodes.")] = 60,
 ) -> None:
-    """Draw what is around a node, as an SVG picture."""
+    """Draw the neighbourhood of a node as an SVG image."""
     from switchyard.services.graph.drawing import draw as drawn
 
     if out.suffix.lower() != ".svg":
@@ -246,12 +262,15 @@ def draw(
 @app.command()
 def export(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Its name ends with .graphml or .parquet.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Output file; its name must end with .graphml or .parquet."
+        ),
     ],
 ) -> None:
     """Write the whole graph as GraphML, or its edges as Parquet.
 
-    It reads the ledger itself. The file is there as a whole, or not at all.
+    Reads the ledger directly, not over HTTP. The file appears only when it is complete.
     """
     from switchyard.services.graph.exporting import export as exported
 

@@ -53,14 +53,14 @@ FULL, FILLING = 90.0, 50.0
 
 def lanes(
     watch: Annotated[
-        bool, typer.Option("--watch", help="Again each second, until Ctrl-C.")
+        bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")
     ] = False,
     include: IncludeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show each lane's queues with their depths and limits, and its jobs by state.
+    """Show the queues of each lane with their depths and limits, and jobs by state.
 
-    Of each queue: ready, unacknowledged, consumers, limit.
+    READY: jobs waiting; UNACKED: jobs held by workers; CONS: consumers; LIMIT: queue length limit.
     """
     quiet_logs()
     settings = load_settings()

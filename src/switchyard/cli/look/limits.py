@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 def limits(
     waiting: Annotated[
-        bool, typer.Option("--waiting", help="Only those that jobs wait for.")
+        bool, typer.Option("--waiting", help="Only limits that jobs are waiting for.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show named limits: what is in use, how many jobs wait, and when there is room again.
+    """Show named limits: current use, waiting jobs, and when there is room again.
 
-    Those that were used in the last hour, at most 1,000."""
+    Only limits used within the last hour, at most 1,000.
+    """
 
     async def read(settings: Settings) -> list[LimitReport]:
         async with open_ledger(settings) as ledger:

@@ -36,11 +36,12 @@ class BibliographyFormat(StrEnum):
 def references(
     document_id: DocumentIdArgument,
     written: Annotated[
-        BibliographyFormat | None, typer.Option("--format", help="Print them for other programs.")
+        BibliographyFormat | None,
+        typer.Option("--format", help="Print the references as BibTeX, CSL-JSON or TEI."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a document cites, once the job `process_references` has run for it."""
+    """Show the references of a document, after a job `process_references` has run for it."""
     if written is not None and as_json:
         raise WrongUsage("--format and --json are two formats: give one of them")
     with calling() as client:
@@ -55,14 +56,17 @@ def references(
 
 
 def bibliography(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="PDF, image, Markdown or plain text file.")
+    ],
     written: Annotated[
-        BibliographyFormat | None, typer.Option("--format", help="Print it for other programs.")
+        BibliographyFormat | None,
+        typer.Option("--format", help="Print the references as BibTeX, CSL-JSON or TEI."),
     ] = None,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a file cites, which is not kept as a document."""
+    """Show the references of a file, without storing it as a document."""
     if written is not None and as_json:
         raise WrongUsage("--format and --json are two formats: give one of them")
     with calling() as client:

@@ -12,23 +12,40 @@ from switchyard.cli.base.errors import one_line
 from switchyard.cli.base.output import JsonOption, echo, print_json, print_json_line, say
 
 SeedOption = Annotated[
-    int, typer.Option(min=0, max=2**53 - 1, help="The same seed gives the same documents.")
+    int,
+    typer.Option(
+        min=0,
+        max=2**53 - 1,
+        help="Seed of the random generator: the same seed gives the same documents.",
+    ),
 ]
 KindOption = Annotated[
-    list[str] | None, typer.Option("--kind", help="Only of this kind; repeatable.")
+    list[str] | None,
+    typer.Option("--kind", help="Only this kind; repeatable. Default: all kinds in turn."),
 ]
 LanguageOption = Annotated[
-    list[str] | None, typer.Option("--language", help="Only in this language; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--language", help="Only this language; repeatable. Default: all languages in turn."
+    ),
 ]
 
-app = typer.Typer(no_args_is_help=True, help="Sample documents of many kinds and languages.")
+app = typer.Typer(
+    no_args_is_help=True, help="Sample documents: generate files of many kinds and languages."
+)
 
 
 @app.command()
 def generate(
-    count: Annotated[int, typer.Argument(min=1, max=1_000_000, metavar="COUNT")] = 10,
+    count: Annotated[
+        int, typer.Argument(min=1, max=1_000_000, metavar="COUNT", help="Number of documents.")
+    ] = 10,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Directory for the files, made if need be.")
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Output directory; it is created if missing. Files of the same name are replaced.",
+        ),
     ] = Path("samples"),
     seed: SeedOption = 0,
     kind: KindOption = None,
@@ -36,16 +53,16 @@ def generate(
     truth: Annotated[
         bool,
         typer.Option(
-            "--truth", help="Also NAME.json beside each: its text and tables in reading order."
+            "--truth",
+            help="Also write NAME.json for each file: its text and tables in reading order.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make sample documents up and write them as files; prints their paths.
+    """Generate sample documents as files, and print their paths.
 
-    Kinds: text, report, paper, magazine, tables, figures, invoice, letter, scan (a PDF of pictures
-    alone), image (a JPEG). Languages: en, de, fr, es, ru, zh, he. No broker, ledger or API is
-    needed.
+    Kinds: text, report, paper, magazine, tables, figures, invoice, letter, scan (a PDF of images
+    only), image (a JPEG). Languages: en, de, fr, es, ru, zh, he. Needs no broker, ledger or API.
     """
     import json
 
@@ -67,15 +84,18 @@ def generate(
 
 
 def generate_documents(
-    count: Annotated[int, typer.Argument(min=1, max=50, metavar="COUNT")] = 5,
+    count: Annotated[
+        int, typer.Argument(min=1, max=50, metavar="COUNT", help="Number of documents.")
+    ] = 5,
     seed: SeedOption = 0,
     kind: KindOption = None,
     language: LanguageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have sample documents made and sent through the pipeline; prints the job that makes them.
+    """Generate sample documents and send them through the pipeline; prints the job id.
 
-    `jobctl jobs show JOB` names them. Kinds and languages are those of `jobctl samples generate`.
+    `jobctl jobs show JOB` lists the documents. For kinds and languages see
+    `jobctl samples generate --help`.
     """
     with calling() as client:
         made = client.generate_documents(count, seed=seed, kinds=kind, languages=language)

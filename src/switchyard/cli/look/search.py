@@ -31,37 +31,59 @@ class ModeName(StrEnum):
 
 
 def search(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="What is looked for.")],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="Words or a question to search for.")
+    ],
     mode: Annotated[
-        ModeName, typer.Option(help="By meaning (vector), by words (keyword), or by both.")
+        ModeName,
+        typer.Option(
+            help="vector (similar meaning), keyword (contains the words), or hybrid (both)."
+        ),
     ] = ModeName.HYBRID,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="At most so many places.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Maximum number of passages.")] = 10,
     per_document: Annotated[
-        int | None, typer.Option(min=1, max=100, help="At most so many of one document.")
+        int | None,
+        typer.Option(
+            min=1, max=100, help="Maximum number of passages per document. Default: no limit."
+        ),
     ] = None,
     document: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Only in this document; repeatable.")
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Only in what is from this source.")] = None,
+    source: Annotated[str | None, typer.Option(help="Only in documents from this source.")] = None,
     classes: ClassOption = None,
     since: Annotated[
         datetime | None,
-        typer.Option(formats=FORMATS, help="Only what was taken in then or later."),
+        typer.Option(
+            formats=FORMATS,
+            help="Only documents ingested at or after this time, in UTC: 2026-01-31 or "
+            "2026-01-31T12:00:00.",
+        ),
     ] = None,
     until: Annotated[
         datetime | None,
-        typer.Option(formats=FORMATS, help="Only what was taken in before then."),
+        typer.Option(formats=FORMATS, help="Only documents ingested before this time, in UTC."),
     ] = None,
     cites: Annotated[
         str | None,
-        typer.Option(metavar="WORK", help="Only what cites this work: doi:…, or a document's id."),
+        typer.Option(
+            metavar="WORK", help="Only documents that cite this work: doi:…, or a document id."
+        ),
     ] = None,
     cited_by: Annotated[
-        str | None, typer.Option(metavar="WORK", help="Only what this work cites.")
+        str | None, typer.Option(metavar="WORK", help="Only documents that this work cites.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Search the documents that have been indexed, best places first."""
+    """Search the indexed documents, best passages first.
+
+    Examples:
+
+    ```
+    jobctl search 'why the tide rises'
+    jobctl search tides --mode keyword --since 2026-01-01 --limit 20
+    ```
+    """
     with calling() as client:
         answer = client.search(
             query,

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 
 def workers(
     everything: Annotated[
-        bool, typer.Option("--all", help="Also those that have stopped, or been silent for a day.")
+        bool,
+        typer.Option(
+            "--all", help="Also show workers that have stopped, or been silent for a day."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List workers: alive, silent (no beat: it died, or lost the ledger), or stopped."""
+    """List workers: alive, silent (no heartbeat: dead, or without the ledger), or stopped."""
     from switchyard.services.monitoring.worker_status import is_current, status_of
 
     settings = load_settings()

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 def api(
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on; JOBS_API_HOST where not given.")
+        str | None, typer.Option(help="Address to listen on. Default: JOBS_API_HOST.")
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Port to listen on; JOBS_API_PORT where not given."),
+        typer.Option(min=0, max=65535, help="Port to listen on. Default: JOBS_API_PORT."),
     ] = None,
     include: IncludeOption = None,
 ) -> None:
     """Serve the HTTP API until SIGTERM or Ctrl-C.
 
-    Beyond this machine it needs an API key: `jobctl keys create`. docs/api.md tells the rest.
+    Requests from other machines need an API key: `jobctl keys create`. See docs/api.md.
     """
     import uvloop
 

@@ -28,10 +28,10 @@ def scheduler(
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
 ) -> None:
-    """Publish what is due, index dead letters, and run backfills, until SIGTERM or Ctrl-C.
+    """Publish due jobs, run schedules and backfills, and index dead letters, until Ctrl-C.
 
-    Run two or more: one is active, the others stand by and take over within seconds. Backfills
-    are shared among them.
+    Run two or more processes: one is active, the others take over within seconds. Backfills are
+    shared among all of them.
     """
     from switchyard.services.logs import configure
     from switchyard.services.tracing import tracing

@@ -44,35 +44,36 @@ def up(
         typer.Option(
             min=0,
             max=65535,
-            help="Port of the HTTP API on this machine, 0 for any; JOBS_API_PORT where not given.",
+            help="Port of the HTTP API on loopback; 0 selects a free one. Default: JOBS_API_PORT.",
         ),
     ] = None,
     scale: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KIND=N",
-            help="So many processes of that kind of worker, as in llm=6; repeatable.",
+            help="Number of processes of a worker kind, for example llm=6; repeatable. Default: 1.",
         ),
     ] = None,
     autoscale: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KIND=MIN..MAX",
-            help="As many processes of that kind as its jobs need, as in llm=1..6, or all=1..4; "
-            "repeatable.",
+            help="Adapt the number of processes of a worker kind to its jobs, for example "
+            "llm=1..6 or all=1..4; repeatable.",
         ),
     ] = None,
     adopt: Annotated[
         bool,
         typer.Option(
-            "--adopt", help="Give broker and files to the ledger here, whosever they were."
+            "--adopt",
+            help="Assign broker and files to the ledger here, like `jobctl system adopt`.",
         ),
     ] = False,
 ) -> None:
     """Run the whole system until Ctrl-C: broker, workers, scheduler and HTTP API.
 
-    Prints the addresses, and how to publish from another terminal. A process that dies is started
-    again. Its data is in ./.switchyard; JOBS_DATA_DIR names another directory.
+    Prints the addresses, and how to publish from another terminal. A process that dies is
+    restarted. The data is in ./.switchyard, or in the directory named by JOBS_DATA_DIR.
     """
     from switchyard.cli.base.stopping import stop_by_interrupt
     from switchyard.cli.system.private_file import make_private

@@ -30,35 +30,53 @@ ALL = "all"
 def worker(
     kinds: Annotated[
         list[str],
-        typer.Argument(metavar="KIND…", help="ingest, ocr, llm, embed, link, …; or: all."),
+        typer.Argument(
+            metavar="KIND…",
+            help="Worker kinds: ingest, ocr, llm, embed, link, reindex, your own; or all.",
+        ),
     ],
     lanes: Annotated[
         str | None,
         typer.Option(
-            metavar="LANE,…", help="Only these lanes; all that the kind has if not given."
+            metavar="LANE,…",
+            help="Only these lanes, separated by commas. Default: all lanes of the kind.",
         ),
     ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(
-            min=1, max=1000, help="Jobs of each kind at once; else 4, and 50 for llm with a server."
+            min=1,
+            max=1000,
+            help="Jobs of each kind that run at the same time. Default: JOBS_WORKER_CONCURRENCY.",
         ),
     ] = None,
     reserve: Annotated[
         int | None,
-        typer.Option(min=0, help="Slots that only the most urgent lane may use; else 1."),
+        typer.Option(
+            min=0,
+            help="Slots of these that only the lane with the highest priority may use. "
+            "Default: JOBS_WORKER_RESERVE.",
+        ),
     ] = None,
     include: IncludeOption = None,
     reload: Annotated[
         bool,
-        typer.Option("--reload", help="Start again when a module of yours changes: to develop."),
+        typer.Option("--reload", help="For development: restart when one of your modules changes."),
     ] = False,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
 ) -> None:
-    """Work jobs until SIGTERM or Ctrl-C: then finish those that run and give back the rest.
+    """Run the jobs of one or more worker kinds until SIGTERM or Ctrl-C.
 
-    A second signal ends it at once; the jobs that ran are taken over by other workers.
+    Running jobs then get JOBS_SHUTDOWN_GRACE to finish; the others go back to their queues. A
+    second signal ends the worker at once, and other workers take over its jobs.
+
+    Examples:
+
+    ```
+    jobctl worker ingest --concurrency 4
+    jobctl worker llm embed --lanes hot --metrics-port 9101
+    ```
     """
     from switchyard.services.logs import configure
     from switchyard.services.tracing import tracing

@@ -7,7 +7,9 @@ import typer
 from switchyard.cli.base.common import load_settings, run
 from switchyard.cli.base.output import echo
 
-app = typer.Typer(no_args_is_help=True, help="The ledger's tables.")
+app = typer.Typer(
+    no_args_is_help=True, help="The ledger (database of jobs): create or upgrade its tables."
+)
 
 
 @app.callback()
@@ -18,9 +20,9 @@ def _group() -> None:
 
 @app.command()
 def upgrade() -> None:
-    """Make the ledger where there is none, or bring its tables up to this version.
+    """Create the ledger, or upgrade its tables to this version. Prints its location.
 
-    Again does no harm. Says where it is.
+    Can be repeated safely.
     """
     from switchyard.services.ledger import upgrade as bring_up_to_date
 

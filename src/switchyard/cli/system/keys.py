@@ -16,23 +16,22 @@ if TYPE_CHECKING:
     from switchyard.services.records import ApiKeyRecord
     from switchyard.services.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Make, list and revoke keys of the HTTP API.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke keys of the HTTP API.")
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Who will use it, in your words.")],
+    name: Annotated[str, typer.Argument(help="Name of the user or program that will use the key.")],
     scope: Annotated[
         list[str] | None,
         typer.Option(
             "--scope",
-            help="publish, read or admin (everything); repeatable. Publish and read where none "
-            "is given.",
+            help="publish, read or admin (everything); repeatable. Default: publish and read.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and print it: it is shown this once, and kept as a hash alone."""
+    """Create a key and print it. It is shown only once: the ledger stores its hash."""
     quiet_logs()
     scopes = _scopes(scope or ["publish", "read"])
     made = run(_create(load_settings(), name, scopes))
@@ -45,7 +44,7 @@ def create(
 
 @app.command("list")
 def list_keys(as_json: JsonOption = False) -> None:
-    """List the keys in the ledger; those of JOBS_API_KEYS are not among them."""
+    """List the keys in the ledger. Keys from JOBS_API_KEYS are not listed."""
     quiet_logs()
     found = run(_list(load_settings()))
     if as_json:
@@ -68,8 +67,10 @@ def list_keys(as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def revoke(key_id: Annotated[str, typer.Argument(help="As `jobctl keys list` shows it.")]) -> None:
-    """Make a key useless, for good; within two seconds nobody gets in with it."""
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="Id of the key, from `jobctl keys list`.")],
+) -> None:
+    """Revoke a key permanently. All API processes refuse it within two seconds."""
     quiet_logs()
     if not run(_revoke(load_settings(), key_id)):
         raise CommandFailed(f"there is no key {key_id}: see `jobctl keys list`")

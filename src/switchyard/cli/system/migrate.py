@@ -16,7 +16,8 @@ from switchyard.cli.base.common import (
     require_broker,
     run,
 )
-from switchyard.cli.base.errors import FAILED
+from switchyard.cli.base.durations import DURATION_HELP, parse_duration
+from switchyard.cli.base.errors import FAILED, WrongUsage
 from switchyard.cli.base.output import (
     JsonOption,
     YesOption,
@@ -34,27 +35,37 @@ if TYPE_CHECKING:
     from switchyard.broker.topology.model import Topology
     from switchyard.services.settings import Settings
 
-WAIT = 600.0
+LEAST_SECONDS = 1.0
 
 
 def migrate(
-    to: Annotated[Literal["classic", "quorum"], typer.Option(help="The profile to change to.")],
+    to: Annotated[
+        Literal["classic", "quorum"], typer.Option(help="Profile that the queues will have.")
+    ],
     include: IncludeOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool,
+        typer.Option("--dry-run", help="Change nothing; list the queues that would be remade."),
     ] = False,
-    wait: Annotated[
-        float,
-        typer.Option(min=1, help="Seconds that running jobs of a queue get to end."),
-    ] = WAIT,
+    timeout: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help=f"Time that the running jobs of a queue have to end, {DURATION_HELP}.",
+        ),
+    ] = "10m",
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remake queues of another type, one by one, while publishers and workers go on.
+    """Change the type of the queues (classic or quorum), one queue after the other.
 
-    New jobs of a queue wait while the jobs that it has delivered end, eleven seconds at least.
-    Killed at any point, run it again. Exit code 1: a queue's jobs did not end in time.
+    Publishers and workers continue. New jobs of a queue wait until its running jobs have ended, at
+    least 11 s. If the command is killed, run it again. Exit code 1: the running jobs of a queue did
+    not end in time; that queue is unchanged.
     """
+    seconds = parse_duration(timeout)
+    if seconds < LEAST_SECONDS:
+        raise WrongUsage(f"--timeout {timeout}: give at least {LEAST_SECONDS:g}s")
     settings = load_settings()
     require_broker(settings)
     wanted = _wanted(settings, to, include)
@@ -74,7 +85,7 @@ def migrate(
         # what a full hot lane refuses, which a quorum queue does not do.
         say("Run all processes with JOBS_PROFILE=quorum while this goes on.")
         confirm(f"Remake {counted(len(steps), 'queue')}?", abort=True)
-    ended = run(_migrated(settings, wanted, steps, wait, quiet=as_json))
+    ended = run(_migrated(settings, wanted, steps, seconds, quiet=as_json))
     if as_json:
         print_json([{"name": e.name, "moved": e.moved, "done": e.done} for e in ended])
     if not all(each.done for each in ended):
@@ -149,8 +160,8 @@ async def _migrated(
                     echo(f"{each.name}: remade as {wanted.profile}, {moved} moved")
                 elif not each.done:
                     say(
-                        f"{each.name}: jobs still run after {wait:g} s; all is as it was. Run it "
-                        "again with a longer --wait, or while they rest: `jobctl jobs list --state "
-                        "running`"
+                        f"{each.name}: jobs still ran after {wait:g} s; the queue is unchanged. "
+                        "Run it again with a longer --timeout, or when none runs: "
+                        "`jobctl jobs list --state running`"
                     )
     return ended

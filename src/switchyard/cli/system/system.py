@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from switchyard.cli.base.common import load_settings, open_ledger, require_broker, run
-from switchyard.cli.base.output import JsonOption, confirm, echo, print_json, print_rows
+from switchyard.cli.base.output import JsonOption, YesOption, confirm, echo, print_json, print_rows
 
 if TYPE_CHECKING:
     from switchyard.services.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Which system ledger, broker and files belong to.")
+app = typer.Typer(
+    no_args_is_help=True, help="System id: which system the ledger, broker and files belong to."
+)
 
 
 @app.command()
 def show(as_json: JsonOption = False) -> None:
-    """Show whose the ledger and the broker are. Changes nothing."""
+    """Show the system ids of the ledger and of the broker, and whether they match."""
     settings = load_settings()
     require_broker(settings)
     found = run(_look(settings))
@@ -28,11 +30,11 @@ def show(as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def adopt(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
-    """Give the broker, the file storage and the index to this ledger's system.
+def adopt(yes: YesOption = False) -> None:
+    """Assign the broker, the file storage and the index to the system of this ledger.
 
-    For a broker whose own ledger is gone for good, and for a ledger that was restored from a copy.
-    Stop every process of both systems first: those that run are not asked again.
+    Use it if the ledger of the broker is permanently lost, or if this ledger was restored from a
+    backup. Stop all processes of both systems first: running ones do not repeat the check.
     """
     from switchyard.services.identity.broker import mark_broker
     from switchyard.services.identity.places import claim_places

@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 app = typer.Typer(
-    no_args_is_help=True, help="Exchanges, queues, bindings and policies on the broker."
+    no_args_is_help=True,
+    help="Exchanges, queues, bindings and policies: compare with the broker and apply.",
 )
 
 app.command()(migrate)
 
 ProfileOption = Annotated[
     Literal["classic", "quorum"] | None,
-    typer.Option(help="How lanes are made; JOBS_PROFILE where it is not given."),
+    typer.Option(help="Type of the queues: classic or quorum. Default: JOBS_PROFILE."),
 ]
 
 
@@ -47,7 +48,7 @@ def render(
     profile: ProfileOption = None,
     include: IncludeOption = None,
     vhost: Annotated[
-        str | None, typer.Option(help="Virtual host; that of JOBS_AMQP_URL where not given.")
+        str | None, typer.Option(help="Virtual host. Default: that of JOBS_AMQP_URL.")
     ] = None,
 ) -> None:
     """Print the topology as RabbitMQ definitions (JSON), for import or for `load_definitions`."""
@@ -63,7 +64,7 @@ def render(
 def diff(
     profile: ProfileOption = None, include: IncludeOption = None, as_json: JsonOption = False
 ) -> None:
-    """Compare the broker with the topology. Exit code 0: the same; 1: it differs."""
+    """Compare the broker with the declared topology. Exit code 1: there are differences."""
     from switchyard.broker.topology import differences as between
 
     settings = load_settings()
@@ -85,9 +86,9 @@ def diff(
 
 @app.command()
 def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
-    """Change the broker into what is declared; running it again does no harm.
+    """Change the broker to match the declared topology. Can be repeated safely.
 
-    Deletes no exchange, queue or policy. Exit code 1: something can't be changed in place.
+    Deletes no exchange, queue or policy. Exit code 1: something cannot be changed in place.
     """
     from switchyard.broker.topology import reconcile
 
@@ -114,18 +115,21 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
 @app.command()
 def users(
     prefix: Annotated[
-        str, typer.Option(help="What their names begin with: PREFIX-worker and so on.")
+        str,
+        typer.Option(
+            help="Prefix of the user names: PREFIX-publisher, PREFIX-worker, PREFIX-admin."
+        ),
     ] = "switchyard",
     renew: Annotated[
-        bool, typer.Option("--renew", help="New passwords also for those that are there.")
+        bool, typer.Option("--renew", help="Also set new passwords for users that already exist.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make broker users for publishers, workers and administration, with the rights each needs.
+    """Create broker users for publishers, workers and administration, with minimal permissions.
 
-    Prints the address for JOBS_AMQP_URL of each, with its password, this once; passwords that
-    JOBS_PUBLISHER_PASSWORD and so on give are not printed. JOBS_MANAGEMENT_URL must be that of a
-    user with the tag administrator.
+    Prints the JOBS_AMQP_URL of each user with its password; passwords are shown only once.
+    A password from JOBS_PUBLISHER_PASSWORD, JOBS_WORKER_PASSWORD or JOBS_ADMIN_PASSWORD is used as
+    it is, and not printed. JOBS_MANAGEMENT_URL must name a user with the tag administrator.
     """
     from switchyard.broker.topology.users import make_users
 

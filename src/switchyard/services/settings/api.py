@@ -12,64 +12,79 @@ from switchyard.services.settings.values import Listed, OrUnset
 
 
 class ApiSettings(BaseSettings):
-    """The HTTP API and its clients."""
+    """HTTP API and its clients."""
 
     api_host: str = Field(
         default="127.0.0.1",
-        description="Address that the HTTP API listens on; beyond loopback it needs a key.",
+        description="Address that the HTTP API listens on. Requests from other machines need "
+        "a key.",
     )
-    api_port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP API.")
+    api_port: int = Field(
+        default=8000, ge=0, le=65535, description="Port of the HTTP API; 0 selects a free one."
+    )
     api_tls_cert: OrUnset[Path] = Field(
         default=None,
-        description="File with the API's certificate and what signed it (PEM): it speaks HTTPS "
-        "then. None: HTTP, with a proxy before it where others may listen.",
+        description="PEM file with the certificate chain of the API: it then serves HTTPS. "
+        "Without it, use a proxy for TLS if the network is not trusted.",
     )
     api_tls_key: OrUnset[Path] = Field(
-        default=None, description="File with the private key of JOBS_API_TLS_CERT (PEM)."
+        default=None, description="PEM file with the private key of JOBS_API_TLS_CERT."
     )
     api_url: str = Field(
         default="http://127.0.0.1:8000",
         pattern="^https?://",
-        description="Address of the HTTP API for those who call it: `jobctl documents`, "
-        "`jobctl search`, the Python client.",
+        description="Address of the HTTP API for its clients: `jobctl documents`, `jobctl "
+        "search`, the Python client.",
     )
-    api_key: SecretStr | None = Field(default=None, description="The key that they send.")
+    api_key: SecretStr | None = Field(default=None, description="API key that these clients send.")
     api_keys: SecretStr | None = Field(
         default=None,
-        description="Keys of the HTTP API beside those of `jobctl keys`, comma-separated: KEY, or "
-        "KEY:read+publish for some scopes only.",
+        description="Keys that the API accepts in addition to those of `jobctl keys`, "
+        "comma-separated: KEY (all scopes), or KEY:read+publish.",
     )
     api_rate_limit: float = Field(
-        default=500, gt=0, description="Requests a second that one key, or one address, may make."
+        default=500,
+        gt=0,
+        description="Requests per second of one key, or of one address without a key.",
     )
     api_rate_burst: int = Field(
-        default=1000, ge=1, description="Requests that it may make at once."
+        default=1000, ge=1, description="Requests that may exceed this rate in a burst."
     )
     api_max_body: int = Field(
-        default=2 * 1024 * 1024, ge=1024, description="Bytes of a request without a file."
+        default=2 * 1024 * 1024,
+        ge=1024,
+        description="Maximum size of a request body without a file, in bytes.",
     )
     api_body_timeout: float = Field(
-        default=30, gt=0, description="Seconds in which a request without a file must be sent."
+        default=30, gt=0, description="Seconds in which a request body without a file must arrive."
     )
     api_idle_timeout: float = Field(
-        default=10, gt=0, description="Seconds without a byte after which a sender is given up."
+        default=10, gt=0, description="Seconds without data after which an upload is aborted."
     )
     api_trusted_proxies: Listed[str] = Field(
         default=(),
-        description="Addresses or networks of proxies, comma-separated, whose `X-Forwarded-For` "
-        "and `X-Forwarded-Proto` are believed; nobody's where unset.",
+        description="Addresses or networks of proxies whose `X-Forwarded-For` and "
+        "`X-Forwarded-Proto` are trusted, comma-separated. Default: none.",
     )
     api_max_streams: int = Field(
-        default=200, ge=1, description="Clients that one API process sends events to."
+        default=200, ge=1, description="Maximum number of event stream clients per API process."
     )
     api_heartbeat: float = Field(
-        default=15, gt=0, description="Seconds between signs of life in a stream of events."
+        default=15, gt=0, description="Seconds between keep-alive comments in an event stream."
     )
     pressure_slow_at: float = Field(
-        default=0.5, gt=0, le=1, description="Part of a queue's limit from which it is slow."
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Fraction of a queue's length limit from which its back-pressure state is "
+        "slow.",
     )
     pressure_full_at: float = Field(
-        default=1.0, gt=0, le=1, description="Part of a queue's limit from which it is full."
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Fraction of a queue's length limit from which its back-pressure state is "
+        "full.",
     )
 
     @model_validator(mode="after")

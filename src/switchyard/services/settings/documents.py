@@ -12,77 +12,81 @@ from switchyard.services.settings.values import Listed, OrUnset
 
 
 class DocumentSettings(BaseSettings):
-    """What is made of documents: vectors, classes, text, references, the graph."""
+    """Documents: vectors, classes, text, references and graph."""
 
     embed_dimensions: int = Field(
         default=256,
         ge=8,
         le=4096,
-        description="Length of the embedder's vectors; at most 256 for `wordllama`.",
+        description="Dimensions of the vectors; at most 256 for `wordllama`. After a change "
+        "run `jobctl index rebuild`.",
     )
     embed_base_url: OrUnset[str] = Field(
         default=None,
-        description="An OpenAI-compatible server with an embedding model; without one, text is "
-        "embedded offline.",
+        description="Address of an OpenAI-compatible server with an embedding model. Without "
+        "one, JOBS_EMBED_OFFLINE is used. After a change run `jobctl index "
+        "rebuild`.",
     )
     embed_offline: Literal["wordllama", "hashed"] = Field(
         default="wordllama",
-        description="The offline embedder: `wordllama` by meaning, best in English; `hashed` by "
-        "wording, in any script.",
+        description="Built-in embedder: `wordllama` compares meaning and is best for English; "
+        "`hashed` compares words, in any script. After a change run `jobctl index "
+        "rebuild`.",
     )
     embed_fits: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Least similarity of a passage to a query for vectors of that server's model: "
-        "what is below is no hit.",
+        description="Minimum similarity of a search hit, for the model of JOBS_EMBED_BASE_URL.",
     )
     embed_alike: float = Field(
         default=0.22,
         ge=-1,
         le=1,
-        description="Least similarity at which documents are linked, for vectors of that server's "
-        "model.",
+        description="Minimum similarity of linked documents, for the model of JOBS_EMBED_BASE_URL.",
     )
-    embed_model: str = Field(default="default", description="Model asked for at that server.")
-    embed_api_key: OrUnset[SecretStr] = Field(default=None, description="Its API key.")
+    embed_model: str = Field(default="default", description="Model on JOBS_EMBED_BASE_URL.")
+    embed_api_key: OrUnset[SecretStr] = Field(
+        default=None, description="API key for JOBS_EMBED_BASE_URL."
+    )
     classes: OrUnset[Path] = Field(
         default=None,
-        description="A TOML file that says how documents are classified; the package's own where "
-        "unset (docs/classes.md).",
+        description="TOML file with the classes of documents (docs/classes.md). Default: the "
+        "file of the package.",
     )
     pdf_extractor: Literal["pymupdf", "pypdfium2"] = Field(
         default="pymupdf",
-        description="What reads PDFs: `pymupdf` (AGPL), which mends more of what is damaged, or "
+        description="Library that reads PDFs: `pymupdf` (AGPL; repairs more damaged files) or "
         "`pypdfium2` (Apache-2.0, BSD).",
     )
     ocr_scanned_pages: bool = Field(
         default=True,
-        description="Whether documents that have text go to OCR as well, for those of their pages "
-        "that have none and are covered by pictures. Off where no worker does OCR.",
+        description="Whether pages without text in a document with text are sent to OCR if "
+        "images cover them. Set it to false if no worker `ocr` runs.",
     )
     ocr_models: Path | None = Field(
         default=None,
-        description="Directory with models for OCR in other languages, LANGUAGE.onnx each, as "
-        "PaddleOCR's recognition models converted for RapidOCR, with their characters inside.",
+        description="Directory with OCR models for other languages, named LANGUAGE.onnx: "
+        "PaddleOCR recognition models, converted for RapidOCR, with embedded "
+        "character lists.",
     )
     contact: OrUnset[str] = Field(
         default=None,
         max_length=200,
         pattern=r"^[\x20-\x7e]*$",
-        description="A mail or web address that other people's servers are told in the "
-        "`User-Agent`, so that they can reach whoever asks them.",
+        description="Your e-mail or web address, sent in the `User-Agent` of requests to "
+        "external servers, so that their operators can contact you.",
     )
     document_references: bool = Field(
         default=False,
-        description="Whether each document's references are looked for when its pipeline has "
-        "ended.",
+        description="Whether the references of each document are extracted after its pipeline.",
     )
     reference_engines: Listed[Literal["grobid", "llm", "offline"]] = Field(
         default=("offline",),
         min_length=1,
-        description="What cuts references into fields, comma-separated: `grobid`, `llm`, "
-        "`offline`; each that follows does what the one before it can't.",
+        description="Parsers of references, comma-separated, in this order: each parses what "
+        "the previous one could not. `grobid` needs JOBS_GROBID_URL, `llm` needs "
+        "JOBS_LLM_BASE_URL.",
     )
     grobid_url: OrUnset[str] = Field(
         default=None,
@@ -91,32 +95,36 @@ class DocumentSettings(BaseSettings):
     )
     link_citations: bool = Field(
         default=False,
-        description="Whether the references of documents are linked to works when they were found.",
+        description="Whether extracted references are looked up in catalogues and linked to works.",
     )
     link_catalogues: Listed[Literal["openalex", "crossref", "wikidata"]] = Field(
         default=("openalex", "crossref", "wikidata"),
         min_length=1,
-        description="The catalogues that are asked for references' works, comma-separated: each "
-        "that follows for what those before it do not know.",
+        description="Catalogues for references, comma-separated, in this order: each is asked "
+        "for what the previous ones do not know.",
     )
     link_interval: float = Field(
         default=0.2,
         ge=0,
         le=3600,
-        description="Least seconds between two requests to one catalogue, all processes together.",
+        description="Minimum seconds between two requests to the same catalogue, of all "
+        "processes together.",
     )
     link_answers_days: float = Field(
-        default=30, ge=0, le=36_500, description="Days for which catalogues' answers are kept."
+        default=30,
+        ge=0,
+        le=36_500,
+        description="Days that answers of catalogues are stored and reused.",
     )
     openalex_base_url: str = Field(
         default="https://api.openalex.org",
         pattern="^https?://",
-        description="Address of OpenAlex.",
+        description="Address of the OpenAlex API.",
     )
     crossref_base_url: str = Field(
         default="https://api.crossref.org",
         pattern="^https?://",
-        description="Address of Crossref.",
+        description="Address of the Crossref API.",
     )
     wikidata_base_url: str = Field(
         default="https://www.wikidata.org/w/api.php",
@@ -126,5 +134,6 @@ class DocumentSettings(BaseSettings):
     graph_memory_mb: int = Field(
         default=4096,
         ge=512,
-        description="MiB of address space of the process that ranks the knowledge graph.",
+        description="Memory limit (address space, MiB) of the process that ranks the "
+        "knowledge graph. Raise it if `recompute_graph` runs out of memory.",
     )

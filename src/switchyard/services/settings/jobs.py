@@ -33,32 +33,33 @@ class LimitNumbers(LimitRoom):
 
 
 class JobSettings(BaseSettings):
-    """Job types, schedules, limits and fairness."""
+    """Job types, schedules and limits."""
 
     modules: Listed[str] = Field(
         default=(),
-        description="Python modules with your own job types, comma-separated.",
+        description="Python modules with your own job types, comma-separated. Must be the "
+        "same in all processes.",
     )
     schedules: Path | None = Field(
         default=None,
-        description="A TOML file of schedules, which the active scheduler takes over when it "
-        "begins: docs/schedules.md.",
+        description="TOML file with schedules (docs/schedules.md). The active scheduler reads "
+        "it when it starts.",
     )
     default_schedules: bool = Field(
         default=True,
-        description="Publish the maintenance jobs of docs/schedules.md at night by themselves.",
+        description="Whether the built-in nightly maintenance jobs are published "
+        "(docs/schedules.md).",
     )
     limits: dict[str, LimitNumbers] = Field(
         default={},
-        description="Other numbers for named limits than the code has, as a JSON object: "
-        '`{"openai": {"concurrency": 10, "per_minute": null, "keys": {"acme": {"concurrency": '
-        "2}}}}` (docs/limits.md).",
+        description='Overrides named limits of the code, as a JSON object: `{"openai": '
+        '{"concurrency": 10, "per_minute": null, "keys": {"acme": {"concurrency": '
+        "2}}}}` (docs/limits.md). `null` removes a limit.",
     )
     fair_from: OrUnset[int] = Field(
         default=500,
         ge=1,
         le=10_000_000,
-        description="Jobs of one source in flight in a lane from which its further ones get a "
-        "lower priority there, so that those of others do not wait for all of them; empty for "
-        "never.",
+        description="Fairness between sources: when a source has this many unfinished jobs in "
+        "a lane, its further jobs get a lower priority there. Empty: off.",
     )

@@ -33,121 +33,135 @@ class LlmServer(BaseModel):
 
 
 class LlmSettings(BaseSettings):
-    """Language models: servers, how many requests at once, answers that are kept, money."""
+    """Language models."""
 
     llm_base_url: OrUnset[str] = Field(
         default=None,
-        description="An OpenAI-compatible server, for example http://localhost:8000/v1; without "
-        "one, summaries are extractive and say so.",
+        description="Address of an OpenAI-compatible server, for example "
+        "http://localhost:8000/v1. Without one, summaries are extractive and "
+        "marked as such.",
     )
-    llm_model: str = Field(default="default", description="Model asked for at that server.")
-    llm_api_key: OrUnset[SecretStr] = Field(default=None, description="Its API key.")
+    llm_model: str = Field(default="default", description="Model on that server.")
+    llm_api_key: OrUnset[SecretStr] = Field(default=None, description="API key for that server.")
     llm_timeout: float = Field(
-        default=180, gt=0, description="Seconds that one request to the LLM server may take."
+        default=180,
+        gt=0,
+        description="Timeout of a request to a language model server, in seconds.",
     )
     llm_providers: tuple[LlmServer, ...] = Field(
         default=(),
-        description="Several such servers instead of one, as a JSON list of objects with "
-        "`name`, `base_url`, `model`, `api_key`, `order`, `weight`, `most`, `batch` (docs/llm.md).",
+        description="Several servers instead of JOBS_LLM_BASE_URL, as a JSON list of objects "
+        "with `name`, `base_url`, `model`, `api_key`, `order`, `weight`, `most`, "
+        "`batch` (docs/llm.md).",
     )
     llm_batch: bool = Field(
         default=False,
-        description="The server of JOBS_LLM_BASE_URL gets questions of the lane backfill through "
-        "its Batch API, together and later, at its lower price (docs/llm.md#batches).",
+        description="Whether requests of the lane backfill go through the Batch API of "
+        "JOBS_LLM_BASE_URL: cheaper, but answered within hours "
+        "(docs/llm.md#batches).",
     )
     llm_batch_wait: float = Field(
         default=600,
         ge=0,
         le=86_400,
-        description="Seconds for which questions are collected before a batch of them is sent.",
+        description="Seconds that requests are collected before a batch is sent.",
     )
     llm_batch_size: int = Field(
-        default=1_000, ge=1, le=50_000, description="Questions at which it is sent at once."
+        default=1_000,
+        ge=1,
+        le=50_000,
+        description="Number of collected requests at which a batch is sent without waiting.",
     )
     vision_model: OrUnset[str] = Field(
         default=None,
-        description="A model that sees pictures, for `describe_figures` and `analyze_image`; they "
-        "are dead without one.",
+        description="Model with image input, for `describe_figures` and `analyze_image`. "
+        "Without it, these jobs become dead letters.",
     )
     vision_base_url: OrUnset[str] = Field(
         default=None,
-        description="The OpenAI-compatible server that has it; JOBS_LLM_BASE_URL where unset.",
+        description="Address of the server of JOBS_VISION_MODEL. Default: JOBS_LLM_BASE_URL.",
     )
     vision_api_key: OrUnset[SecretStr] = Field(
-        default=None, description="Its API key; JOBS_LLM_API_KEY where no server of its own is set."
+        default=None,
+        description="API key for JOBS_VISION_BASE_URL. Default: JOBS_LLM_API_KEY, unless "
+        "JOBS_VISION_BASE_URL is set.",
     )
     llm_pacing: Literal["adaptive", "steps", "fixed"] = Field(
         default="adaptive",
-        description="How the number of requests that a server gets at once is found: by the times "
-        "of its tokens, by time-outs alone, or not at all.",
+        description="How the number of concurrent requests per server is adjusted: `adaptive` "
+        "by the times of its tokens, `steps` by timeouts only, `fixed` never.",
     )
     llm_concurrency: int = Field(
         default=16,
         ge=1,
         le=10_000,
-        description="Requests that a server gets at once at first, from all workers together.",
+        description="Initial number of concurrent requests per server, of all processes together.",
     )
     llm_concurrency_min: int = Field(
-        default=5, ge=1, le=10_000, description="The fewest that it gets at once."
+        default=5, ge=1, le=10_000, description="Lower bound of this number."
     )
     llm_concurrency_max: int = Field(
-        default=50, ge=1, le=10_000, description="The most that it gets at once."
+        default=50, ge=1, le=10_000, description="Upper bound of this number."
     )
     llm_direct: bool = Field(
         default=False,
-        description="Processes that ask language models call the servers themselves instead of "
-        "publishing a job; with the same limits and kept answers (docs/llm.md#direct-mode).",
+        description="Whether clients call language model servers directly instead of "
+        "publishing jobs. Limits and stored answers are the same "
+        "(docs/llm.md#direct-mode).",
     )
     llm_answers_days: float = Field(
         default=90,
         ge=0,
         le=36_500,
-        description="Days for which an answer is kept for the same question.",
+        description="Days that an answer is stored and reused for equal requests. 0: not stored.",
     )
     llm_answers_mb: int = Field(
         default=1024,
         ge=0,
-        description="MiB of answers that are kept; beyond that, those go that were not used for "
-        "longest.",
+        description="Maximum size of the stored answers in MiB; the least recently used are "
+        "deleted first.",
     )
     llm_prices: OrUnset[Path] = Field(
         default=None,
-        description="A TOML file of what models cost (docs/llm.md#what-it-costs); tokens alone are "
-        "counted where unset.",
+        description="TOML file with prices of models (docs/llm.md#what-it-costs). Without it, "
+        "only tokens are counted.",
     )
     llm_budget_per_day: OrUnset[float] = Field(
         default=None,
         gt=0,
         le=1_000_000_000,
-        description="What calls of language models may cost on one day (UTC), in the currency of "
-        "that file; no limit where unset.",
+        description="Maximum cost of language model calls per day (UTC), in the currency of "
+        "JOBS_LLM_PRICES. Default: no limit.",
     )
     llm_spend_days: float = Field(
         default=400,
         ge=1,
         le=36_500,
-        description="Days for which it is kept what each call has cost.",
+        description="Days that the cost of each call is stored.",
     )
     llm_hedge_share: float = Field(
         default=0,
         ge=0,
         le=0.5,
-        description="Part of the hot calls of language models that may get a second request when "
-        "the first is late to begin; none at 0.",
+        description="Maximum share of hot calls for which a second request is sent if the "
+        "first is slow to answer (hedging). 0: off.",
     )
     llm_ok_below: int = Field(
         default=250,
         ge=1,
-        description="Requests that wait in a queue of the llm worker, below which one that was "
-        "slow or full is ok again.",
+        description="Queue length of an llm queue below which its back-pressure state returns "
+        "to ok.",
     )
     llm_slow_at: int = Field(
-        default=500, ge=1, description="Requests waiting from which such a queue is slow."
+        default=500,
+        ge=1,
+        description="Queue length of an llm queue from which its back-pressure state is slow.",
     )
     llm_full_at: int = Field(
         default=1000,
         ge=1,
-        description="Requests waiting from which such a queue is full, and no more are taken.",
+        description="Queue length of an llm queue from which its back-pressure state is full "
+        "and requests are refused.",
     )
 
     @model_validator(mode="after")

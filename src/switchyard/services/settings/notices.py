@@ -11,30 +11,29 @@ from switchyard.services.settings.values import Hosts, OrUnset
 
 
 class NoticeSettings(BaseSettings):
-    """Alerts and notices: who is told, and how."""
+    """Alerts and notices."""
 
     alert_webhook: OrUnset[SecretStr] = Field(
         default=None,
-        description="Address that the scheduler posts to when the doctor finds something, when it "
-        "is over, and when a backfill or redrive ends. None: nobody is told.",
+        description="Address to which the scheduler posts alerts: when a finding of the "
+        "doctor appears or disappears, and when a backfill or redrive ends. "
+        "Default: no alerts.",
     )
     alert_format: Literal["json", "slack"] = Field(
-        default="json", description="`slack` is for Slack and what understands its messages."
+        default="json", description="Format of alerts; `slack` for Slack and compatible services."
     )
-    alert_secret: OrUnset[SecretStr] = Field(
-        default=None, description="Signs what is posted to JOBS_ALERT_WEBHOOK."
-    )
+    alert_secret: OrUnset[SecretStr] = Field(default=None, description="Secret that signs alerts.")
     alert_interval: float = Field(
-        default=30.0, gt=0, le=3600, description="Seconds between looks for what is to be told."
+        default=30.0, gt=0, le=3600, description="Seconds between checks for alerts."
     )
     notify_secret: OrUnset[SecretStr] = Field(
         default=None,
         min_length=16,
-        description="Signs what is posted to a `notify_url`, 16 characters or more; without it no "
-        "job may name one (docs/notices.md).",
+        description="Secret that signs posts to a `notify_url`, at least 16 characters. "
+        "Without it, jobs with a `notify_url` are refused (docs/notices.md).",
     )
     notify_hosts: Hosts = Field(
         default=(),
-        description="Hosts of your own network that a `notify_url` may name, comma-separated: "
-        "HOST:PORT; else only the open internet.",
+        description="Internal hosts that a `notify_url` may name, comma-separated HOST:PORT. "
+        "Default: only public addresses.",
     )

@@ -18,56 +18,58 @@ def default_data_dir() -> Path:
 
 
 class PlaceSettings(BaseSettings):
-    """Where ledger, files and index lie, and what may lie there."""
+    """Ledger, files and search index."""
 
     data_dir: Path = Field(
         default_factory=default_data_dir,
-        description="Directory of ledger, files and index where no other address is set.",
+        description="Directory for ledger, files and index, unless one of the addresses below "
+        "is set.",
     )
     database_url: OrUnset[SecretStr] = Field(
         default=None,
         description="SQLAlchemy address of the ledger: sqlite+aiosqlite:///… or "
-        "postgresql+asyncpg://…, with several hosts where there is a standby (docs/cluster.md); a "
-        "SQLite file in the data directory where unset. Only `jobctl up`, `jobctl demo` and "
-        "`jobctl db upgrade` create one.",
+        "postgresql+asyncpg://…; with a standby, give all hosts "
+        "(docs/cluster.md). Default: a SQLite file in JOBS_DATA_DIR. Only `jobctl "
+        "up`, `jobctl demo` and `jobctl db upgrade` create a ledger.",
     )
     storage_url: OrUnset[str] = Field(
         default=None,
-        description="Where files are kept: file:///…, s3://… or az://…; the data directory where "
-        "unset.",
+        description="Address of the file storage: file:///…, s3://… or az://… "
+        "(docs/storage.md). Default: JOBS_DATA_DIR.",
     )
     storage_quota: int | None = Field(
         default=None,
         ge=0,
-        description="Bytes that the file storage may hold before the API refuses uploads; no "
-        "limit where unset.",
+        description="Size of the file storage in bytes above which the API refuses uploads. "
+        "Default: no limit.",
     )
     files_kept_hours: float = Field(
         default=24,
         ge=1,
         le=876_000,
-        description="Hours for which `cleanup_expired` leaves by-products: uploads that became a "
-        "document, results of jobs without one, pages that OCR has read.",
+        description="Hours after which `cleanup_expired` deletes intermediate files: "
+        "processed uploads, results of jobs without a document, and page images "
+        "of OCR.",
     )
     documents_kept_hours: float | None = Field(
         default=None,
         ge=1,
         le=876_000,
-        description="Hours after which it removes originals and texts of documents, too; their "
-        "results, and what search finds, stay. Never where unset.",
+        description="Hours after which `cleanup_expired` also deletes originals and texts of "
+        "documents. Results and the search index stay. Default: never.",
     )
     max_document_bytes: int = Field(
-        default=100 * 1024 * 1024, ge=1, description="Largest file that is taken in, in bytes."
+        default=100 * 1024 * 1024, ge=1, description="Maximum size of a document in bytes."
     )
     ingest_paths: Annotated[tuple[Path, ...] | None, NoDecode] = Field(
         default=None,
-        description="Directories below which `path` of ingest_document may lie, separated as in "
-        "PATH; anywhere where unset, nowhere where empty.",
+        description="Directories from which `ingest_document` may read its `path`, separated "
+        "as in PATH (`:`). Unset: any directory. Empty: none.",
     )
     index_url: OrUnset[SecretStr] = Field(
         default=None,
-        description="Where chunks and vectors are kept: a directory or an object-store address "
-        "(LanceDB), or postgresql://… with pgvector; the data directory where unset.",
+        description="Address of the search index: a directory or an object-store address "
+        "(LanceDB), or postgresql://… with pgvector. Default: JOBS_DATA_DIR.",
     )
 
     @field_validator("ingest_paths", mode="before")

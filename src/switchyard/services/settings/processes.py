@@ -7,56 +7,62 @@ from pydantic_settings import BaseSettings
 
 
 class ProcessSettings(BaseSettings):
-    """Workers, and what all processes log and show."""
+    """Processes: concurrency, metrics and logs."""
 
     worker_concurrency: int = Field(
         default=4,
         ge=1,
         le=1000,
-        description="Jobs that one kind of worker runs at once; the LLM worker, as many as its "
-        "servers get.",
+        description="Jobs that a worker process runs at the same time, per kind. A worker "
+        "`llm` with a server runs at least JOBS_LLM_CONCURRENCY_MAX.",
     )
     worker_reserve: int | None = Field(
         default=None,
         ge=0,
-        description="Slots that only the worker's most urgent lane may use; 1 where unset and "
-        "there are two slots or more.",
+        description="Slots of these that only the lane with the highest priority may use. "
+        "Default: 1, or 0 if there is only one slot.",
     )
     autoscale_wait: float = Field(
         default=10.0,
         gt=0,
-        description="Seconds that the oldest job of a kind may wait before `jobctl up --autoscale` "
-        "starts one more process of it.",
+        description="Seconds that the oldest job of a kind may wait before `jobctl up "
+        "--autoscale` starts another process.",
     )
     autoscale_calm: float = Field(
         default=60.0,
         gt=0,
-        description="Seconds for which one process less would have done before it retires one.",
+        description="Seconds that one process fewer would have been enough before `jobctl up "
+        "--autoscale` stops one.",
     )
     shutdown_grace: float = Field(
-        default=30, ge=0, description="Seconds that running jobs get to finish after SIGTERM."
+        default=30, ge=0, description="Seconds that running jobs have to finish after SIGTERM."
     )
     takeover_after: float = Field(
         default=1.5,
         gt=0,
-        description="Seconds without a sign of life after which a job is taken from its worker.",
+        description="Seconds without a heartbeat after which other workers take over the jobs "
+        "of a worker. Raise it on overloaded hosts.",
     )
     metrics_host: str = Field(
         default="127.0.0.1",
-        description="Address on which `jobctl worker` and `jobctl scheduler` show their metrics; "
-        "they ask for no key.",
+        description="Address on which `jobctl worker` and `jobctl scheduler` serve metrics "
+        "and health checks, without authentication.",
     )
     metrics_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="Port of these metrics; none are shown where unset.",
+        description="Port for metrics and health checks; 0 selects a free one. Default: none "
+        "are served.",
     )
     log_format: str = Field(
         default="auto",
         pattern="^(auto|json|console)$",
-        description="`json`, `console`, or `auto`: console on a terminal, JSON elsewhere.",
+        description="Format of logs: `json`, `console`, or `auto` (console on a terminal, "
+        "JSON otherwise).",
     )
     log_level: str = Field(
-        default="info", pattern="^(debug|info|warning|error)$", description="Least level logged."
+        default="info",
+        pattern="^(debug|info|warning|error)$",
+        description="Minimum level of log entries.",
     )

@@ -11,7 +11,7 @@ from switchyard.services.settings.values import Hosts, OrUnset
 
 
 class SourceSettings(BaseSettings):
-    """Where documents come from: arXiv, GitHub, Hugging Face, web pages, webhooks."""
+    """Sources of documents and webhooks."""
 
     arxiv_base_url: str = Field(
         default="https://export.arxiv.org/api/query",
@@ -22,8 +22,8 @@ class SourceSettings(BaseSettings):
         default=3.0,
         ge=0,
         le=3600,
-        description="Least seconds between two requests to arXiv, all processes together; 3 is "
-        "arXiv's own rule.",
+        description="Minimum seconds between two requests to arXiv, of all processes "
+        "together. arXiv's rules require 3.",
     )
     github_base_url: str = Field(
         default="https://api.github.com",
@@ -32,23 +32,23 @@ class SourceSettings(BaseSettings):
     )
     github_token: OrUnset[SecretStr] = Field(
         default=None,
-        description="A token for it; without one GitHub allows 60 requests an hour.",
+        description="Token for GitHub's API. Without one, GitHub allows 60 requests per hour.",
     )
     github_interval: float = Field(
         default=1.0,
         ge=0,
         le=60,
-        description="Least seconds between two requests to GitHub, all processes together.",
+        description="Minimum seconds between two requests to GitHub, of all processes together.",
     )
     github_webhook_secret: OrUnset[SecretStr] = Field(
         default=None,
         min_length=16,
-        description="The secret of GitHub's webhooks, 16 characters or more, with which "
-        "`POST /webhooks/github` takes them.",
+        description="Secret of GitHub's webhooks, at least 16 characters. Enables `POST "
+        "/webhooks/github`.",
     )
     webhooks: OrUnset[Path] = Field(
         default=None,
-        description="A TOML file that says which other webhooks are taken, and what job each is "
+        description="TOML file with other webhooks and the job that each publishes "
         "(docs/webhooks.md).",
     )
     hf_base_url: str = Field(
@@ -57,26 +57,27 @@ class SourceSettings(BaseSettings):
         description="Address of the Hugging Face hub.",
     )
     hf_token: OrUnset[SecretStr] = Field(
-        default=None, description="A token for the hub, for what is not for everybody."
+        default=None, description="Token for the hub, for private and gated repositories."
     )
     hf_interval: float = Field(
         default=1.0,
         ge=0,
         le=60,
-        description="Least seconds between two requests to the hub, all processes together.",
+        description="Minimum seconds between two requests to the hub, of all processes together.",
     )
     web_interval: float = Field(
         default=1.0,
         ge=0,
         le=60,
-        description="Least seconds between two requests to one host for `ingest_url` and crawls, "
-        "all processes together; more where its robots.txt asks for it.",
+        description="Minimum seconds between two requests to the same host for `ingest_url` "
+        "and crawls, of all processes together. A longer `Crawl-delay` in its "
+        "robots.txt is respected.",
     )
     crawl_max_pages: int = Field(
-        default=10_000, ge=1, le=1_000_000, description="Pages that one crawl may have at most."
+        default=10_000, ge=1, le=1_000_000, description="Maximum number of pages of a crawl."
     )
     web_hosts: Hosts = Field(
         default=(),
-        description="Hosts of your own network that web pages may be taken from, comma-separated: "
-        "HOST:PORT; else only the open internet.",
+        description="Internal hosts from which web pages may be fetched, comma-separated "
+        "HOST:PORT. Default: only public addresses.",
     )
