@@ -94,6 +94,21 @@ async def test_a_wrong_scope_is_named(locked: RunningApi, keys: dict[str, str]) 
     assert "publish" in problem(answer, 403, "forbidden")["detail"]
 
 
+@pytest.mark.parametrize("path", ["/backfills", "/backfills/preview"])
+async def test_a_key_that_only_publishes_sees_no_document_in_a_backfill(
+    system: System, locked: RunningApi, keys: dict[str, str], path: str
+) -> None:
+    await system.ledger.upsert_document("0" * 64, document_id="first", title="A secret")
+    template = {"text": "{document_id}"}
+    plan = {"source": "documents", "options": {}, "job_type": "noop", "payload": template}
+    answer = await locked.client.post(path, json=plan, headers=bearer(keys["publish"]))
+    assert "read" in problem(answer, 403, "forbidden")["detail"]
+    assert "first" not in answer.text
+    both = (await create_key(system.ledger, "both", [Scope.READ, Scope.PUBLISH])).key
+    allowed = await locked.client.post(path, json=plan, headers=bearer(both))
+    assert allowed.status_code in (200, 202), allowed.text
+
+
 async def test_a_revoked_key_works_no_longer(
     system: System, locked: RunningApi, keys: dict[str, str]
 ) -> None:

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import ValidationError
 
-from switchyard.api.entry.access import needs
+from switchyard.api.entry.access import documented_principal, needs, require_scope
 from switchyard.api.entry.uploads import InvalidUpload, UploadForm
 from switchyard.api.http.problems import invalid, responses
 from switchyard.api.models.backfills import (
@@ -28,7 +28,7 @@ from switchyard.api.routes.backfill_views import preview_view, spec_of, view_of
 from switchyard.api.routes.bulk import BulkRoutes
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker.message import describe
-from switchyard.services.access.api_keys import Scope
+from switchyard.services.access.api_keys import Principal, Scope
 from switchyard.services.backfill.files import format_of, store_input
 from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.sources import InvalidBackfill
@@ -55,6 +55,7 @@ BACKFILLS = BulkRoutes(
     reads=[needs(Scope.READ)],
     changes=[needs(Scope.PUBLISH)],
 )
+PrincipalOf = Annotated[Principal, Depends(documented_principal)]
 BackfillId = Annotated[
     str, Path(pattern=BACKFILL_ID, description="The backfill's id.", examples=[EXAMPLE_ID])
 ]
@@ -87,12 +88,12 @@ FORM = {
     },
 )
 async def start(
-    body: BackfillPlan, request: Request, response: Response, state: Shared
+    body: BackfillPlan, request: Request, response: Response, state: Shared, asks: PrincipalOf
 ) -> BackfillView:
     """Start a backfill: one job for each item of a source. Its first items are made into jobs for
-    trial before."""
+    trial before. The source `documents` needs the scope `read` as well."""
     state.require_broker()
-    operation = await _backfills(state).start(
+    operation = await _allowed(state, body, asks).start(
         _spec(body),
         created_by=f"api: {request.state.principal}",
         reason=body.reason,
@@ -109,9 +110,10 @@ async def start(
     dependencies=[needs(Scope.PUBLISH)],
     responses=responses("invalid", "source-away", "ledger-away"),
 )
-async def preview(body: BackfillPlan, state: Shared) -> BackfillPreview:
-    """What a backfill would do: the number of items, and the first jobs. Nothing is started."""
-    return preview_view(await _backfills(state).preview(_spec(body)))
+async def preview(body: BackfillPlan, state: Shared, asks: PrincipalOf) -> BackfillPreview:
+    """What a backfill would do: the number of items, and the first jobs. Nothing is started. The
+    source `documents` needs the scope `read` as well."""
+    return preview_view(await _allowed(state, body, asks).preview(_spec(body)))
 
 
 @router.post(
@@ -172,6 +174,14 @@ async def cancel(
 
 def _backfills(state: ApiState) -> Backfills:
     return Backfills.of(state.settings, state.registry, state.ledger, patience=PATIENCE)
+
+
+def _allowed(state: ApiState, body: BackfillPlan, asks: Principal) -> Backfills:
+    """Raises Problem (403) for who may not read what the items are; InvalidBackfill."""
+    backfills = _backfills(state)
+    if backfills.sources.get(body.source).shows_records:
+        require_scope(asks, Scope.READ)
+    return backfills
 
 
 def _spec(body: BackfillPlan) -> BackfillSpec:

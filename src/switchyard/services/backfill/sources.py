@@ -99,6 +99,10 @@ class Source(ABC):
     backfill. So they may fill local-only fields of the same name also where it was started over
     HTTP."""
 
+    shows_records: ClassVar[bool] = False
+    """Its items are records of this system: who starts a backfill over HTTP sees some of them, and
+    needs the scope `read`, too."""
+
     def __init__(self, options: Any, context: SourceContext) -> None:
         self.options = options
         """An instance of `Options`."""

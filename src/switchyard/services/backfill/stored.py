@@ -46,6 +46,7 @@ class StoredDocuments(Source):
     """Documents of the ledger, oldest first: those that were there when the backfill began."""
 
     name: ClassVar[str] = "documents"
+    shows_records = True
     Options = DocumentOptions
     options: DocumentOptions
 
