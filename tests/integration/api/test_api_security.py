@@ -17,6 +17,8 @@ from switchyard.services.access.api_keys import (
     create_key,
     hash_of,
 )
+from switchyard.services.files.hashes import content_hash
+from switchyard.services.workers.stages import document_id_of
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually
 from tests.support.system import System
@@ -107,6 +109,29 @@ async def test_a_key_that_only_publishes_sees_no_document_in_a_backfill(
     both = (await create_key(system.ledger, "both", [Scope.READ, Scope.PUBLISH])).key
     allowed = await locked.client.post(path, json=plan, headers=bearer(both))
     assert allowed.status_code in (200, 202), allowed.text
+
+
+async def test_a_key_that_only_publishes_is_told_nothing_of_a_document_that_was_known(
+    system: System, locked: RunningApi, keys: dict[str, str]
+) -> None:
+    digest = content_hash(b"The same content.")
+    await system.ledger.upsert_document(
+        digest,
+        document_id=document_id_of(digest),
+        title="A secret",
+        filename="secret.pdf",
+        state="completed",
+    )
+    both = (await create_key(system.ledger, "both", [Scope.READ, Scope.PUBLISH])).key
+    for key, told in ((keys["publish"], None), (both, "A secret")):
+        answer = await locked.client.post(
+            "/documents",
+            files={"file": ("a.md", b"The same content.")},
+            headers=bearer(key),
+        )
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["duplicate"], answer.json()["title"]) == (True, told)
+        assert ("secret" in answer.text) is (told is not None)
 
 
 async def test_a_revoked_key_works_no_longer(

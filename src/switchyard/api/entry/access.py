@@ -58,6 +58,9 @@ async def documented_principal(
     return await identify(request)
 
 
+PrincipalOf = Annotated[Principal, Depends(documented_principal)]
+
+
 async def identify(request: Request) -> Principal:
     """Who makes this request. Raises Problem (401, 403, 429), LedgerError."""
     state = state_of(request)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import ValidationError
 
-from switchyard.api.entry.access import documented_principal, needs, require_scope
+from switchyard.api.entry.access import PrincipalOf, needs, require_scope
 from switchyard.api.entry.uploads import InvalidUpload, UploadForm
 from switchyard.api.http.problems import invalid, responses
 from switchyard.api.models.backfills import (
@@ -55,7 +55,6 @@ BACKFILLS = BulkRoutes(
     reads=[needs(Scope.READ)],
     changes=[needs(Scope.PUBLISH)],
 )
-PrincipalOf = Annotated[Principal, Depends(documented_principal)]
 BackfillId = Annotated[
     str, Path(pattern=BACKFILL_ID, description="The backfill's id.", examples=[EXAMPLE_ID])
 ]

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
 
 from switchyard.api.dependencies import DocumentsOf
-from switchyard.api.entry.access import needs
+from switchyard.api.entry.access import PrincipalOf, needs
 from switchyard.api.entry.uploads import UploadForm
 from switchyard.api.http.document_errors import (
     READ_PROBLEMS,
@@ -44,6 +44,10 @@ PICTURE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 POLL_AFTER = "1"
 """Seconds, as `Retry-After` of a document that is on its way."""
+
+_NOT_TOLD: dict[str, Any] = dict.fromkeys(("title", "filename", "source", "error"))
+_NOT_TOLD |= {"classes": []}
+"""Of a document that was known: what others have said and made of it."""
 
 DocumentIdOf = Annotated[
     str, InPath(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="As the upload said it.")
@@ -102,15 +106,18 @@ async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]
     },
 )
 async def send_document(
-    request: Request, response: Response, documents: DocumentsOf
+    request: Request, response: Response, documents: DocumentsOf, asks: PrincipalOf
 ) -> DocumentView:
     """Send a document: PDF, Markdown or plain text, told by its content. It is summarised,
-    indexed for search and linked; the same content, or the same source, is taken in once."""
+    indexed for search and linked; the same content, or the same source, is taken in once. Of one
+    that was known, a key without the scope `read` is told no more than its id and state."""
     upload, about = await receive_upload(request, documents.inbox)
     submitted = await documents.submit(upload, about)
     status = submitted.status
     response.headers["Location"] = f"/documents/{status.document_id}"
     view = _view(status, duplicate=submitted.duplicate)
+    if submitted.duplicate and not asks.may(Scope.READ):
+        view = view.model_copy(update=_NOT_TOLD)
     if documents.inbox.is_inline and status.has_ended:
         if not status.is_finished:
             raise unreadable(NotFinished(status))
