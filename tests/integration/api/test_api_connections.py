@@ -9,6 +9,7 @@ import pytest
 from switchyard.api.entry import connections
 from switchyard.services.access.api_keys import Scope, create_key
 from tests.support.api_server import RunningApi, problem, serving
+from tests.support.eventually import eventually
 from tests.support.system import System
 
 MEGABYTE = 1024 * 1024
@@ -153,6 +154,23 @@ async def test_a_request_that_follows_in_a_pipeline_is_read_to_its_end(api: Runn
     assert (await sender.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
     sender.writer.write(body[5:])
     assert b"HTTP/1.1 202 " in await sender.answer()
+
+
+async def test_a_stream_ends_with_its_client_also_where_requests_wait_behind_it(
+    system: System, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving(system.settings, api_heartbeat=0.05) as api:
+        sender = await Sender.to(api)
+        sender.writer.write(
+            b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n" + 3 * (GET + b"\r\n")
+        )
+        assert (await sender.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert api.state.broker is not None
+        feed = api.state.broker.feed
+        assert feed.subscribers == 1
+        sender.writer.transport.abort()
+        await eventually(lambda: feed.subscribers == 0, 10, "the stream ends")
+    assert "defect" not in capsys.readouterr().out
 
 
 async def test_connections_beyond_the_limit_are_closed_unheard(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from asyncio import TimerHandle, Transport
 from http import HTTPStatus
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEADER_BYTES = 32 * 1024
 """Of a request line with its headers, and of what stands between two parts of a chunked body."""
@@ -32,6 +33,8 @@ class BoundedHttp(HttpToolsProtocol):
     _unparsed = 0
     """Bytes since the parser last brought something to an end: a header, or a part of a body."""
     _header_timer: TimerHandle | None = None
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered, or was last."""
     _lingering: int | None = None
     """Bytes that are still read and thrown away; None while requests are read."""
 
@@ -45,6 +48,15 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._header_has_come()
         super().connection_lost(exc)
+        # uvicorn tells the request that came last, which waits behind the one that runs.
+        self.pipeline.clear()
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
