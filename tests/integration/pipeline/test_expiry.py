@@ -99,6 +99,36 @@ async def test_what_a_job_or_a_dead_letter_names_stays(pipeline: Pipeline, stora
     assert await left(storage) == sorted(kept)
 
 
+async def test_a_file_that_is_put_anew_while_others_are_cleaned_away_stays(
+    storage: Storage, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a document is sent again: its job is not recorded before its file is there."""
+    key = put(storage, "uploads/doc/input.pdf", age=11 * DAY)
+    names_needed = ledger.names_needed
+
+    async def slowly(**since: float) -> set[str]:
+        needed = await names_needed(**since)
+        storage.put(key, b"sent again")
+        return needed
+
+    monkeypatch.setattr(ledger, "names_needed", slowly)
+    assert (await clean(storage, ledger, Expiry(24, documents=240))).files == 0
+    assert await left(storage) == [key]
+
+
+@pytest.mark.parametrize("whose", ["host", "ledger"])
+async def test_a_clock_that_is_days_ahead_makes_no_file_old(
+    storage: Storage, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    key = put(storage, "uploads/incoming/new", age=DAY / 2)
+    clock = time if whose == "host" else ledger.clock
+    ahead = clock.time() + 3 * DAY
+    monkeypatch.setattr(clock, "time", lambda: ahead)
+    await ledger.get("any")  # the host's clock is compared with the ledger's whenever that is asked
+    assert (await clean(storage, ledger, KEPT)).files == 0
+    assert await left(storage) == [key]
+
+
 async def test_what_a_process_left_that_was_killed_while_it_wrote_is_removed(
     storage: Storage, ledger: Ledger
 ):

@@ -77,7 +77,8 @@ async def clean(storage: Storage, ledger: Ledger, expiry: Expiry) -> Cleaned:
     needed: set[str] = set()
     since = 0.0
     # First what is old, then what is needed: a job that came in between is among the latter.
-    async for batch in _old(storage, expiry):
+    now = min(time.time(), ledger.clock.time())  # a clock that is wrong makes nothing old
+    async for batch in _old(storage, expiry, now):
         looked_at = ledger.clock.time()
         needed |= await ledger.names_needed(since=max(0.0, since - _OVERLAP))
         since = looked_at
@@ -85,15 +86,17 @@ async def clean(storage: Storage, ledger: Ledger, expiry: Expiry) -> Cleaned:
             if _is_needed(stored.key, needed):
                 done.kept += 1
                 continue
+            again = await storage.stat_async(stored.key)
+            if again is None or not expiry.is_over(again, now):
+                continue  # it was put anew meanwhile: a job that nobody saw yet may need it
             await storage.delete_async(stored.key)
             done.files += 1
             done.bytes += stored.size
-    done.unfinished = await asyncio.to_thread(_drop_unfinished, storage, expiry)
+    done.unfinished = await asyncio.to_thread(_drop_unfinished, storage, expiry, now)
     return done
 
 
-async def _old(storage: Storage, expiry: Expiry) -> AsyncIterator[list[StoredFile]]:
-    now = time.time()
+async def _old(storage: Storage, expiry: Expiry, now: float) -> AsyncIterator[list[StoredFile]]:
     batch: list[StoredFile] = []
     for folder in _FOLDERS:
         async for stored in storage.list_async(folder):
@@ -110,9 +113,9 @@ def _is_needed(key: str, needed: set[str]) -> bool:
     return key in needed or not needed.isdisjoint(key.split("/"))
 
 
-def _drop_unfinished(storage: Storage, expiry: Expiry) -> int:
+def _drop_unfinished(storage: Storage, expiry: Expiry, now: float) -> int:
     number = 0
-    oldest = time.time() - expiry.by_products * _HOUR
+    oldest = now - expiry.by_products * _HOUR
     for path in _unfinished(storage.url):
         try:
             if path.stat().st_mtime < oldest:
