@@ -154,6 +154,29 @@ async def test_a_job_that_is_cancelled_gives_nothing_back_that_may_have_been_pai
     assert budget.spent > 7
 
 
+async def test_a_job_that_is_cancelled_before_its_call_leaves_nothing_set_aside(
+    ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve, is_set_aside = ledger.reserve_llm_call, asyncio.Event()
+
+    async def slowly(*args: Any, **options: Any) -> Any:
+        await reserve(*args, **options)
+        is_set_aside.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ledger, "reserve_llm_call", slowly)
+    settings = given.model_copy(update={"llm_budget_per_day": 1_000.0})
+    async with LlmLane.open(settings, ledger) as lane:
+        task = asyncio.create_task(ask(lane, "What is a tide?"))
+        await is_set_aside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    (budget,) = await ledger.llm_budgets(per_day=1_000.0)
+    assert (budget.spent, budget.reserved) == (0, 0)
+    assert llm.requests == []
+
+
 async def test_many_processes_never_overrun_a_budget_together(
     ledger: Ledger, database_url: str, given: Settings, llm: LlmServer
 ) -> None:

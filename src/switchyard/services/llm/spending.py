@@ -114,8 +114,13 @@ class Till:
         """Within it a call is made; its cost is set aside before, and noted after it. Raises
         NoBudget, LedgerError, before anything is paid for."""
         call = self.estimate(server, asked, by)
-        await self.reserve(call)
         bill = Bill()
+        try:
+            await self.reserve(call)
+        except asyncio.CancelledError:
+            # It may be set aside all the same, and in two hours it would count as spent.
+            await asyncio.shield(self.settle(replace(call, state=CallState.FREE)))
+            raise
         try:
             yield bill
         except BaseException as error:
