@@ -358,6 +358,24 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
         assert await answer(lane, 77) is False
 
 
+async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    await collect(plain_ledger, given, 2)
+    sender = new_sender(plain_ledger, given)
+    await sender.turn()
+    keys = [each["custom_id"] for each in llm.batches.questions(only(llm))]
+    lines = []
+    for key, text in zip(keys, ["half \ud83d", "both \ud83d\ude00"], strict=True):
+        body = {"model": "m\ud800", "choices": [{"message": {"content": text}}]}
+        lines.append({"custom_id": key, "response": {"status_code": 200, "body": body}})
+    llm.batches.finish(only(llm), without=2, more=b"\n".join(json.dumps(x).encode() for x in lines))
+    await sender.turn()
+    assert await plain_ledger.llm_batches() == []
+    async with LlmLane.open(given, plain_ledger) as lane:
+        assert [await answer(lane, n) for n in range(2)] == [True] * 2
+
+
 async def test_a_server_without_a_batch_api_keeps_no_question_waiting(
     plain_ledger: Ledger, given: Settings, llm: LlmServer
 ) -> None:

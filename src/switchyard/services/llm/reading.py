@@ -140,15 +140,15 @@ class Reading:
         refusal = "".join(self._refusals)
         if self._finish_reason == "content_filter" or (refusal and not text):
             said = f"the model declines to answer: {refusal or 'content filter'}"
-            raise LlmRefused(said[:500], may_cost=True)
-        text = _THINKING.sub("", text).strip()
+            raise LlmRefused(readable(said[:500]), may_cost=True)
+        text = _THINKING.sub("", readable(text)).strip()
         if not text:
             raise LlmNonsense("the LLM server's answer is empty")
         return Answer(text, self._model or self.asked_for, self._finish_reason, dict(self._usage))
 
     def _note(self, model: object, usage: object) -> None:
         if isinstance(model, str) and model:
-            self._model = model[:200]
+            self._model = readable(model[:200])
         for name in _COUNTS:
             self._count(name, field_of(usage, name))
         self._count(
@@ -163,6 +163,14 @@ class Reading:
         self._length += by
         if self._length > MAX_ANSWER:
             raise LlmNonsense(f"the LLM server's answer is longer than {MAX_ANSWER:,} characters")
+
+
+def readable(text: str) -> str:
+    """Text that can be written: halves of surrogate pairs joined, where JSON or a stream has cut
+    between them, and those without the other half replaced."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def field_of(value: object, name: str) -> Any:
