@@ -12,6 +12,7 @@ from switchyard.services.text.plain import (
     clean,
     content_words,
     count_words,
+    has_words,
     paragraphs,
     sentences,
     shorten,
@@ -25,6 +26,11 @@ def test_cleaned_text_can_be_stored_anywhere(text: str):
     assert "\0" not in cleaned
     assert json.loads(json.dumps(cleaned).encode()) == cleaned
     assert cleaned.encode().decode() == cleaned  # no lone surrogate is left
+
+
+@given(st.text() | st.text(alphabet="・゠\u3099a_ -1¹漢"))
+def test_a_text_has_words_where_any_can_be_counted(text: str):
+    assert has_words(text) == bool(count_words(text))
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=())))

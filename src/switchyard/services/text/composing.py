@@ -191,7 +191,11 @@ def _key(title: str) -> str:
 
 def _is_right_to_left(lines: Sequence[Line]) -> bool:
     letters = sum(len(line.text) for line in lines)
-    return letters > 0 and sum(len(_RTL.findall(line.text)) for line in lines) > letters * 0.4
+    return (
+        letters > 0
+        and sum(len(_RTL.findall(line.text)) for line in lines if not line.text.isascii())
+        > letters * 0.4
+    )
 
 
 def _mirrored(page: PageLines) -> list[Line]:

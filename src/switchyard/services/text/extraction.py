@@ -12,7 +12,7 @@ from switchyard.services.text.drafts import Drafts
 from switchyard.services.text.images import count_pages
 from switchyard.services.text.pages import Limits, PdfPage
 from switchyard.services.text.pdf import ExtractorName, read_pdf
-from switchyard.services.text.plain import clean, count_words, paragraphs, shorten
+from switchyard.services.text.plain import clean, count_words, has_words, paragraphs, shorten
 
 
 def extract(
@@ -104,7 +104,7 @@ def _counts(pages: Sequence[PdfPage]) -> dict[str, Any]:
 
 def _plain(data: bytes) -> str:
     text = clean(decode_text(data))
-    if not count_words(text):
+    if not has_words(text):
         raise CorruptDocument("the text has no words")
     limit = Limits().characters
     if len(text) > limit:

@@ -143,11 +143,13 @@ def _gutter(lines: Sequence[Line], unit: float) -> float | None:
 
 def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[float, float, float]]:
     """Spaces between columns, from where to where, and how good each is."""
+    heights = [line.y1 - line.y0 for line in lines]
     edges = sorted(
-        [(line.x0, line.height) for line in lines] + [(line.x1, -line.height) for line in lines]
+        [(line.x0, height) for line, height in zip(lines, heights, strict=True)]
+        + [(line.x1, -height) for line, height in zip(lines, heights, strict=True)]
     )
     left_of = right_of = crossing = 0.0
-    total = sum(line.height for line in lines)
+    total = sum(heights)
     found: list[tuple[float, float, float]] = []
     for (at, height), (until, _) in pairwise(edges):
         crossing += height
@@ -155,8 +157,10 @@ def _spaces(lines: Sequence[Line], unit: float, crossed: float) -> list[tuple[fl
             left_of -= height
         right_of = total - left_of - crossing
         width = until - at
+        if width < _GUTTER * unit:
+            continue
         lower = min(left_of, right_of)
-        if width < _GUTTER * unit or lower < 2 * unit or crossing > crossed * lower:
+        if lower < 2 * unit or crossing > crossed * lower:
             continue
         found.append((at, until, width / (1 + crossing / lower)))
     # Looking closer takes time: only the best few, of which a page for people has no more.
@@ -186,24 +190,33 @@ def _is_prose(side: Sequence[Line], unit: float) -> bool:
 def rows_of(lines: Iterable[Line]) -> list[list[Line]]:
     """Lines from top to bottom; those side by side are one row, from left to right."""
     rows: list[list[Line]] = []
+    last_y0 = last_y1 = 0.0
+    # The inner loop of all layout: without calls.
     for line in sorted(lines, key=lambda line: (line.y0 + line.y1, line.x0)):
+        y0, y1 = line.y0, line.y1
         if rows:
-            last = rows[-1][-1]
-            shared = min(last.y1, line.y1) - max(last.y0, line.y0)
-            if shared > _SAME_ROW * min(last.height, line.height):
+            shared = (last_y1 if last_y1 < y1 else y1) - (last_y0 if last_y0 > y0 else y0)
+            height, last_height = y1 - y0, last_y1 - last_y0
+            if shared > _SAME_ROW * (height if height < last_height else last_height):
                 rows[-1].append(line)
-                continue
-        rows.append([line])
+            else:
+                rows.append([line])
+        else:
+            rows.append([line])
+        last_y0, last_y1 = y0, y1
     for row in rows:
-        row.sort(key=lambda line: line.x0)
+        if len(row) > 1:
+            row.sort(key=lambda line: line.x0)
     return rows
 
 
 def _unit(lines: Iterable[Line]) -> float:
     """Height of a usual line."""
-    heights = [line.height for line in lines if not line.is_table]
+    heights = [line.y1 - line.y0 for line in lines if not line.is_table]
     return median(heights) if heights else 1.0
 
 
 def _middle(row: Sequence[Line]) -> float:
+    if len(row) == 1:
+        return (row[0].y0 + row[0].y1) / 2
     return sum(line.y0 + line.y1 for line in row) / (2 * len(row))

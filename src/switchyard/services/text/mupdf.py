@@ -18,7 +18,7 @@ from switchyard.services.text.pages import (
     covered,
     has_end,
 )
-from switchyard.services.text.plain import count_words
+from switchyard.services.text.plain import has_words
 from switchyard.services.text.raised import is_raised, raised
 
 _BOLD = 16
@@ -69,9 +69,10 @@ class _Pdf:
             if said and not lines and not page.get_images():
                 # It goes on with an empty page where there was one that it can't read.
                 raise ValueError(said)
-            width, height = page.rect.width, page.rect.height
-            has_words = any(count_words(line.text) for line in lines)
-            pictures = 0.0 if has_words else covered(width, height, _pictures(page))
+            rect = page.rect
+            width, height = rect.width, rect.height
+            is_read = any(has_words(line.text) for line in lines)
+            pictures = 0.0 if is_read else covered(width, height, _pictures(page))
             return PageLines(width, height, lines, pictures)
 
 
@@ -154,7 +155,8 @@ def _check_document(document: Any, data: bytes, limits: Limits) -> None:
 
 
 def _check_pixels(page: Any, number: int, limits: Limits) -> None:
-    drawn = [("", page.rect.width * 150 / 72, page.rect.height * 150 / 72)]
+    rect = page.rect
+    drawn = [("", rect.width * 150 / 72, rect.height * 150 / 72)]
     images = [("an image of ", image[2], image[3]) for image in page.get_images()]
     check_pixels(number, drawn + images, limits)
 
@@ -166,8 +168,12 @@ def _lines(library: Any, page: Any) -> list[Line]:
     for block in page.get_text("dict", flags=int(flags))["blocks"]:
         for line in block.get("lines", ()):
             spans = line["spans"]
-            longest = spans[0] if len(spans) == 1 else max(spans, key=lambda s: len(s["text"]))
-            text = cleaned("".join(_said(span, longest) for span in spans))
+            longest = spans[0]
+            if len(spans) == 1:
+                text = cleaned(longest["text"])
+            else:
+                longest = max(spans, key=lambda span: len(span["text"]))
+                text = cleaned("".join([_said(span, longest) for span in spans]))
             if not text:
                 continue
             x0, y0, x1, y1 = line["bbox"]

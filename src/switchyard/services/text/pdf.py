@@ -15,7 +15,7 @@ from switchyard.services.text.composing import Heading, PageLines, compose
 from switchyard.services.text.drafts import RANGE, Draft, Drafts
 from switchyard.services.text.layout import Line
 from switchyard.services.text.pages import SCAN, Limits, OpenPdf, PdfPage, PdfText, RawPdf
-from switchyard.services.text.plain import clean, count_words, unwrap
+from switchyard.services.text.plain import clean, has_words, unwrap
 
 ExtractorName = Literal["pymupdf", "pypdfium2"]
 
@@ -64,7 +64,7 @@ def read_pdf(
     pages = []
     for number, page in enumerate(raw.pages, 1):
         text = "" if page is None else next(texts)
-        text = text if count_words(text) else ""
+        text = text if has_words(text) else ""
         is_scan = page is not None and not text and page.pictures > SCAN
         pages.append(PdfPage(number, text, is_broken=page is None, is_scan=is_scan))
     broken = any(page.is_broken for page in pages)
@@ -158,13 +158,13 @@ def _title(metadata: Mapping[str, str], first: PageLines | None) -> str | None:
     """The title the file gives, else the largest print on its first page."""
     named = unwrap(clean(metadata.get("title") or ""))
     junk = ("untitled", "microsoft word", "imagemagick", "powerpoint", "document")
-    if len(named) > 3 and not named.lower().startswith(junk) and count_words(named):
+    if len(named) > 3 and not named.lower().startswith(junk) and has_words(named):
         return named[:300]
     lines: Sequence[Line] = first.lines if first is not None else ()
     largest = max((round(line.size, 1) for line in lines), default=0)
     headline = unwrap(" ".join(line.text for line in lines if round(line.size, 1) == largest))
     others = any(round(line.size, 1) < largest for line in lines)
-    return headline if others and count_words(headline) and len(headline) <= 200 else None
+    return headline if others and has_words(headline) and len(headline) <= 200 else None
 
 
 def _metadata(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from switchyard.services.text.pages import (
     covered,
     has_end,
 )
-from switchyard.services.text.plain import count_words
+from switchyard.services.text.plain import has_words
 from switchyard.services.text.raised import SIGNS, is_raised, raised
 
 _BOLD = 600
@@ -79,8 +79,8 @@ class _Pdf:
                 width, height = page.get_size()
                 check_pixels(number, [("", width * 150 / 72, height * 150 / 72)], self.limits)
                 lines = _lines(page, height)
-                has_words = any(count_words(line.text) for line in lines)
-                pictures = 0.0 if has_words else covered(width, height, _pictures(page))
+                is_read = any(has_words(line.text) for line in lines)
+                pictures = 0.0 if is_read else covered(width, height, _pictures(page))
                 return PageLines(width, height, lines, pictures)
             finally:
                 page.close()

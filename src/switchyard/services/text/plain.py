@@ -62,6 +62,8 @@ def clean(text: str) -> str:
     NUL and other control characters are gone and lone surrogates replaced (databases, JSON and
     Arrow refuse them), line ends are `\\n`, and between two paragraphs is one blank line.
     """
+    if text.isprintable() and "\ufffd" not in text:  # most lines: nothing but spaces to mend
+        return " ".join(text.split())
     text = _UNREADABLE.sub("\ufffd", text)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u2028", "\n")
     text = text.replace("\x0c", "\n\n").replace("\u2029", "\n\n")
@@ -72,8 +74,11 @@ def clean(text: str) -> str:
 
 def unwrap(block: str) -> str:
     """One paragraph as one line: lines joined, a word that was broken between two of them whole."""
-    block = _HYPHENATED.sub("", block.strip())
-    block = _CJK_BREAK.sub("", block)
+    block = block.strip()
+    if "\n" in block:
+        block = _HYPHENATED.sub("", block)
+        if not block.isascii():
+            block = _CJK_BREAK.sub("", block)
     return " ".join(block.split())
 
 
@@ -137,6 +142,11 @@ def count_words(text: str) -> int:
     plain = _CJK.sub(" ", text)
     pairs = sum((run.end() - run.start() + 1) // 2 for run in _CJK.finditer(text))
     return sum(1 for _ in _WORD.finditer(plain)) + pairs
+
+
+def has_words(text: str) -> bool:
+    """Whether `count_words` finds any."""
+    return _WORD.search(text) is not None or _CJK.search(text) is not None
 
 
 def shorten(text: str, limit: int) -> str:

@@ -29,8 +29,9 @@ def with_tables(lines: Sequence[Line]) -> list[Line]:
                 run = []
             run.append(row)
             continue
-        found.extend(_table_or_lines(run))
-        run = []
+        if run:
+            found.extend(_table_or_lines(run))
+            run = []
         found.extend(row)
     return found
 
