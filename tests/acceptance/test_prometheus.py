@@ -1,32 +1,38 @@
 """The alert rules in a real Prometheus, which scrapes real processes: quiet where nothing is wrong,
 and each fires when what it is about is caused."""
 
+import asyncio
 import os
+import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import yaml
+from pydantic import SecretStr
 from sqlalchemy import Connection, text
 
 from switchyard.cli.system.ports import free_port
 from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records import BulkState
+from switchyard.services.records import BulkState, State
 from switchyard.services.settings import Settings
 from tests.support.api_server import api_process, environment_of
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.missing import skip_or_fail
-from tests.support.system import System, open_system
+from tests.support.system import System, lanes_with, open_system
+from tests.support.tcp_proxy import TcpProxy
 
 RULES = Path(__file__).parents[2] / "charts/switchyard/files/rules.yaml"
 PATIENCE = 90.0
@@ -34,7 +40,8 @@ PATIENCE = 90.0
 
 
 class Prometheus:
-    """A server of its own, with the rules as they are but for how long each has to hold."""
+    """A server of its own, with the rules as they are but for how long each has to hold, and, where
+    that is said, how long the times are over which they look."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
@@ -44,13 +51,26 @@ class Prometheus:
         return {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
 
     async def wait_for(self, *names: str) -> None:
+        """Return when each of them has fired; what is about a short time may have ended by then."""
+        left = set(names)
+
         async def all_fire() -> bool:
-            return set(names) <= await self.firing()
+            left.difference_update(await self.firing())
+            return not left
 
         try:
             await eventually(all_fire, PATIENCE)
         except AssertionError:
-            raise AssertionError(f"{set(names) - await self.firing()} do not fire") from None
+            raise AssertionError(f"{left} do not fire") from None
+
+    async def scraped(self, series: str) -> None:
+        """Return once there is such a series."""
+
+        async def is_there() -> bool:
+            answer = await self._client.get("/api/v1/query", params={"query": series})
+            return bool(answer.json()["data"]["result"])
+
+        await eventually(is_there, PATIENCE, series)
 
     async def up(self) -> list[str]:
         answer = await self._client.get("/api/v1/query", params={"query": "up == 1"})
@@ -58,12 +78,16 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def prometheus(directory: Path, targets: dict[str, list[str]]) -> AsyncIterator[Prometheus]:
+async def prometheus(
+    directory: Path, targets: dict[str, list[str]], *, window: str | None = None
+) -> AsyncIterator[Prometheus]:
     if shutil.which("prometheus") is None:
         skip_or_fail("prometheus is missing: `make test-deps`")
     rules: dict[str, Any] = yaml.safe_load(RULES.read_text())
     for rule in rules["groups"][0]["rules"]:
         rule["for"] = "1s"
+        if window is not None:
+            rule["expr"] = re.sub(r"\[\w+\]", f"[{window}]", rule["expr"])
     (directory / "rules.yaml").write_text(yaml.safe_dump(rules))
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -183,6 +207,96 @@ async def test_what_goes_wrong_makes_its_alert_fire_and_nothing_else_does(
             scheduler.end()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(420)
+async def test_the_alerts_about_rates_and_what_is_away_fire_when_that_is_caused(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    lanes = lanes_with(max_length={"backfill": 10})
+    async with (
+        TcpProxy("127.0.0.1", urlsplit(broker310.amqp_url).port or 0) as way,
+        open_system(broker310, sqlite_url, data_dir=tmp_path / "data", lanes=lanes) as system,
+        api_process(
+            system.settings.model_copy(update={"amqp_url": SecretStr(way.url(broker310.amqp_url))}),
+            tmp_path / "api.log",
+            JOBS_MANAGEMENT_URL=broker310.management_url,
+        ) as api,
+    ):
+        worker = Jobctl(system.settings, tmp_path / "worker.log", "worker", "llm")
+        targets = {
+            "switchyard-api": [api.url.removeprefix("http://")],
+            "switchyard-processes": [worker.target],
+        }
+        try:
+            async with (
+                prometheus(tmp_path, targets, window="20s") as server,
+                httpx.AsyncClient(base_url=api.url, trust_env=False, timeout=30) as client,
+            ):
+                await eventually(lambda: _all_up(server, 2), 60, "two targets that are up")
+                # An increase is seen of what has been there before.
+                first = await system.publish("hot.scripted", {"steps": ["permanent"]})
+                await system.wait_for_state(first, State.DEAD)
+                await server.scraped('switchyard_job_attempts_total{outcome="dead"}')
+
+                worker.process.send_signal(signal.SIGSTOP)
+                for _ in range(30):
+                    await system.publish("hot.scripted", {"steps": ["permanent"]})
+                await system.publish("hot.crunched", {"do": "die"}, max_attempts=1)
+                await _queue_jobs(client, 9)
+                await server.wait_for("SwitchyardQueueNearlyFull")
+                await asyncio.sleep(6)  # a hot job waits
+                worker.process.send_signal(signal.SIGCONT)
+                await server.wait_for(
+                    "SwitchyardHotWaitSlow", "SwitchyardJobsFail", "SwitchyardJobsCrash"
+                )
+
+                async with _again_and_again(lambda: _queue_jobs(client, 20)):
+                    await server.wait_for("SwitchyardPublishesRefused")
+                async with _again_and_again(lambda: _lock(sqlite_url, 2.0)):
+                    await server.wait_for("SwitchyardLedgerSlow")
+                away = {"SwitchyardPartAway", "SwitchyardWorkerNotConsuming"}
+                assert not away & await server.firing()
+                await broker310.management.delete(f"/queues/{broker310.vhost}/hot.llm")
+                way.refuse()
+                way.cut()
+                await server.wait_for(*away)
+        finally:
+            worker.process.send_signal(signal.SIGCONT)
+            worker.end()
+
+
+async def _queue_jobs(client: httpx.AsyncClient, number: int) -> None:
+    """At once, so that no depth is known that would refuse them before the broker does."""
+    job = {"routing_key": "backfill.received", "payload": {"n": 1}}
+    await asyncio.gather(*(client.post("/jobs", json=job) for _ in range(number)))
+
+
+async def _lock(url: str, seconds: float) -> None:
+    with closing(
+        sqlite3.connect(url.partition(":///")[2], timeout=30, check_same_thread=False)
+    ) as other:
+        other.isolation_level = None
+        await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")
+        await asyncio.sleep(seconds)
+        other.execute("ROLLBACK")
+    await asyncio.sleep(0.2)
+
+
+@asynccontextmanager
+async def _again_and_again(cause: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    async def go_on() -> None:
+        while True:
+            await cause()
+
+    task = asyncio.create_task(go_on())
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def _bulk(system: System, operation_id: str, state: BulkState) -> None:
     await system.ledger.create_bulk(
         operation_id, kind=operation_id.partition("-")[0], title="t", spec={}, created_by="me"
@@ -196,3 +310,9 @@ async def _all_up(server: Prometheus, number: int) -> bool:
 
 async def _none_fires(server: Prometheus) -> bool:
     return not await server.firing()
+
+
+def test_every_alert_is_caused_here() -> None:
+    source = Path(__file__).read_text()
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    assert [each["alert"] for each in group["rules"] if f'"{each["alert"]}"' not in source] == []

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from switchyard.services.monitoring.metrics import ALL
-from tests.support.command_tree import command_tree
 from tests.support.missing import skip_or_fail
 
 ROOT = Path(__file__).parents[2]
@@ -159,18 +158,6 @@ def sections() -> dict[str, str]:
     parts = re.split(r"^## (.+)$", RUNBOOK.read_text(), flags=re.MULTILINE)
     titles = [re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in parts[1::2]]
     return dict(zip(titles, parts[2::2], strict=True))
-
-
-def test_every_command_of_the_runbook_exists_with_its_options() -> None:
-    for line in re.findall(r"^\s*(jobctl .+?)(?:\s{2,}#.*)?$", RUNBOOK.read_text(), re.MULTILINE):
-        command: Any = command_tree()
-        words = line.split()[1:]
-        while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]
-        assert not getattr(command, "commands", None), f"no command: {line}"
-        options = {option for each in command.params for option in each.opts}
-        asked = {word for word in words if word.startswith("--")}
-        assert asked <= options, line
 
 
 # --- rules and dashboards against the metrics ----------------------------------------------------
