@@ -107,7 +107,11 @@ def test_what_is_wrong_is_said_in_one_line(jobctl: CommandLine) -> None:
         (("file", "-"), 1, "needs a job type: name one with --type"),
         (("file", "-", "--type", "work", "--rate", "inf"), 2, "at most 1,000,000/s"),
         (("documents", "--filter", "state"), 2, "--filter 'state': write NAME=VALUE"),
-        (("documents", "--filter", "colour=red", "--type", "work"), 1, "colour: Extra inputs"),
+        (
+            ("documents", "--filter", "colour=red", "--type", "work"),
+            1,
+            "colour: there is no such field",
+        ),
         (("arxiv",), 2, "name --query or --from"),
         (("source", "nowhere"), 1, "no source 'nowhere'"),
     ):

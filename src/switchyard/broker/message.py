@@ -133,6 +133,7 @@ def describe(error: ValidationError) -> str:
     parts = []
     for item in error.errors(include_url=False, include_input=False, include_context=False)[:5]:
         where = ".".join(str(step) for step in item["loc"])
-        parts.append(f"{where}: {item['msg']}" if where else item["msg"])
+        said = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
+        parts.append(f"{where}: {said}" if where else said)
     more = error.error_count() - len(parts)
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")

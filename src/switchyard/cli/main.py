@@ -189,7 +189,9 @@ def _wrong_usage(error: typer.TyperException) -> int:
     if not message.strip():
         return USAGE  # a group without a command: its help has been printed instead
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
-    return _failed(one_line(message).rstrip(".") + hint, USAGE)
+    # What a type of ours says of a value comes with pydantic's words before it.
+    said = one_line(message).replace(": Value error, ", ": ").rstrip(".")
+    return _failed(said + hint, USAGE)
 
 
 def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from switchyard.cli.base.durations import DURATION_HELP, optional_duration
 from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.base.lanes import LaneOption, known_lane
 from switchyard.cli.base.shared_options import with_options
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ ReasonOption = Annotated[
 ]
 TypeOption = Annotated[
     str | None, typer.Option("--type", metavar="JOB_TYPE", help="Only this job type.")
-]
-LaneOption = Annotated[
-    str | None, typer.Option(help="Only this lane: hot, vlm_ocr, maintenance or backfill.")
 ]
 ErrorTypeOption = Annotated[
     str | None,
@@ -78,7 +76,7 @@ def _filter_options(
     known_reason(reason)
     return LetterFilter(
         job_type=job_type,
-        lane=lane,
+        lane=known_lane(lane),
         reason=reason,
         error_type=error_type,
         group=group_id(group),

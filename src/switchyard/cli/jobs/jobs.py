@@ -18,6 +18,7 @@ from switchyard.cli.base.durations import (
     optional_duration,
 )
 from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.lanes import LaneOption, known_lane
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
@@ -66,9 +67,7 @@ class StateName(StrEnum):
 
 def list_jobs(
     state: Annotated[StateName | None, typer.Option(help="Only jobs in this state.")] = None,
-    lane: Annotated[
-        str | None, typer.Option(help="Only this lane: hot, vlm_ocr, maintenance or backfill.")
-    ] = None,
+    lane: LaneOption = None,
     job_type: Annotated[
         str | None, typer.Option("--type", metavar="JOB_TYPE", help="Only this job type.")
     ] = None,
@@ -99,7 +98,7 @@ def list_jobs(
     within = optional_duration(since)
     wanted = JobFilter(
         state=None if state is None else State(state.value),
-        lane=lane,
+        lane=known_lane(lane),
         job_type=job_type,
         worker=worker,
         since=None if within is None else time.time() - within,

@@ -10,6 +10,7 @@ import typer
 from switchyard.broker.wording import counted
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.base.lanes import known_lane
 from switchyard.cli.base.output import YesOption, confirm, echo, say
 
 if TYPE_CHECKING:
@@ -27,15 +28,9 @@ def republish(
     Safe to use: a job that is still on the broker runs only once. The scheduler publishes them as
     fast as the lanes have room.
     """
-    from switchyard.broker.lanes import lane_named
-
+    known_lane(lane)
     quiet_logs()
     settings = load_settings()
-    if lane is not None:
-        try:
-            lane_named(lane)
-        except ValueError as error:
-            raise WrongUsage(str(error)) from error
     number = run(_waiting(settings, lane))
     if not number:
         say("No job waits in a queue by the ledger: nothing to publish again.")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ValidationError
 
 from switchyard.broker.message import describe
+from switchyard.broker.wording import choices
 from switchyard.services.errors import Failed, InvalidInput, NotNow
 from switchyard.services.jobs.local_fields import refusals
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
@@ -199,8 +200,7 @@ class Sources:
         try:
             return self._sources[name]
         except KeyError:
-            known = ", ".join(sorted(self._sources))
-            raise InvalidBackfill(f"no source {name!r}; known are: {known}") from None
+            raise InvalidBackfill(f"no source {name!r}; {choices(name, self._sources)}") from None
 
     def open(
         self, name: str, options: Mapping[str, Any], context: SourceContext, *, remote: bool = True

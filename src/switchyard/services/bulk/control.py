@@ -21,6 +21,13 @@ MOST: Mapping[str, int] = {
 """The highest limits; no limit at all is another matter."""
 
 
+LISTED_BY = {
+    "backfill": ": see `jobctl backfill list`, GET /backfills",
+    "redrive": ": see `jobctl dead redrives list`, GET /admin/dead/redrives",
+}
+"""Where the operations of a kind are listed."""
+
+
 class UnknownBulkOperation(Unknown):
     """The ledger has no such operation."""
 
@@ -42,7 +49,9 @@ async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = Non
     """The record. Raises UnknownBulkOperation."""
     found = await ledger.get_bulk(operation_id)
     if found is None or kind not in (None, found.kind):
-        raise UnknownBulkOperation(f"no {kind or 'operation'} {operation_id!r}")
+        raise UnknownBulkOperation(
+            f"no {kind or 'operation'} {operation_id!r}{LISTED_BY.get(kind or '', '')}"
+        )
     return found
 
 

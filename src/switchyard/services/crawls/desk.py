@@ -46,7 +46,9 @@ class Crawls:
         """Raises UnknownCrawl."""
         found = await self._ledger.crawl_progress(crawl_id)
         if found is None:
-            raise UnknownCrawl(f"there is no crawl {crawl_id}")
+            raise UnknownCrawl(
+                f"there is no crawl {crawl_id!r}: `jobctl crawl list` shows those there are"
+            )
         return found
 
     async def all(self, *, limit: int = 50, cursor: str | None = None) -> Page[CrawlProgress]:
@@ -63,5 +65,7 @@ class Crawls:
     async def cancel(self, crawl_id: str) -> CrawlProgress:
         """Visit no more of its pages; documents that it has found stay. Raises UnknownCrawl."""
         if await self._ledger.cancel_crawl(crawl_id, self._ledger.clock.time()) is None:
-            raise UnknownCrawl(f"there is no crawl {crawl_id}")
+            raise UnknownCrawl(
+                f"there is no crawl {crawl_id!r}: `jobctl crawl list` shows those there are"
+            )
         return await self.show(crawl_id)

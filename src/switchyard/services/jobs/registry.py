@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from switchyard.broker.lanes import LANES, Route, lane_named
 from switchyard.broker.message import DEFAULT_MAX_ATTEMPTS, describe
+from switchyard.broker.wording import choices
 from switchyard.services.errors import InvalidInput, Misconfigured, Unknown
 from switchyard.services.jobs.limits import Limit
 from switchyard.services.jobs.local_fields import Refusal, local_fields, refusals
@@ -245,8 +246,7 @@ class Registry:
         try:
             return self._types[name]
         except KeyError:
-            known = ", ".join(sorted(self._types)) or "none"
-            raise UnknownJobType(f"no job type {name!r}; known are: {known}") from None
+            raise UnknownJobType(f"no job type {name!r}; {choices(name, self._types)}") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._types

@@ -118,7 +118,9 @@ class Schedules:
         """Raises UnknownSchedule."""
         record = await self._ledger.schedule(name)
         if record is None:
-            raise UnknownSchedule(f"there is no schedule {name!r}")
+            raise UnknownSchedule(
+                f"there is no schedule {name!r}: `jobctl schedules list` shows those there are"
+            )
         return record
 
     async def history(self, name: str, limit: int) -> list[Firing]:

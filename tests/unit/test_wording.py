@@ -1,0 +1,35 @@
+"""Errors that name what there is begin with what was probably meant."""
+
+import pytest
+
+from switchyard.broker.message import describe
+from switchyard.broker.wording import choices
+from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.base.lanes import known_lane
+
+
+def test_a_mistyped_name_is_told_the_nearest_one_first() -> None:
+    known = ("ingest_url", "ingest_document", "extract_text")
+    assert choices("ingest_documnt", known) == (
+        "did you mean 'ingest_document'? known are: extract_text, ingest_document, ingest_url"
+    )
+    assert choices("zzz", known).startswith("known are: ")
+    assert choices("zzz", ()) == "known are: none"
+
+
+def test_a_lane_that_does_not_exist_is_an_error_and_no_empty_list() -> None:
+    assert known_lane(None) is None
+    assert known_lane("hot") == "hot"
+    with pytest.raises(WrongUsage, match="choose one of hot, vlm_ocr"):
+        known_lane("hott")
+
+
+def test_a_field_that_does_not_exist_is_said_in_plain_words() -> None:
+    from pydantic import BaseModel, ConfigDict, ValidationError
+
+    class Payload(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+    with pytest.raises(ValidationError) as failed:
+        Payload.model_validate({"pth": "x"})
+    assert describe(failed.value) == "pth: there is no such field"
