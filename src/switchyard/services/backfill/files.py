@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import secrets
@@ -25,6 +26,9 @@ from switchyard.services.files.storage_errors import NotStored, StorageError
 MAX_INPUT_BYTES = 10 * 1024**3
 MAX_RECORD_BYTES = 1024 * 1024
 """Of one line, or one row of CSV with line breaks in it."""
+PIECE_BYTES = 16 * 1024
+"""Of a file, after which others of its process get their turn: it may have nothing but line ends,
+and a megabyte of these takes half a second."""
 INPUT_PREFIX = "backfills"
 
 
@@ -132,14 +136,18 @@ class FileSource(Source):
     async def _records(self, offset: int) -> AsyncIterator[tuple[bytes, int]]:
         """Records with the place after each. A row of CSV goes on where a quote is open."""
         quotes = self.options.format is FileFormat.CSV
-        rest = b""
+        rest = bytearray()
         row = _Row()
         try:
-            async for part in self.context.storage.stream_async(self.options.key, start=offset):
-                lines = (rest + part).split(b"\n")
-                rest = lines.pop()
+            async for piece in self._pieces(offset):
+                first, *others = piece.split(b"\n")
+                rest += first
                 if len(rest) > 64 * MAX_RECORD_BYTES:
                     raise SourceFailed(f"{self.title} has a line of {len(rest):,} bytes and more")
+                if not others:
+                    continue
+                lines = [bytes(rest), *others]
+                rest = bytearray(lines.pop())
                 for line in lines:
                     offset += len(line) + 1
                     if not quotes:
@@ -152,6 +160,12 @@ class FileSource(Source):
             raise SourceAway(f"the storage does not answer: {error}") from error
         if last := row.take() + rest:
             yield last, offset + len(rest)
+
+    async def _pieces(self, offset: int) -> AsyncIterator[bytes]:
+        async for part in self.context.storage.stream_async(self.options.key, start=offset):
+            for at in range(0, len(part), PIECE_BYTES):
+                yield part[at : at + PIECE_BYTES]
+                await asyncio.sleep(0)
 
 
 class _Row:
