@@ -1,12 +1,16 @@
 """Child processes: restarted with backoff, stopped for good."""
 
+import errno
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from switchyard.cli.process.up import NodeKeeper
+from switchyard.cli.system.node import StartError
 from switchyard.cli.system.supervisor import FIRST_BACKOFF, Child, Supervisor
 
 
@@ -37,6 +41,56 @@ def test_a_child_that_ends_is_started_again_after_its_backoff(supervisor: Superv
     assert supervisor.heal() == ["short runs again"]
     until_dead(supervisor)
     assert f"again in {2 * FIRST_BACKOFF:g} s" in supervisor.heal()[0]
+
+
+@pytest.mark.parametrize("what", ["process", "reaper"])
+def test_a_child_that_can_not_be_started_just_now_is_started_later(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    name = "subprocess.Popen" if what == "process" else "end_with_this_process"
+    with monkeypatch.context() as patched:
+        patched.setattr(f"switchyard.cli.system.supervisor.{name}", refused)
+        supervisor.start("unlucky", "--help")
+        child = supervisor.children[0]
+        assert child.process is None or child.process.poll() is not None
+        assert supervisor.heal() == [
+            "unlucky can't be started: Cannot allocate memory; again in 30 s"
+        ]
+        assert supervisor.heal() == []
+    child.restart_at = time.monotonic()
+    assert supervisor.heal() == ["unlucky runs again"]
+
+
+class FailingNode:
+    """A broker that has ended, and starts at the second try."""
+
+    is_running = False
+    tries = 0
+
+    def restart(self) -> None:
+        self.tries += 1
+        if self.tries == 1:
+            raise StartError("The node did not become ready in 90 s\nits log")
+        self.is_running = True
+
+
+def test_a_broker_that_does_not_start_at_once_is_tried_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    node: Any = FailingNode()
+    keeper = NodeKeeper(node)
+    now = time.monotonic()
+    keeper.look(now)
+    assert "ready in 90 s; again in 30 s" in capsys.readouterr().err
+    keeper.look(now + 20)
+    assert node.tries == 1
+    keeper.look(now + 60)
+    assert node.is_running
+    keeper.look(now + 61)
+    assert node.tries == 2
 
 
 def test_stop_kills_what_does_not_listen(supervisor: Supervisor) -> None:

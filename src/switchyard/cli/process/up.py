@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
     from switchyard.cli.system.assembly import System
     from switchyard.cli.system.autoscale import Autoscaler
     from switchyard.cli.system.brokers import FoundBroker
+    from switchyard.cli.system.node import LocalNode
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.services.settings import Settings
 
 LOOK_SECONDS = 0.3
+NODE_PAUSE = 30.0
+"""Seconds between two tries to start a broker that does not start."""
 SECRETS = ("amqp_url", "management_url")
 EXPORTED = (*SECRETS, "data_dir", "modules", "api_url")
 API_START = 20.0
@@ -209,13 +213,37 @@ def _given(directory: Path) -> Settings:
     return given.model_copy(update={"amqp_url": None, "management_url": None})
 
 
+@dataclass(slots=True)
+class NodeKeeper:
+    """Starts our broker again when it has ended, for as long as it takes: a full disk, or a machine
+    that is too busy to start it in time, ends nothing."""
+
+    node: LocalNode
+    again_at: float = float("-inf")
+
+    def look(self, now: float) -> None:
+        """Seconds by a clock that only goes on."""
+        from switchyard.cli.system.node import LocalNodeError
+
+        if self.node.is_running or now < self.again_at:
+            return
+        say("RabbitMQ ended; starting it again …")
+        try:
+            self.node.restart()
+        except (LocalNodeError, OSError) as error:
+            said = str(error).partition("\n")[0]
+            say(f"RabbitMQ does not start: {said}; again in {NODE_PAUSE:g} s")
+            self.again_at = time.monotonic() + NODE_PAUSE
+        else:
+            say("RabbitMQ runs again")
+
+
 def _watch(found: FoundBroker, supervisor: Supervisor, autoscaler: Autoscaler | None) -> None:
+    keeper = None if found.node is None else NodeKeeper(found.node)
     while True:
         time.sleep(LOOK_SECONDS)
-        if found.node is not None and not found.node.is_running:
-            say("RabbitMQ ended; starting it again …")
-            found.node.restart()
-            say("RabbitMQ runs again")
+        if keeper is not None:
+            keeper.look(time.monotonic())
         for line in supervisor.heal():
             say(line)
         for line in run(autoscaler.look(time.monotonic())) if autoscaler is not None else ():

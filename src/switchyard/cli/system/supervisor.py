@@ -58,11 +58,15 @@ class Supervisor:
     children: list[Child] = field(default_factory=list)
 
     def start(self, name: str, *arguments: str) -> None:
-        """Start `jobctl ARGUMENTS…`, known as `name`."""
+        """Start `jobctl ARGUMENTS…`, known as `name`; where that can't be just now, as without
+        memory for a process, `heal` does it."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         child = Child(name, arguments, self.log_dir / f"{name}.log")
         self.children.append(child)
-        self._spawn(child)
+        try:
+            self._spawn(child)
+        except OSError:
+            child.restart_at = time.monotonic()
 
     def dead(self) -> list[Child]:
         """Children that have ended and are not to be started again yet."""
@@ -103,8 +107,16 @@ class Supervisor:
             )
         for child in self.children:
             if child.restart_at is not None and child.restart_at <= now:
-                self._spawn(child)
-                news.append(f"{child.name} runs again")
+                try:
+                    self._spawn(child)
+                except OSError as error:
+                    child.restart_at = now + LAST_BACKOFF
+                    news.append(
+                        f"{child.name} can't be started: {error.strerror or error}; "
+                        f"again in {LAST_BACKOFF:g} s"
+                    )
+                else:
+                    news.append(f"{child.name} runs again")
         return news
 
     def stop(self, timeout: float = STOP_SECONDS) -> list[str]:
@@ -130,6 +142,7 @@ class Supervisor:
         return killed
 
     def _spawn(self, child: Child) -> None:
+        """Raises OSError: nothing runs then."""
         _release_reaper(child)
         # -P: what lies in the current directory must not take the place of a module of ours.
         command = [sys.executable, "-P", "-m", "switchyard.cli.main", *child.arguments]
@@ -142,7 +155,12 @@ class Supervisor:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for us; we then stop it in good order
             )
-        child.reaper = end_with_this_process(child.process)
+        try:
+            child.reaper = end_with_this_process(child.process)
+        except OSError:
+            _signal(child, signal.SIGKILL)  # it would outlive us
+            child.process.wait()
+            raise
         child.started_at = time.monotonic()
         child.restart_at = None
 
