@@ -13,6 +13,7 @@ import pytest
 from switchyard import LLMQueue
 from switchyard.api.client import AsyncClient
 from switchyard.services.llm.queue import LlmResult
+from switchyard.services.records import LedgerUnavailable
 from tests.support.api_server import connected, serving
 from tests.support.brokers import TestBroker
 from tests.support.llm_server import Behaviour, Exchange, LlmServer, Request
@@ -127,6 +128,22 @@ async def test_an_answer_is_streamed_over_http_and_goes_on_without_its_reader(
         gone.set()
         answered = await client.answer(job_id, wait=30)
         assert answered.status == "completed"
+
+
+async def test_a_stream_ends_in_order_where_the_ledger_is_away_at_its_end(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object, **__: object) -> None:
+        raise LedgerUnavailable("it does not answer")
+
+    monkeypatch.setattr(LLMQueue, "ending", away)
+    async with serving(system.settings) as api, AsyncClient(api.url) as client:
+        await connected(api)
+        async with aclosing(client.stream_llm(CHAT)) as events:
+            came = [event async for event in events]
+    assert [each.name for each in came] == ["accepted", "end"]
+    assert came[-1].data["status"] == "waiting"
+    assert came[-1].data["job_id"] == came[0].data["job_id"]
 
 
 async def test_a_request_that_can_not_be_taken_is_refused_before_the_stream_begins(

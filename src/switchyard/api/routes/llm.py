@@ -9,6 +9,7 @@ from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Annotated, Any
 
+import structlog
 from fastapi import APIRouter, Header, Query, Response
 
 from switchyard.api.entry.access import needs
@@ -26,7 +27,7 @@ from switchyard.services.llm.streaming import LlmText, WrittenAnswer
 from switchyard.services.monitoring.ending import ended
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.publishing.requests import refused
-from switchyard.services.records import JobRecord
+from switchyard.services.records import JobRecord, LedgerError
 from switchyard.services.records.spending import SpentBy
 
 router = APIRouter(prefix="/llm/requests", tags=["llm"])
@@ -159,14 +160,20 @@ async def _frames(
 ) -> AsyncGenerator[bytes, None]:
     yield frame("accepted", {"job_id": written.job_id})
     ending = queue.ending(written.job_id, timeout=timeout)
-    async with aclosing(written.follow(ending, heartbeat=heartbeat)) as events:
-        async for each in events:
-            if each is None:
-                yield HEARTBEAT
-            elif isinstance(each, LlmText):
-                yield frame("text", {"text": each.text, "offset": each.offset})
-            else:
-                yield frame("end", _public(result_of(each)).model_dump(mode="json"))
+    # How it stands where the ledger is away at the end: it is not lost, and can be asked for.
+    result = LlmResult(written.job_id, LlmStatus.WAITING)
+    try:
+        async with aclosing(written.follow(ending, heartbeat=heartbeat)) as events:
+            async for each in events:
+                if each is None:
+                    yield HEARTBEAT
+                elif isinstance(each, LlmText):
+                    yield frame("text", {"text": each.text, "offset": each.offset})
+                else:
+                    result = result_of(each)
+    except LedgerError as error:
+        structlog.get_logger("api").warning("a stream ends without its answer", error=str(error))
+    yield frame("end", _public(result).model_dump(mode="json"))
 
 
 async def _ask_directly(
