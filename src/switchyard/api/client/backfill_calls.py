@@ -140,7 +140,7 @@ def resume_backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
 def cancel_backfill(
     backfill_id: str, *, jobs: bool = False
 ) -> Call[backfill_models.CancelledBackfill]:
-    """End it for good; with `jobs` also those of its jobs that have not begun."""
+    """Cancel it permanently; with `jobs` also its published jobs that have not started."""
     answer = backfill_models.CancelledBackfill
     return act(f"{_path(backfill_id)}/cancel", answer, {"jobs": jobs})
 

@@ -118,13 +118,13 @@ def pause_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
 
 @operation("admin-resume_redrive")
 def resume_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
-    """Let it go on where it was; after a halt it tries again."""
+    """Resume it where it stopped, also after a halt."""
     return act(f"{_path(redrive_id)}/resume", dead_models.RedriveView)
 
 
 @operation("admin-cancel_redrive")
 def cancel_redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
-    """End it for good. What it has sent stays where it is."""
+    """Cancel it permanently. Letters that were sent stay in their lanes."""
     return act(f"{_path(redrive_id)}/cancel", dead_models.RedriveView)
 
 

@@ -60,7 +60,7 @@ def llm_spend(
     until: date | None = None,
     limit: int | None = None,
 ) -> Call[models.SpendReport]:
-    """What calls of language models have cost, and what is left of the budgets."""
+    """Show the cost of language model calls, and what is left of the budgets."""
     return get(
         "/llm/spend",
         models.SpendReport,

@@ -53,7 +53,9 @@ def process_references(
     document_id: str | None = None,
     filename: str | None = None,
 ) -> Call[OrderedReferences]:
-    """Have the references of a paper found, cut into fields, and tied to where it cites them."""
+    """Extract the references of a paper, parse them into fields, and link them to their citations
+    in the text.
+    """
     body = {"text": text, "document_id": document_id}
     return _order("/process/references", file, body, filename)
 

@@ -64,7 +64,7 @@ def pause_schedule(name: str) -> Call[models.ScheduleView]:
 
 @operation("schedules-resume")
 def resume_schedule(name: str) -> Call[models.ScheduleView]:
-    """Let a schedule go on with its next due time."""
+    """Resume a schedule with its next due time."""
     return _change(name, "resume")
 
 
@@ -77,7 +77,7 @@ def run_schedule(name: str) -> Call[models.FiringView]:
 
 @operation("schedules-history")
 def schedule_history(name: str, *, limit: int | None = None) -> Call[models.ScheduleHistory]:
-    """What became of a schedule's due times, the latest first."""
+    """List the results of a schedule's due times, newest first."""
     return get(f"/schedules/{in_path(name)}/history", models.ScheduleHistory, limit=limit)
 
 

@@ -37,7 +37,7 @@ def schemas() -> Call[service.JobTypes]:
 
 @operation("contract-show_schema")
 def schema(job_type: str) -> Call[dict[str, Any]]:
-    """The JSON Schema of one job type's payload."""
+    """Get the JSON Schema of the payload of a job type."""
     return get_json(f"/schemas/{in_path(job_type)}")
 
 

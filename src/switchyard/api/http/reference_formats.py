@@ -22,7 +22,8 @@ FORMATS: dict[str, Any] = {
 
 async def _format_of(
     named: Annotated[
-        Format | None, Query(alias="format", description="Before what `Accept` says.")
+        Format | None,
+        Query(alias="format", description="Format of the answer; takes precedence over `Accept`."),
     ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Format:

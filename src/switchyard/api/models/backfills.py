@@ -23,12 +23,13 @@ BUDGET = Field(
     default=None,
     gt=0,
     le=1_000_000_000,
-    description="What its calls of language models may cost, in the currency of the prices' file.",
+    description="Maximum total cost of its language model calls, in the currency of "
+    "JOBS_LLM_PRICES.",
 )
 
 
 class BackfillPlan(BaseModel):
-    """What is gone through, and what becomes of each item; docs/backfills.md explains it."""
+    """Source of a backfill, and the job for each item (docs/backfills.md)."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -52,66 +53,88 @@ class BackfillPlan(BaseModel):
         "`media_type`, `since`, `until`.",
     )
     job_type: str | None = Field(
-        default=None, pattern=models.NAME, description="The source's own where not given."
+        default=None,
+        pattern=models.NAME,
+        description="Job type to publish for each item. Default: the source's own.",
     )
     lane: str = Field(default=BACKFILL.name, pattern=models.NAME)
     payload: dict[str, Any] | None = Field(
         default=None,
-        description="Template of the payloads: `{field}` becomes the item's value. The item itself "
-        "where not given.",
+        description="Template of the payload: `{field}` is replaced by the item's value. "
+        "Default: the item itself.",
     )
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
     low: int | None = Field(
-        default=None, ge=0, le=MOST_WAITING, description="Jobs in a queue at which it goes on."
+        default=None,
+        ge=0,
+        le=MOST_WAITING,
+        description="Queue length below which publishing continues. Default: half of `high`.",
     )
     high: int | None = Field(
-        default=None, ge=1, le=MOST_WAITING, description="Jobs in a queue at which it waits."
+        default=None,
+        ge=1,
+        le=MOST_WAITING,
+        description="Queue length at which publishing waits. Default: half of the queue's limit.",
     )
     weight: float = Field(
         default=1.0,
         ge=0.001,
         le=1000,
-        description="Its part of the room in a queue that several backfills share, against theirs.",
+        description="Relative share of the queue when several backfills use it: 2 gets twice "
+        "as much as 1.",
     )
-    until: models.Moment | None = Field(
-        default=None, description="Nothing is published after this time."
-    )
+    until: models.Moment | None = Field(default=None, description="Publishing stops at this time.")
     then: str | None = Field(
         default=None,
         pattern=r"^([a-z][a-z0-9_]{0,63}\.)?[a-z][a-z0-9_]{0,63}$",
-        description="A job that follows when all its jobs, and all that followed from them, have "
-        "ended: a job type, or `<lane>.<job_type>`.",
+        description="Job to publish once, after all jobs of the backfill and their follow-up "
+        "jobs have ended: a job type, or `<lane>.<job_type>`.",
     )
-    then_payload: dict[str, Any] = Field(default_factory=dict, description="Of that job.")
+    then_payload: dict[str, Any] = Field(
+        default_factory=dict, description="Payload of the `then` job."
+    )
     when_dead: WhenDead = Field(
-        default="wait", description="What becomes of that job when some are dead."
+        default="wait",
+        description="What the `then` job does if jobs are dead: `wait` until they are "
+        "redriven or released, `go_on` (run without them), or `fail`.",
     )
     notify_url: str | None = Field(
         default=None,
         max_length=MAX_NOTIFY_URL,
         pattern="^https?://",
-        description="Is told, signed, when the backfill has ended.",
+        description="Address that gets a signed HTTP POST when the backfill has ended "
+        "(docs/notices.md).",
     )
     rate: float | None = Field(
-        default=None, ge=LEAST_RATE, le=MOST_RATE, description="Jobs a second at most."
+        default=None,
+        ge=LEAST_RATE,
+        le=MOST_RATE,
+        description="Maximum number of jobs published per second; null: no limit.",
     )
     max_open: int | None = Field(
-        default=None, ge=1, le=2_000_000_000, description="Unfinished jobs of it at most."
+        default=None,
+        ge=1,
+        le=2_000_000_000,
+        description="Maximum number of its jobs that are unfinished at the same time; null: "
+        "no limit.",
     )
     budget: float | None = BUDGET
     reason: str | None = Field(default=None, max_length=1000, pattern=models.PLAIN)
 
 
 class BackfillLimits(BaseModel):
-    """Limits to change; those that are left out stay. null takes a limit away."""
+    """Limits to change; omitted ones stay. null removes a limit."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"example": {"rate": 5, "max_open": None}}
     )
 
     rate: float | None = Field(
-        default=None, ge=LEAST_RATE, le=MOST_RATE, description="Jobs a second at most."
+        default=None,
+        ge=LEAST_RATE,
+        le=MOST_RATE,
+        description="Maximum number of jobs published per second; null: no limit.",
     )
     max_open: int | None = Field(default=None, ge=1, le=2_000_000_000)
     budget: float | None = BUDGET
@@ -122,7 +145,9 @@ class Cancellation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"jobs": True}})
 
-    jobs: bool = Field(default=False, description="Also its jobs that have not begun.")
+    jobs: bool = Field(
+        default=False, description="Also cancel its published jobs that have not started."
+    )
 
 
 class CancelledBackfill(BaseModel):
@@ -152,23 +177,25 @@ class JobPreview(BaseModel):
 class CostPreview(BaseModel):
     """The most that a backfill's calls of language models are likely to come to."""
 
-    jobs: int | None = Field(description="All of it; null: the rest is for one job.")
+    jobs: int | None = Field(description="Number of jobs; null if the estimate is for one job.")
     input_tokens: int
     output_tokens: int
-    cost: float | None = Field(description="null where the model has no price.")
+    cost: float | None = Field(description="null if the model has no price.")
     currency: str = Field(examples=["USD"])
-    assumption: str = Field(description="What the guess takes for granted.")
+    assumption: str = Field(description="Assumptions of the estimate.")
 
 
 class BackfillPreview(BaseModel):
     """What a backfill would do."""
 
     title: str
-    total: int | None = Field(description="Items in all; null where the source does not know.")
+    total: int | None = Field(
+        description="Total number of items; null if the source does not know it."
+    )
     jobs: list[JobPreview] = Field(description="The first jobs.")
     unusable: list[str] = Field(description="Why some of the first items would be skipped.")
     cost: CostPreview | None = Field(
-        description="Of its calls of language models; null where its jobs make none themselves."
+        description="Estimated cost of its language model calls; null if its jobs make none."
     )
 
 
@@ -184,37 +211,43 @@ class DeathCause(BaseModel):
 
 
 class BackfillView(BaseModel):
-    """A backfill: how it was started, how far it is, and what came of it."""
+    """A backfill: its plan, progress and results."""
 
     id: str = Field(examples=[EXAMPLE_ID])
     title: str
     state: BulkState
-    note: str | None = Field(description="What it waits for, or what went wrong.")
+    note: str | None = Field(description="What it is waiting for, or the error.")
     reason: str | None
     created_by: str
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    rate: float | None = Field(description="Jobs a second at most.")
+    rate: float | None = Field(
+        description="Maximum number of jobs published per second; null: no limit."
+    )
     max_open: int | None
-    budget: float | None = Field(description="What its calls of language models may cost.")
-    plan: dict[str, Any] = Field(description="As it was asked for.")
-    total: int | None = Field(description="Items in all; null where the source does not know.")
+    budget: float | None = Field(description="Maximum total cost of its language model calls.")
+    plan: dict[str, Any] = Field(description="The plan as it was submitted.")
+    total: int | None = Field(
+        description="Total number of items; null if the source does not know it."
+    )
     read: int
     published: int
     skipped: int
     repeated: int = Field(
-        description="Items whose key another one had before; known once all is published."
+        description="Items with the same key as an earlier item; known after publishing has ended."
     )
-    exhausted: bool = Field(description="All is published that will be.")
+    exhausted: bool = Field(description="True if all items have been published.")
     notes: list[str] = Field(description="Why items were skipped; the first 50.")
     jobs: dict[State, int] = Field(description="Its jobs by state.")
-    followers: dict[State, int] = Field(description="What followed from them, by state.")
-    jobs_per_second: float | None = Field(description="Finished ones, in the last minute.")
-    seconds_to_go: tuple[float, float] | None = Field(description="The best and the worst guess.")
-    seconds: float | None = Field(description="From its start to its end, or to now.")
+    followers: dict[State, int] = Field(description="Their follow-up jobs by state.")
+    jobs_per_second: float | None = Field(
+        description="Finished jobs per second within the last minute."
+    )
+    seconds_to_go: tuple[float, float] | None = Field(description="Lower and upper estimate.")
+    seconds: float | None = Field(description="Seconds from its start to its end, or until now.")
     dead: list[DeathCause] = Field(description="Dead jobs by cause, followers included.")
-    then_id: str | None = Field(description="The job that follows its end.")
+    then_id: str | None = Field(description="Id of the `then` job.")
 
 
 class BackfillPage(BaseModel):

@@ -28,26 +28,26 @@ class NewCrawl(BaseModel):
     )
 
     start: list[str] = Field(
-        min_length=1, max_length=MOST_STARTS, description="Addresses at which it begins."
+        min_length=1, max_length=MOST_STARTS, description="Addresses of the first pages."
     )
     hosts: list[str] = Field(
         default_factory=list,
         max_length=MOST_HOSTS,
-        description="Other hosts whose pages belong to it, beside those of the start addresses: "
-        "`docs.example.org`, `*.example.org`, `example.org:8443`.",
+        description="Additional hosts to visit: `docs.example.org`, `*.example.org`, "
+        "`example.org:8443`. Default: only those of the start addresses.",
     )
     max_pages: int = Field(default=100, ge=1)
     max_depth: int = Field(
         default=3,
         ge=0,
         le=MOST_DEPTH,
-        description="Links on the way from a start address to a page.",
+        description="Maximum number of links from a start address to a page.",
     )
     within: float = Field(
         default=86400,
         ge=1,
         le=LONGEST_CRAWL,
-        description="Seconds after which it visits no more pages.",
+        description="Seconds after which the crawl stops.",
     )
 
 
@@ -65,7 +65,7 @@ class CrawlView(BaseModel):
     deadline: datetime
     created_by: str
     created_at: datetime
-    claimed: int = Field(description="Pages that it has taken up, of `max_pages` at most.")
+    claimed: int = Field(description="Number of pages found so far, at most `max_pages`.")
     pages: dict[str, int] = Field(
         description="Its pages by the state of their jobs.",
         examples=[{"scheduled": 12, "succeeded": 30}],
@@ -85,10 +85,10 @@ class CrawlPageView(BaseModel):
     url: str
     depth: int
     job_id: str
-    found_by: str | None = Field(description="The job of the page that links to it.")
+    found_by: str | None = Field(description="Id of the job of the page that links to it.")
     due_at: datetime
-    state: str = Field(description="Its job's.")
-    outcome: str | None = Field(description="What came of it: a document, or why there is none.")
+    state: str = Field(description="State of its job.")
+    outcome: str | None = Field(description="Result: a document, or why there is none.")
 
 
 class CrawlPages(BaseModel):

@@ -21,7 +21,7 @@ GROUP_ID = r"^[0-9a-f]{1,10}$"
 
 
 class DeadLetterView(BaseModel):
-    """A job that was given up, as the index knows it."""
+    """A dead letter, as in the index."""
 
     id: str
     job_id: str | None
@@ -34,7 +34,7 @@ class DeadLetterView(BaseModel):
     error_message: str | None
     attempts: int
     redrives: int
-    copies: int = Field(description="Letters of this id since it last began to wait.")
+    copies: int = Field(description="Number of letters with this id since it last started to wait.")
     state: str = Field(description="waiting, redriven, purged or dropped.")
     first_at: datetime | None
     dead_at: datetime | None
@@ -46,7 +46,7 @@ class DeadLetterDetails(DeadLetterView):
 
     traceback: str | None
     headers: dict[str, Any]
-    body: str = Field(description="As it was on the broker; what is not UTF-8 is replaced.")
+    body: str = Field(description="Body as on the broker; bytes that are not UTF-8 are replaced.")
 
 
 class DeadLetterPage(BaseModel):
@@ -63,15 +63,15 @@ class DeadGroupView(BaseModel):
     count: int
     first_at: datetime | None
     last_at: datetime | None
-    trend: list[int] = Field(description="Deaths in each of the last 24 hours, the latest last.")
+    trend: list[int] = Field(description="Deaths in each of the last 24 hours, latest last.")
     job_type: str | None
     reason: str = Field(examples=["exhausted"])
     error_type: str | None
     message: str | None = Field(
         description="With placeholders for numbers, ids, paths, times, addresses, quoted text."
     )
-    location: str | None = Field(description="Where in the job's own code it was raised.")
-    sample_id: str = Field(description="The one that died last.")
+    location: str | None = Field(description="Function of the job's code that raised the error.")
+    sample_id: str = Field(description="Id of the latest dead letter.")
     sample_message: str | None
 
     @classmethod
@@ -105,7 +105,7 @@ class DeadGroupList(BaseModel):
 
 
 class LetterChoice(BaseModel):
-    """Which dead letters: those that fit every field that is given."""
+    """Filter of dead letters; all given fields must match."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -118,7 +118,10 @@ class LetterChoice(BaseModel):
     reason: str | None = Field(default=None, pattern=models.NAME)
     error_type: str | None = Field(default=None, pattern=models.PLAIN, max_length=200)
     operation: str | None = Field(
-        default=None, pattern=models.PLAIN, max_length=100, description="A backfill's jobs."
+        default=None,
+        pattern=models.PLAIN,
+        max_length=100,
+        description="Id of a backfill: its jobs and their follow-up jobs.",
     )
     older_than: float | None = Field(default=None, ge=0, le=1e9, description="Seconds.")
     younger_than: float | None = Field(default=None, ge=0, le=1e9, description="Seconds.")
@@ -132,15 +135,13 @@ class LetterChange(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    payload: dict[str, Any] | None = Field(default=None, description="In place of the old one.")
+    payload: dict[str, Any] | None = Field(default=None, description="Replaces the old payload.")
     merge: dict[str, Any] | None = Field(
         default=None, description="A JSON merge patch (RFC 7396) for the payload."
     )
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
-    to: str | None = Field(
-        default=None, pattern=models.ROUTING_KEY, description="Where to instead: a routing key."
-    )
+    to: str | None = Field(default=None, pattern=models.ROUTING_KEY, description="New routing key.")
 
     def change(self) -> Change:
         return Change(**self.model_dump())
@@ -163,26 +164,39 @@ class NewRedrive(BaseModel):
     )
 
     filter: LetterChoice = Field(default_factory=LetterChoice)
-    all: bool = Field(default=False, description="All dead letters, where no filter is given.")
+    all: bool = Field(
+        default=False, description="All dead letters. Required if there is no filter."
+    )
     change: LetterChange = Field(default_factory=LetterChange)
-    limit: int | None = Field(default=None, ge=1, le=2_000_000_000, description="The oldest.")
+    limit: int | None = Field(
+        default=None, ge=1, le=2_000_000_000, description="Maximum number of letters, oldest first."
+    )
     canary: int | None = Field(
         default=None,
         ge=1,
         le=100_000,
-        description="So many first; the others only when all these have succeeded.",
+        description="Send this many first, and the others only after all of these have succeeded.",
     )
     rate: float | None = Field(
-        default=None, ge=LEAST_RATE, le=MOST_RATE, description="Letters a second at most."
+        default=None,
+        ge=LEAST_RATE,
+        le=MOST_RATE,
+        description="Maximum number of letters sent per second; null: no limit.",
     )
     halt_on: float | None = Field(
-        default=None, gt=0, le=1, description="Part that may fail again before it stops itself."
+        default=None,
+        gt=0,
+        le=1,
+        description="Fraction (0 to 1) of finished jobs that may fail again before the "
+        "redrive halts.",
     )
     from_ledger: bool = Field(
-        default=False, description="Those that the broker has no longer, from the ledger."
+        default=False, description="Use the ledger's copy of letters that the broker no longer has."
     )
     reason: str | None = Field(default=None, max_length=1000, pattern=models.PLAIN)
-    dry_run: bool = Field(default=False, description="Only tell what would go where.")
+    dry_run: bool = Field(
+        default=False, description="Change nothing; return what would be sent where."
+    )
 
     @model_validator(mode="after")
     def _says_which(self) -> Self:
@@ -196,7 +210,11 @@ class RedriveRate(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"rate": 20}})
 
-    rate: float | None = Field(ge=LEAST_RATE, le=MOST_RATE, description="Letters a second at most.")
+    rate: float | None = Field(
+        ge=LEAST_RATE,
+        le=MOST_RATE,
+        description="Maximum number of letters sent per second; null: no limit.",
+    )
 
 
 class RedriveDifference(BaseModel):
@@ -210,25 +228,25 @@ class RedrivePlan(BaseModel):
     """What a redrive would do."""
 
     matched: int
-    redriven: int = Field(description="So many would go.")
-    dropped: int = Field(description="Their jobs need no redrive any more.")
-    invalid: int = Field(description="With the change they would not be valid.")
+    redriven: int = Field(description="Letters that would be sent.")
+    dropped: int = Field(description="Letters whose jobs no longer need a redrive.")
+    invalid: int = Field(description="Letters that would be invalid with the change.")
     routes: dict[str, int] = Field(
         description="Letters by routing key.", examples=[{"hot.summarize_content": 12}]
     )
-    notes: list[str] = Field(description="A line for each letter; the first 100.")
+    notes: list[str] = Field(description="One line per letter; the first 100.")
     differences: list[RedriveDifference] = Field(
-        default_factory=list, description="Where something is changed: the first five letters."
+        default_factory=list, description="With a change: the first five letters."
     )
 
 
 class RedriveView(BaseModel):
-    """A redrive: who, what, why, and how far it is."""
+    """A redrive: who started it and why, progress and results."""
 
     id: str = Field(examples=[EXAMPLE_ID])
     title: str
     state: BulkState
-    note: str | None = Field(description="Why it stands where it stands.")
+    note: str | None = Field(description="What it is waiting for, or the error.")
     reason: str | None
     created_by: str
     created_at: datetime | None
@@ -236,12 +254,12 @@ class RedriveView(BaseModel):
     finished_at: datetime | None
     rate: float | None
     spec: dict[str, Any]
-    total: int | None = Field(description="Letters that fitted when it began, by the index.")
+    total: int | None = Field(description="Letters that matched when it started.")
     redriven: int
     dropped: int
     invalid: int
     succeeded: int
-    failed: int = Field(description="Died again.")
+    failed: int = Field(description="Letters whose jobs died again.")
     undone: int
     unfinished: int
     notes: list[str]

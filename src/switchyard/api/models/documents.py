@@ -39,7 +39,7 @@ class ClassView(BaseModel):
     kind: str = Field(examples=["privacy"])
     label: str = Field(examples=["confidential"])
     score: float = Field(
-        description="By rules the points of its keywords, by meaning the similarity."
+        description="For rules, the points of its keywords; for meaning, the similarity."
     )
     why: dict[str, Any] = Field(
         description="`by` (`rules` or `meaning`); `keywords` with how often each is there, and the "
@@ -70,13 +70,16 @@ class DocumentView(BaseModel):
     created_at: datetime | None
     updated_at: datetime | None
     classes: list[ClassView] = Field(
-        default=[], description="Empty until it was classified; by kind, the highest score first."
+        default=[],
+        description="Empty until the document is classified; by kind, highest score first.",
     )
     duplicate: bool = Field(
-        default=False, description="In the answer to an upload: it was known, nothing was started."
+        default=False,
+        description="In the answer to an upload: true if the document was already known and "
+        "nothing was started.",
     )
     result: dict[str, Any] | None = Field(
-        default=None, description="In the answer to an upload without a broker: what was made."
+        default=None, description="In the answer to an upload without a broker: the result."
     )
 
 
@@ -98,7 +101,9 @@ class DocumentSummary(BaseModel):
 
 class DocumentList(BaseModel):
     documents: list[DocumentSummary]
-    next_cursor: str | None = Field(description="For the following page; null after the last.")
+    next_cursor: str | None = Field(
+        description="Pass it as `cursor` for the next page; null on the last page."
+    )
 
 
 class FigureView(BaseModel):
@@ -107,7 +112,7 @@ class FigureView(BaseModel):
     figure: int = Field(description="From 1: its picture is at /documents/{id}/figures/{figure}.")
     page: int
     kind: str = Field(description="figure, table, or image: the document itself is one.")
-    caption: str = Field(description="Empty where none was found.")
+    caption: str = Field(description="Empty if none was found.")
     description: str
     model: str
     width: int = Field(description="Pixels.")
@@ -128,10 +133,10 @@ class GenerateBody(BaseModel):
         default=0, ge=0, le=2**53 - 1, description="The same seed gives the same documents."
     )
     kinds: list[SampleName] = Field(
-        default=[], max_length=50, examples=[["paper", "scan"]], description="All where empty."
+        default=[], max_length=50, examples=[["paper", "scan"]], description="Default: all."
     )
     languages: list[SampleName] = Field(
-        default=[], max_length=50, examples=[["en", "he"]], description="All where empty."
+        default=[], max_length=50, examples=[["en", "he"]], description="Default: all."
     )
     lane: Literal["hot", "backfill"] = "hot"
 
@@ -151,7 +156,7 @@ class SamplesView(BaseModel):
 
     job_id: str = Field(description="The job that makes them; its result names them.")
     documents: list[SampleView] | None = Field(
-        default=None, description="Without a broker: they are made, and have gone through."
+        default=None, description="Without a broker: the generated documents."
     )
 
 
@@ -183,17 +188,25 @@ class FiltersBody(BaseModel):
         default=None,
         max_length=50,
         examples=[["privacy:public", "privacy:internal"]],
-        description="Of several labels of one kind any, of several kinds one of each.",
+        description="With several labels of one kind, any of them matches; several kinds must "
+        "all match.",
     )
     source: SourceField | None = Field(default=None, examples=["https://example.org/paper"])
-    since: Moment | None = Field(default=None, description="Taken in then or later.")
-    until: Moment | None = Field(default=None, description="Taken in before then.")
+    since: Moment | None = Field(
+        default=None, description="Only documents ingested at or after this time."
+    )
+    until: Moment | None = Field(
+        default=None, description="Only documents ingested before this time."
+    )
     cites: WorkField | None = Field(
         default=None,
         examples=["doi:10.1000/182"],
-        description="They cite this work: any key of its node in the graph, or its document's id.",
+        description="Only documents that cite this work: any key of its node in the graph, or "
+        "the id of its document.",
     )
-    cited_by: WorkField | None = Field(default=None, description="This work cites them.")
+    cited_by: WorkField | None = Field(
+        default=None, description="Only documents that this work cites."
+    )
 
 
 class SearchBody(BaseModel):
@@ -202,11 +215,11 @@ class SearchBody(BaseModel):
     query: str = Field(min_length=1, max_length=2000, examples=["why the tide rises"])
     mode: Mode = Field(
         default=Mode.HYBRID,
-        description="`vector`: near in meaning; `keyword`: has the words; `hybrid`: both.",
+        description="`vector`: similar meaning; `keyword`: contains the words; `hybrid`: both.",
     )
     limit: int = Field(default=10, ge=1, le=MAX_LIMIT)
     per_document: int | None = Field(
-        default=None, ge=1, le=MAX_LIMIT, description="Hits that one document may have."
+        default=None, ge=1, le=MAX_LIMIT, description="Maximum number of hits per document."
     )
     filters: FiltersBody = FiltersBody()
 

@@ -34,7 +34,7 @@ class EdgeView(BaseModel):
     target: str
     kind: EdgeKind
     weight: float
-    told_by: str = Field(description="Where it comes from.")
+    told_by: str = Field(description="Origin of the edge.")
 
 
 class NeighbourView(BaseModel):
@@ -45,7 +45,9 @@ class NeighbourView(BaseModel):
 
 class NeighbourList(BaseModel):
     neighbours: list[NeighbourView]
-    next_cursor: str | None = Field(description="For the following page; null after the last.")
+    next_cursor: str | None = Field(
+        description="Pass it as `cursor` for the next page; null on the last page."
+    )
 
 
 class NearNodeView(NodeView):
@@ -57,7 +59,7 @@ class NeighbourhoodView(BaseModel):
 
     nodes: list[NearNodeView] = Field(description="The nearest first: the node itself.")
     edges: list[EdgeView] = Field(description="Those between these nodes.")
-    truncated: bool = Field(description="There is more within that distance.")
+    truncated: bool = Field(description="True if there are more nodes within that distance.")
 
 
 class PathView(BaseModel):
@@ -70,25 +72,27 @@ class PathsView(BaseModel):
 
     paths: list[PathView]
     complete: bool = Field(
-        description="False where the search was given up, as too much hangs together there."
+        description="False if the search was cut short because the graph is too dense there."
     )
 
 
 class RelatedView(BaseModel):
     node: NodeView
-    shared: int = Field(description="How many works cite both, or how many both cite.")
+    shared: int = Field(description="Number of works that cite both, or that both cite.")
 
 
 class RelatedList(BaseModel):
     """Those with most in common first."""
 
     works: list[RelatedView]
-    sampled: bool = Field(description="So much is cited that only a part was looked at.")
+    sampled: bool = Field(description="True if only a sample was examined.")
 
 
 class NodeList(BaseModel):
     nodes: list[NodeView]
-    next_cursor: str | None = Field(description="For the following page; null after the last.")
+    next_cursor: str | None = Field(
+        description="Pass it as `cursor` for the next page; null on the last page."
+    )
 
 
 class RankingView(BaseModel):

@@ -52,7 +52,7 @@ EXAMPLE = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
 
 
 class JobToPublish(BaseModel):
-    """A job to be done: a routing key, or a lane and a job type, and the payload."""
+    """A job: a routing key, or a lane and a job type, and the payload."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -71,32 +71,44 @@ class JobToPublish(BaseModel):
     lane: str | None = Field(default=None, pattern=NAME, description="hot, vlm_ocr, …")
     job_type: str | None = Field(default=None, pattern=NAME, description="See `/schemas`.")
     payload: dict[str, Any] = Field(
-        default_factory=dict, description="What the job type asks for: see `/schemas/{type}`."
+        default_factory=dict,
+        description="Payload of the job; its JSON Schema is at `/schemas/{type}`.",
     )
     priority: int | None = Field(
         default=None,
         ge=0,
         le=MAX_PRIORITY,
-        description="Urgency within the lane; the lane's own where it is not given.",
+        description="Priority within the lane; a higher number runs first. Default: the lane's.",
     )
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
     delay: float = Field(
-        default=0, ge=0, le=MAX_DELAY, description="Seconds to wait before it enters its lane."
+        default=0,
+        ge=0,
+        le=MAX_DELAY,
+        description="Seconds before the job is published to its lane.",
     )
     run_at: Moment | None = Field(
-        default=None, description="When it enters its lane, instead of `delay`."
+        default=None,
+        description="Time at which the job is published to its lane, instead of `delay`.",
     )
     expires_at: Moment | None = Field(
-        default=None, description="Not started after this time: it is dead then, as `expired`."
+        default=None,
+        description="If the job has not started by this time, it becomes a dead letter "
+        "(`expired`).",
     )
     source: str = Field(
-        default="api", min_length=1, max_length=100, pattern=PLAIN, description="Who asks."
+        default="api",
+        min_length=1,
+        max_length=100,
+        pattern=PLAIN,
+        description="Name of the client, for fairness and cost reports.",
     )
     notify_url: str | None = Field(
         default=None,
         max_length=MAX_NOTIFY_URL,
         pattern="^https?://",
-        description="Is told, signed, when the job and all that follows from it has ended.",
+        description="Address that gets a signed HTTP POST when the job and its follow-up jobs "
+        "have ended (docs/notices.md).",
     )
 
     @field_validator("payload")
@@ -120,11 +132,13 @@ class AcceptedJob(BaseModel):
     routing_key: str = Field(examples=["hot.summarize_content"])
     state: State = Field(
         description="`queued`: in its lane. `scheduled`: it waits for its time. `pending`: "
-        "recorded; the broker has not confirmed it in time and it is published again soon. "
-        "Others: the state of a job that was there before."
+        "recorded, but not confirmed by the broker in time; the scheduler "
+        "publishes it. Other states: those of an earlier job with the same "
+        "idempotency key."
     )
     duplicate: bool = Field(
-        default=False, description="The idempotency key was known: this is the earlier job."
+        default=False,
+        description="True if the idempotency key was already used: this is the earlier job.",
     )
 
 
@@ -157,7 +171,7 @@ class JobStatus(BaseModel):
     state: State
     attempts: int = Field(description="Attempts used up.")
     max_attempts: int
-    reason: str | None = Field(description="Why it died, waits or was given back.")
+    reason: str | None = Field(description="Why the job died, waits or was returned.")
     error_type: str | None
     error_message: str | None
     created_at: datetime
@@ -166,17 +180,18 @@ class JobStatus(BaseModel):
     finished_at: datetime | None
     run_at: datetime | None
     expires_at: datetime | None
-    progress: ProgressView | None = Field(description="null where its handler says nothing.")
+    progress: ProgressView | None = Field(description="null if its handler reports none.")
 
 
 class JobProgress(JobStatus):
-    """How things stand with a job, and how far it is where it has stages of its own."""
+    """State and progress of a job."""
 
     current_stage: str | None = Field(
-        default=None, description="Of a job on references: the stage under way, or that failed."
+        default=None,
+        description="For a job on references: the current stage, or the stage that failed.",
     )
     completed_stages: list[str] = Field(
-        default=[], description="Those behind it: their output is kept, and used again."
+        default=[], description="Completed stages; their output is stored and reused."
     )
 
 
@@ -185,31 +200,31 @@ class JobView(JobStatus):
 
     lane: str
     routing_key: str
-    worker: str = Field(description="The kind of worker that takes it.")
+    worker: str = Field(description="Worker kind that runs it.")
     priority: int
     source: str
     parent_id: str | None
-    join_id: str | None = Field(description="The job that waits for this one.")
+    join_id: str | None = Field(description="Id of the job that waits for this one.")
     pipeline: str | None
     redrives: int
     crashes: int
     cancel_asked_at: datetime | None = Field(
-        description="When somebody asked for it to be cancelled while it ran: it never runs again."
+        description="When cancellation of the running job was requested. It will not run again."
     )
-    worker_id: str | None = Field(description="Who runs it, or ran it last.")
+    worker_id: str | None = Field(description="Id of the worker that runs it, or ran it last.")
     updated_at: datetime
 
 
 class JoinView(BaseModel):
     """How far the waiting for other jobs is."""
 
-    when_dead: WhenDead = Field(description="What becomes of the job when some are dead.")
+    when_dead: WhenDead = Field(description="What the job does if some of them are dead.")
     total: int
     open: int = Field(description="Those that have not ended.")
     dead: int
     cancelled: int
-    held: bool = Field(description="More may come, as from a backfill.")
-    fulfilled_at: datetime | None = Field(description="When the waiting was over.")
+    held: bool = Field(description="True if more jobs may be added, for example by a backfill.")
+    fulfilled_at: datetime | None = Field(description="When all of them had ended.")
 
 
 class JobDetails(JobView, JobProgress):
@@ -217,29 +232,35 @@ class JobDetails(JobView, JobProgress):
 
     payload: dict[str, Any]
     result: dict[str, Any] | None = Field(
-        description="Also what lies in storage under the job's id, up to 8 MiB."
+        description="Result of the job, including results in the file storage up to 8 MiB."
     )
-    join: JoinView | None = Field(description="Of a job that waits for others, or has.")
+    join: JoinView | None = Field(
+        description="For a job that waits, or has waited, for other jobs."
+    )
     timeline: list[AttemptView] = Field(description="Oldest first.")
     checkpoint_at: datetime | None = Field(
-        description="When an attempt has kept where it was, for the next one."
+        description="When an attempt last stored a checkpoint for the next one."
     )
-    trace_id: str | None = Field(description="The trace that it is of, by its `traceparent`.")
+    trace_id: str | None = Field(description="Id of its trace, from `traceparent`.")
 
 
 class JobPage(BaseModel):
     """Part of a listing."""
 
     jobs: list[JobView]
-    next_cursor: str | None = Field(description="Give it as `cursor` for the following page.")
+    next_cursor: str | None = Field(
+        description="Pass it as `cursor` for the next page; null on the last page."
+    )
 
 
 class CancelledJob(BaseModel):
-    """What became of a job that was called off."""
+    """Result of a cancellation."""
 
     job_id: str = Field(examples=[EXAMPLE])
     state: State
-    stopping: bool = Field(description="It runs, and its worker has been told to stop it.")
+    stopping: bool = Field(
+        description="True if the job is running and its worker has been told to stop it."
+    )
 
 
 def moment(seconds: float | None) -> datetime | None:

@@ -15,12 +15,12 @@ class QueueView(BaseModel):
 
     queue: str = Field(examples=["hot.llm"])
     pressure: Pressure
-    ready: int | None = Field(description="Jobs that wait; null where there is no such queue.")
+    ready: int | None = Field(description="Waiting jobs; null if the queue does not exist.")
     put_off: int = Field(
-        description="Jobs that wait for room in a named limit, outside of the queue; they count "
-        "into the pressure."
+        description="Jobs that wait for room in a named limit, outside the queue; they count "
+        "towards the pressure."
     )
-    limit: int = Field(description="Jobs that may wait before the broker refuses more.")
+    limit: int = Field(description="Queue length at which the broker refuses more jobs.")
     consumers: int
 
 
@@ -56,7 +56,7 @@ class WorkerView(BaseModel):
 
     worker_id: str
     status: str = Field(
-        description="alive, silent (no sign of life: it died, or lost the ledger) or stopped."
+        description="alive, silent (no heartbeat: dead, or without the ledger) or stopped."
     )
     kinds: list[str]
     lanes: list[str]
@@ -76,13 +76,13 @@ class GenerationView(BaseModel):
     """A table of chunks, all of whose vectors one embedder has made."""
 
     role: Literal["active", "building", "retired"] = Field(
-        description="`active` is searched; `building` is made beside it, and takes its place when "
-        "it is whole; `retired` was replaced, and is removed by `compact_storage`."
+        description="`active`: used by searches; `building`: replaces the active one when "
+        "complete; `retired`: replaced, removed by `compact_storage`."
     )
     table: str
     embedder: str
     dimensions: int
-    chunks: int | None = Field(description="Null of a retired one.")
+    chunks: int | None = Field(description="null for a retired one.")
 
 
 class IndexView(BaseModel):

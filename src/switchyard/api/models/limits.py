@@ -10,15 +10,15 @@ class LimitView(BaseModel):
 
     name: str = Field(examples=["openai"])
     key: str = Field(description="Of which tenant, account, …; empty where it has no keys.")
-    concurrency: int | None = Field(description="Jobs that may run; null: any number.")
-    per_minute: int | None = Field(description="Jobs that may start in a minute.")
+    concurrency: int | None = Field(description="Maximum number of running jobs; null: no limit.")
+    per_minute: int | None = Field(description="Maximum number of jobs started per minute.")
     tokens_per_minute: int | None
     in_use: int = Field(description="Jobs that run.")
     last_minute: int = Field(description="Jobs that started in the last minute.")
     tokens_last_minute: int
-    waiting: int = Field(description="Jobs that were put off for want of room.")
+    waiting: int = Field(description="Jobs that wait for room.")
     next_room: float | None = Field(
-        description="Seconds until there is room: 0, now; null, when a job ends."
+        description="Seconds until there is room; 0: now; null: when a job ends."
     )
 
 

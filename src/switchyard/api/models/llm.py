@@ -30,28 +30,40 @@ class QuestionToModel(BaseModel):
 
     type: Literal[
         "chat_completion", "extract_facts", "extract_field_group", "extract_entities", "classify"
-    ] = Field(default="chat_completion", description="What is asked: see `/schemas/{type}`.")
-    payload: dict[str, Any] = Field(description="What the type asks for: see `/schemas/{type}`.")
+    ] = Field(
+        default="chat_completion", description="Job type of the request: see `/schemas/{type}`."
+    )
+    payload: dict[str, Any] = Field(description="Payload; its JSON Schema is at `/schemas/{type}`.")
     lane: Literal["hot", "backfill"] = "hot"
     priority: int | None = Field(
-        default=None, ge=0, le=MAX_PRIORITY, description="Urgency within the lane."
+        default=None,
+        ge=0,
+        le=MAX_PRIORITY,
+        description="Priority within the lane; a higher number runs first.",
     )
     expires_in: float | None = Field(
         default=None,
         gt=0,
         le=7 * 24 * 3600,
-        description="Seconds after which it is not to be answered any more: `timeout`.",
+        description="Seconds after which an unanswered request is cancelled (`timeout`).",
     )
     wait: float = Field(
-        default=0, ge=0, le=LONGEST_WAIT, description="Seconds to wait here for the answer."
+        default=0,
+        ge=0,
+        le=LONGEST_WAIT,
+        description="Seconds that this HTTP request waits for the answer.",
     )
     source: str = Field(
-        default="api", min_length=1, max_length=100, pattern=PLAIN, description="Who asks."
+        default="api",
+        min_length=1,
+        max_length=100,
+        pattern=PLAIN,
+        description="Name of the client, for fairness and cost reports.",
     )
 
 
 class AnswerOfModel(BaseModel):
-    """How a question stands."""
+    """State of a request to a language model."""
 
     job_id: str = Field(examples=[EXAMPLE])
     status: str = Field(
@@ -60,7 +72,7 @@ class AnswerOfModel(BaseModel):
         examples=["completed"],
     )
     result: dict[str, Any] | None = Field(
-        default=None, description="`text`, `value` where there is a schema, `model`, `usage`, …"
+        default=None, description="`text`, `value` (if a schema was given), `model`, `usage`, …"
     )
     error: str | None = None
 
@@ -70,15 +82,15 @@ class Spending(BaseModel):
 
     name: str | None = Field(description="The day, model, …; null for calls that have none.")
     calls: int
-    saved_calls: int = Field(description="Answered from what is kept: they cost nothing.")
-    unsure_calls: int = Field(description="Broken off: they count by their estimate.")
-    unpriced_calls: int = Field(description="Of models without a price: not in `cost`.")
+    saved_calls: int = Field(description="Calls answered from stored answers, at no cost.")
+    unsure_calls: int = Field(description="Aborted calls; counted by their estimate.")
+    unpriced_calls: int = Field(description="Calls of models without a price; not in `cost`.")
     input_tokens: int
-    cached_tokens: int = Field(description="Of the input, those that the server had cached.")
+    cached_tokens: int = Field(description="Input tokens that the server had cached.")
     output_tokens: int
     cost: float
-    reserved: float = Field(description="Set aside for calls under way.")
-    saved: float = Field(description="What the saved calls would have cost.")
+    reserved: float = Field(description="Reserved for calls in progress.")
+    saved: float = Field(description="Cost that the saved calls would have had.")
 
 
 class Budget(BaseModel):
@@ -87,9 +99,11 @@ class Budget(BaseModel):
     of: str = Field(examples=["day:2026-11-22"], description="`day:…`, or `backfill:…`.")
     limit: float
     spent: float
-    set_aside: float = Field(description="For calls under way.")
+    set_aside: float = Field(description="Reserved for calls in progress.")
     left: float
-    too_little_left: bool = Field(description="For its last call: jobs wait.")
+    too_little_left: bool = Field(
+        description="True if there is not enough left for the next call, so that jobs wait."
+    )
 
 
 class SpendReport(BaseModel):

@@ -91,6 +91,8 @@ class ProblemDetails(BaseModel):
     type: str = Field(description="The kind of problem, an address relative to this service.")
     title: str
     status: int
-    detail: str | None = Field(default=None, description="What is wrong this time.")
-    request_id: str | None = Field(default=None, description="Names the request in the logs.")
+    detail: str | None = Field(
+        default=None, description="Explanation of this occurrence, and what to do."
+    )
+    request_id: str | None = Field(default=None, description="Id of the request in the logs.")
     errors: list[FieldError] | None = Field(default=None, description="Each invalid field.")

@@ -39,7 +39,7 @@ class NewSchedule(BaseModel):
     timezone: str = Field(
         default="UTC",
         pattern=r"^[A-Za-z0-9_+/-]{1,64}$",
-        description="By its IANA name: Europe/Berlin.",
+        description="IANA name, for example Europe/Berlin.",
     )
     job: str = Field(
         pattern=r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$",
@@ -49,13 +49,16 @@ class NewSchedule(BaseModel):
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
     jitter: float = Field(
-        default=0, ge=0, le=3600, description="Seconds by which a firing is put off at most."
+        default=0,
+        ge=0,
+        le=3600,
+        description="Each due time is delayed by a random time of at most this many seconds.",
     )
     grace: float = Field(
         default=3600,
         ge=0,
         le=86400,
-        description="Seconds for which a due time that has passed is still worth firing.",
+        description="A missed due time is fired up to this many seconds later.",
     )
 
     @field_validator("payload")
@@ -71,12 +74,15 @@ class FiringView(BaseModel):
 
     due_at: datetime
     outcome: FiringOutcome = Field(
-        description="`due`: its job is being published; `fired`; `missed`: nobody was there in "
-        "time; `refused`: its job could not be published while it was of use."
+        description="`due`: its job is being published; `fired`; `missed`: no scheduler ran "
+        "within the grace time; `refused`: its job could not be published within "
+        "the grace time."
     )
     job_id: str | None
     noted_at: datetime
-    times: int = Field(description="Due times that it stands for, missed one after another.")
+    times: int = Field(
+        description="Number of consecutive missed due times that this entry stands for."
+    )
     note: str | None
 
 
@@ -96,10 +102,10 @@ class ScheduleView(BaseModel):
     created_by: str
     created_at: datetime
     paused_at: datetime | None
-    next_at: datetime = Field(description="The next due time; while it is paused, what it was.")
-    last: FiringView | None = Field(
-        default=None, description="The latest firing; in a listing and of one."
+    next_at: datetime = Field(
+        description="Next due time; for a paused schedule, the one that it had."
     )
+    last: FiringView | None = Field(default=None, description="Result of the latest due time.")
 
 
 class ScheduleList(BaseModel):

@@ -13,7 +13,7 @@ class ComponentView(BaseModel):
     state: Literal["ok", "away", "full", "blocked"] = Field(
         description="`full`: its disk has no room; `blocked`: a memory or disk alarm of the broker."
     )
-    latency_ms: float = Field(description="Until it answered, or until that was given up.")
+    latency_ms: float = Field(description="Milliseconds until it answered, or until the timeout.")
 
 
 class Readiness(BaseModel):

@@ -52,7 +52,7 @@ async def lanes(state: Shared) -> LaneList:
 
 @router.get("/workers")
 async def workers(state: Shared) -> WorkerList:
-    """List the workers, those that started last first."""
+    """List workers, latest start first."""
     takeover_after = state.settings.takeover_after
     found = await state.ledger.list_workers()
     now = state.ledger.clock.time()
@@ -77,7 +77,7 @@ async def workers(state: Shared) -> WorkerList:
 
 @router.get("/index", responses=responses("search-away"))
 async def index(state: Shared, request: Request) -> IndexView:
-    """Show where the index is, which embedder's it is, and how far another one is built."""
+    """Show the location of the search index, its embedder, and the progress of a rebuild."""
     try:
         generations = await report(state.index)
         wanted = state.index.wanted.embedder
@@ -111,7 +111,7 @@ async def list_dead(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
 ) -> DeadLetterPage:
-    """List dead letters, the latest first, as the scheduler has indexed them."""
+    """List dead letters, newest first, as indexed by the scheduler."""
     wanted = DeadLetterFilter(
         state=letter_state, reason=reason, job_type=job_type, lane=lane, error_type=error_type
     )

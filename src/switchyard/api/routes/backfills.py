@@ -89,8 +89,9 @@ FORM = {
 async def start(
     body: BackfillPlan, request: Request, response: Response, state: Shared, asks: PrincipalOf
 ) -> BackfillView:
-    """Start a backfill: one job for each item of a source. Its first items are made into jobs for
-    trial before. The source `documents` needs the scope `read` as well."""
+    """Start a backfill: one job for each item of a source. The jobs of its first items are
+    validated before it starts. The source `documents` also needs the scope `read`.
+    """
     state.require_broker()
     operation = await _allowed(state, body, asks).start(
         _spec(body),
@@ -110,8 +111,9 @@ async def start(
     responses=responses("invalid", "source-away", "ledger-away"),
 )
 async def preview(body: BackfillPlan, state: Shared, asks: PrincipalOf) -> BackfillPreview:
-    """What a backfill would do: the number of items, and the first jobs. Nothing is started. The
-    source `documents` needs the scope `read` as well."""
+    """Preview a backfill: the number of items, the first jobs and the estimated cost. Nothing is
+    started. The source `documents` also needs the scope `read`.
+    """
     return preview_view(await _allowed(state, body, asks).preview(_spec(body)))
 
 
@@ -126,10 +128,11 @@ async def store_file(
     request: Request,
     state: Shared,
     file_format: Annotated[
-        FileFormat | None, Query(alias="format", description="By the file's name if not given.")
+        FileFormat | None,
+        Query(alias="format", description="Format of the file. Default: from its name."),
     ] = None,
 ) -> BackfillInput:
-    """Store a file, as it is sent, for a backfill from the source `file`."""
+    """Store a file for a backfill from the source `file`."""
     try:
         quota = Quota(state.storage, state.settings.storage_quota)
         await quota.check()
@@ -165,7 +168,7 @@ async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: Share
 async def cancel(
     backfill_id: BackfillId, state: Shared, body: Cancellation | None = None
 ) -> CancelledBackfill:
-    """End it for good; with `jobs` also those of its jobs that have not begun."""
+    """Cancel it permanently; with `jobs` also its published jobs that have not started."""
     wanted = body or Cancellation()
     number = await _backfills(state).cancel(backfill_id, jobs=wanted.jobs)
     return CancelledBackfill(id=backfill_id, state=BulkState.CANCELLED, cancelled_jobs=number)

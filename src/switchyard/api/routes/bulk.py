@@ -78,7 +78,7 @@ class BulkRoutes(Generic[V]):
             limit: Annotated[int, Query(ge=1, le=100)] = 20,
             cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
         ) -> BaseModel:
-            """A page of them, the newest first."""
+            """List them, newest first."""
             states = [] if wanted is None else [wanted]
             page = await state.ledger.list_bulk(
                 self.kind, states=states, limit=limit, cursor=cursor
@@ -94,7 +94,7 @@ class BulkRoutes(Generic[V]):
             responses=responses("not-found", "ledger-away"),
         )
         async def show(state: Shared, operation_id: str = operation_id) -> V:
-            """How far it is, and what has come of it by now."""
+            """Show its progress and its results so far."""
             return await self.found(state, operation_id)
 
         @router.post(
@@ -105,7 +105,7 @@ class BulkRoutes(Generic[V]):
             responses=acted,
         )
         async def pause(state: Shared, operation_id: str = operation_id) -> V:
-            """Send nothing more of it, within a second, until it is resumed."""
+            """Pause it within a second, until it is resumed."""
             await control.pause(state.ledger, operation_id, kind=self.kind)
             return await self.found(state, operation_id)
 
@@ -117,6 +117,6 @@ class BulkRoutes(Generic[V]):
             responses=acted,
         )
         async def resume(state: Shared, operation_id: str = operation_id) -> V:
-            """Let it go on where it was; after a halt it tries again."""
+            """Resume it where it stopped, also after a halt."""
             await self.resume(state.ledger, operation_id)
             return await self.found(state, operation_id)

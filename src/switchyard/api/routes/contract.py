@@ -36,25 +36,25 @@ async def list_schemas(state: Shared) -> JobTypes:
 async def show_schema(
     job_type: Annotated[str, Path(pattern=models.NAME)], state: Shared
 ) -> dict[str, Any]:
-    """The JSON Schema of one job type's payload."""
+    """Get the JSON Schema of the payload of a job type."""
     return payload_schema(state.registry.get(job_type))
 
 
 @router.get("/asyncapi.json", dependencies=[needs(Scope.READ, Scope.PUBLISH)])
 async def show_asyncapi(state: Shared) -> dict[str, Any]:
-    """The AsyncAPI 3 document of the exchange, for those who publish to the broker."""
+    """Get the AsyncAPI 3 document of the exchange, for clients that publish over AMQP."""
     return asyncapi(state.registry)
 
 
 @router.get("/problems")
 async def list_problems() -> ProblemKinds:
-    """List the kinds of problems that this service answers with. Needs no key."""
+    """List the problem types (RFC 9457) of this API. Needs no key."""
     return ProblemKinds(problems=[_kind_view(kind) for kind in KINDS.values()])
 
 
 @router.get("/problems/{name}", responses=responses("not-found"))
 async def show_problem(name: Annotated[str, Path(pattern=r"^[a-z-]{1,40}$")]) -> ProblemKind:
-    """What the `type` of a problem leads to. Needs no key."""
+    """Show a problem type: the target of the `type` of a problem. Needs no key."""
     if name not in KINDS:
         raise Problem("not-found", f"there is no problem {name}")
     return _kind_view(KINDS[name])

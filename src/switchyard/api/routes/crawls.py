@@ -30,7 +30,7 @@ CrawlId = Annotated[
     str,
     Path(
         pattern=models.CRAWL_ID,
-        description="Its id.",
+        description="Id of the crawl.",
         examples=["0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"],
     ),
 ]
@@ -56,9 +56,10 @@ READS, CHANGES = [needs(Scope.READ)], [needs(Scope.PUBLISH)]
 async def start(
     body: models.NewCrawl, request: Request, response: Response, state: Shared
 ) -> models.CrawlView:
-    """Start a crawl: one job for each page found, as robots.txt and the host's pace allow it.
+    """Start a crawl: one job for each page found. It respects robots.txt and JOBS_WEB_INTERVAL.
 
-    503 with `Retry-After: 60` while the backfill lane is full."""
+    503 with `Retry-After: 60` while the backfill lane is full.
+    """
     pressure = await _pressure(state)
     if pressure is Pressure.FULL:
         raise Problem(
@@ -87,7 +88,7 @@ async def start(
 
 @router.get("", dependencies=READS, responses=responses("ledger-away"))
 async def list_crawls(state: Shared, limit: Limit = 50, cursor: Cursor = None) -> models.CrawlList:
-    """List crawls, the newest first."""
+    """List crawls, newest first."""
     page = await _desk(state).all(limit=limit, cursor=cursor)
     return models.CrawlList(
         crawls=[_view(each) for each in page.items], next_cursor=page.next_cursor
@@ -96,7 +97,7 @@ async def list_crawls(state: Shared, limit: Limit = 50, cursor: Cursor = None) -
 
 @router.get("/{crawl_id}", dependencies=READS, responses=responses("not-found", "ledger-away"))
 async def show(crawl_id: CrawlId, state: Shared) -> models.CrawlView:
-    """Show how far a crawl is."""
+    """Show the progress of a crawl."""
     return _view(await _desk(state).show(crawl_id))
 
 
@@ -106,7 +107,7 @@ async def show(crawl_id: CrawlId, state: Shared) -> models.CrawlView:
 async def pages(
     crawl_id: CrawlId, state: Shared, limit: Limit = 50, cursor: Cursor = None
 ) -> models.CrawlPages:
-    """List a crawl's pages with what came of each, the last due first."""
+    """List the pages of a crawl with their results, latest first."""
     page = await _desk(state).pages(crawl_id, limit=limit, cursor=cursor)
     return models.CrawlPages(
         pages=[
@@ -127,7 +128,7 @@ async def pages(
 
 @router.delete("/{crawl_id}", dependencies=CHANGES, responses=responses("not-found", "ledger-away"))
 async def cancel(crawl_id: CrawlId, state: Shared) -> models.CrawlView:
-    """Call a crawl off: it visits no more pages. What it has found stays."""
+    """Cancel a crawl: it visits no more pages. Results are kept."""
     return _view(await _desk(state).cancel(crawl_id))
 
 

@@ -57,7 +57,7 @@ async def dead_groups(
     letter_state: Annotated[DeadLetterState, Query(alias="state")] = DeadLetterState.WAITING,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> DeadGroupList:
-    """Dead letters by cause, the most frequent first, as the scheduler has indexed them."""
+    """List dead letters by cause, most frequent first, as indexed by the scheduler."""
     found = await state.ledger.dead_groups(state=letter_state, limit=limit)
     return DeadGroupList(groups=[DeadGroupView.of(group) for group in found])
 
@@ -75,7 +75,7 @@ async def dead_groups(
 async def start_redrive(
     body: NewRedrive, state: Shared, request: Request, response: Response
 ) -> RedriveView | JSONAnswer:
-    """Start a redrive; a running `jobctl scheduler` sees it through."""
+    """Start a redrive; a running `jobctl scheduler` executes it."""
     state.require_broker()
     spec = spec_of(body)
     spec.check_remote(state.registry)
@@ -108,7 +108,7 @@ async def set_redrive_rate(redrive_id: RedriveId, body: RedriveRate, state: Shar
     "/redrives/{redrive_id}/cancel", responses=responses("not-found", "wrong-state", "ledger-away")
 )
 async def cancel_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
-    """End it for good. What it has sent stays where it is."""
+    """Cancel it permanently. Letters that were sent stay in their lanes."""
     await bulk_control.cancel(state.ledger, redrive_id, kind=KIND)
     return await REDRIVES.found(state, redrive_id)
 

@@ -50,7 +50,11 @@ _NOT_TOLD |= {"classes": []}
 """Of a document that was known: what others have said and made of it."""
 
 DocumentIdOf = Annotated[
-    str, InPath(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="As the upload said it.")
+    str,
+    InPath(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+        description="Id of the document, from the answer to the upload.",
+    ),
 ]
 
 
@@ -108,9 +112,10 @@ async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]
 async def send_document(
     request: Request, response: Response, documents: DocumentsOf, asks: PrincipalOf
 ) -> DocumentView:
-    """Send a document: PDF, Markdown or plain text, told by its content. It is summarised,
-    indexed for search and linked; the same content, or the same source, is taken in once. Of one
-    that was known, a key without the scope `read` is told no more than its id and state."""
+    """Upload a document: PDF, image, Markdown or plain text, detected from its content. It is
+    summarised, indexed and linked. A document whose content or source is already known is not
+    processed again; a key without the scope `read` then gets only its id and state.
+    """
     upload, about = await receive_upload(request, documents.inbox)
     submitted = await documents.submit(upload, about)
     status = submitted.status
@@ -142,14 +147,16 @@ async def list_documents(
         Query(
             alias="class",
             max_length=50,
-            description="`kind:label`, repeatable: of several labels of one kind any.",
+            description="`kind:label`, repeatable. With several labels of one kind, any of them "
+            "matches.",
         ),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
 ) -> DocumentList:
-    """Documents that were taken in, newest first. With `state`, a page may have fewer than `limit`
-    although others follow."""
+    """List documents, newest first. With `state`, a page may have fewer than `limit` entries
+    although more follow.
+    """
     page = await documents.documents(
         state=state, source=source, classes=classes or (), limit=limit, cursor=cursor
     )
@@ -180,7 +187,7 @@ async def list_documents(
 async def document_status(
     document_id: DocumentIdOf, response: Response, documents: DocumentsOf
 ) -> DocumentView:
-    """How far a document is; of one that failed, why, and which job to redrive."""
+    """Show the state of a document; if it failed, also the error and the job to redrive."""
     status = await documents.status(document_id)
     if not status.has_ended:
         response.headers["Retry-After"] = POLL_AFTER
@@ -197,8 +204,9 @@ async def document_result(
     documents: DocumentsOf,
     include: Annotated[list[Literal["text"]] | None, Query()] = None,
 ) -> dict[str, Any]:
-    """All that was made of a document: counts, summary, links, and what further stages add; with
-    `include=text` its text, page by page. 409 as long as the document is not finished."""
+    """Show the results of a document: counts, summary, links, and results of further stages; with
+    `include=text` also its text by page. 409 until the document is finished.
+    """
     return await documents.result(document_id, with_text="text" in (include or ()))
 
 
@@ -211,9 +219,10 @@ async def document_result(
 async def document_references(
     document_id: DocumentIdOf, documents: DocumentsOf, wanted: FormatOf
 ) -> Any:
-    """What a document cites: `references`, each cut into fields, and `citations`, the places of
-    its text that cite them; or the references alone in another format. 404 until the job
-    `process_references` has run for it."""
+    """Show the references of a document: `references`, parsed into fields, and `citations`, their
+    places in the text; or only the references in another format. 404 until a job
+    `process_references` has run for it.
+    """
     found = await documents.references(document_id)
     return found if wanted is Format.JSON else in_format(found["references"], wanted)
 
@@ -228,7 +237,7 @@ async def document_page(
     number: Annotated[int, InPath(ge=1, le=1_000_000, description="From 1.")],
     documents: DocumentsOf,
 ) -> PageView:
-    """The text of one page, as Markdown, as soon as it was extracted or read by OCR."""
+    """Show the text of one page as Markdown, as soon as it is extracted or read by OCR."""
     page = await documents.page(document_id, number)
     return PageView(
         document_id=page.document_id,
@@ -244,8 +253,9 @@ async def document_page(
     responses=READ_PROBLEMS,
 )
 async def document_figures(document_id: DocumentIdOf, documents: DocumentsOf) -> FigureList:
-    """A document's figures and tables, described. 404 until the job `describe_figures` has run for
-    it."""
+    """List the figures and tables of a document with descriptions. 404 until a job
+    `describe_figures` has run for it.
+    """
     found = await documents.figures(document_id)
     return FigureList(figures=[FigureView.model_validate(each) for each in found])
 
@@ -264,7 +274,7 @@ async def document_figure(
     number: Annotated[int, InPath(ge=1, le=1_000, description="From 1.")],
     documents: DocumentsOf,
 ) -> Response:
-    """The picture of a figure, as PNG or JPEG."""
+    """Get the image of a figure, as PNG or JPEG."""
     content, media_type = await documents.figure(document_id, number)
     return Response(content, media_type=media_type)
 

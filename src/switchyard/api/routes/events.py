@@ -38,7 +38,10 @@ STREAM: dict[int | str, dict[str, Any]] = {
 }
 LastEventId = Annotated[
     str | None,
-    Header(max_length=100, description="The last id that was seen: what followed comes first."),
+    Header(
+        max_length=100,
+        description="Id of the last event that was received; events after it are sent first.",
+    ),
 ]
 
 
@@ -55,9 +58,9 @@ async def follow(
     job_type: Annotated[str | None, Query(pattern=models.NAME)] = None,
     last_event_id: LastEventId = None,
 ) -> EventStream:
-    """Follow what happens to all jobs, or to those of a lane or type.
+    """Stream events of all jobs, or of one lane or job type.
 
-    `gap` comes first where more has happened since `Last-Event-ID` than is remembered.
+    The first event is `gap` if events after `Last-Event-ID` are no longer stored.
     """
 
     def wanted(event: JobEvent) -> bool:
@@ -79,10 +82,10 @@ async def follow(
 async def follow_job(
     job_id: JobIdInPath, state: Shared, last_event_id: LastEventId = None
 ) -> EventStream:
-    """Follow one job to its end.
+    """Stream the events of one job until it ends.
 
-    `state` comes first: how things stand. `end` comes last, with the state that the job ended
-    in; close the connection then, for a browser would open it again.
+    The first event is `state`, the current state. The last is `end`, with the final state; close
+    the connection then, because a browser would reconnect.
     """
     broker = _room(state)
     await known_job(state, job_id)

@@ -35,7 +35,7 @@ router = APIRouter(prefix="/extract", tags=["extraction"])
 async def order_text(
     request: Request, response: Response, extractions: ExtractionsOf
 ) -> ExtractionView:
-    """Have the text of a PDF, Markdown or text file extracted. It is not kept as a document."""
+    """Extract the text of a PDF, Markdown or text file, without storing it as a document."""
     upload, about = await receive_upload(request, extractions.inbox)
     try:
         extraction = await extractions.order(upload, about)
@@ -58,5 +58,5 @@ async def extracted_text(
     job_id: Annotated[str, InPath(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")],
     extractions: ExtractionsOf,
 ) -> dict[str, Any]:
-    """The text, page by page. 409 as long as the job has not succeeded, and when it failed."""
+    """Get the extracted text by page. 409 if the job is unfinished or failed."""
     return await extractions.result(job_id)

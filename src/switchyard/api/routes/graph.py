@@ -33,11 +33,13 @@ NodeKey = Annotated[
         min_length=1,
         max_length=300,
         pattern=r"^[^\x00]+$",
-        description="Any key of the node, as `doi:10.1000/182`, or the id of its document.",
+        description="Any key of the node, for example `doi:10.1000/182`, or the id of its "
+        "document.",
     ),
 ]
 EdgeKinds = Annotated[
-    list[EdgeKind] | None, Query(alias="kind", max_length=5, description="Only such edges.")
+    list[EdgeKind] | None,
+    Query(alias="kind", max_length=5, description="Only edges of this kind; repeatable."),
 ]
 LimitOf = Annotated[int, Query(ge=1, le=1000)]
 CursorOf = Annotated[str | None, Query(pattern=jobs.CURSOR, max_length=500)]
@@ -48,8 +50,9 @@ NODE_PROBLEMS = responses("not-found", "invalid", "ledger-away")
 
 @router.get("", responses=PROBLEMS)
 async def summary(state: Shared) -> models.GraphView:
-    """How many nodes and edges there are of each kind, and how old the ranking is. They are
-    counted for each answer."""
+    """Show the numbers of nodes and edges by kind, and the age of the ranking. Each request counts
+    them again.
+    """
     found = await state.ledger.graph_summary()
     ranking = found.ranking
     return models.GraphView(
@@ -69,7 +72,7 @@ async def summary(state: Shared) -> models.GraphView:
 
 @router.get("/node", responses=NODE_PROBLEMS)
 async def show_node(node: NodeKey, state: Shared) -> models.NodeDetailView:
-    """One node, with all its keys."""
+    """Show a node with all its keys."""
     found = _found(await state.ledger.graph_node(node), node)
     return models.NodeDetailView(**asdict(found))
 
@@ -83,7 +86,7 @@ async def neighbours(
     limit: LimitOf = 50,
     cursor: CursorOf = None,
 ) -> models.NeighbourList:
-    """What hangs together with a node: what its edges lead to first, each by kind."""
+    """List the neighbours of a node: outgoing edges first, by kind."""
     page = _found(
         await state.ledger.graph_neighbours(
             node, kinds=kind or (), direction=direction, limit=limit, cursor=cursor
@@ -106,7 +109,7 @@ async def neighbourhood(
     depth: Annotated[int, Query(ge=1, le=MAX_DEPTH)] = 1,
     limit: Annotated[int, Query(ge=1, le=MAX_NEARBY)] = 100,
 ) -> models.NeighbourhoodView:
-    """The part of the graph within `depth` edges of a node: `limit` nodes of it at most."""
+    """Show the part of the graph within `depth` edges of a node, at most `limit` nodes."""
     found = _found(
         await state.ledger.graph_neighbourhood(
             node, depth=depth, kinds=kind or (), direction=direction, limit=limit
@@ -131,8 +134,9 @@ async def paths(
     longest: Annotated[int, Query(ge=1, le=MAX_PATH)] = 6,
     limit: Annotated[int, Query(ge=1, le=MAX_PATHS)] = 3,
 ) -> models.PathsView:
-    """The shortest ways from one node to another. Edges are followed both ways, unless `direction`
-    says otherwise."""
+    """List the shortest paths from one node to another. By default edges are followed in both
+    directions.
+    """
     found = await state.ledger.graph_paths(
         start, end, kinds=kind or (), direction=direction, longest=longest, limit=limit
     )
@@ -150,26 +154,31 @@ async def paths(
 
 @router.get("/cocited", responses=NODE_PROBLEMS)
 async def cocited(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
-    """Works that are cited together with one, by how many."""
+    """List works that are cited together with a work, most frequent first."""
     return _related(_found(await state.ledger.graph_cocited(node, limit), node))
 
 
 @router.get("/coupled", responses=NODE_PROBLEMS)
 async def coupled(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
-    """Works that cite what one cites, by how much of it."""
+    """List works that share references with a work, by number of shared references."""
     return _related(_found(await state.ledger.graph_coupled(node, limit), node))
 
 
 @router.get("/cited", responses=PROBLEMS)
 async def most_cited(
     state: Shared,
-    kind: Annotated[NodeKind | None, Query(description="Only documents, or only works.")] = None,
+    kind: Annotated[
+        NodeKind | None,
+        Query(description="Only documents, or only works that are not stored as a document."),
+    ] = None,
     community: Annotated[int | None, Query(ge=0, le=2**62)] = None,
-    by_rank: Annotated[bool, Query(description="By PageRank.")] = False,
+    by_rank: Annotated[
+        bool, Query(description="Order by PageRank instead of the number of citations.")
+    ] = False,
     limit: LimitOf = 50,
     cursor: CursorOf = None,
 ) -> models.NodeList:
-    """Works, those that most others cite first, or those of the highest PageRank."""
+    """List works by number of citations, or by PageRank."""
     page = await state.ledger.graph_cited(
         kind=kind, community=community, by_rank=by_rank, limit=limit, cursor=cursor
     )

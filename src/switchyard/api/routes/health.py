@@ -25,16 +25,16 @@ AWAY: dict[int | str, dict[str, Any]] = {
 
 @router.get("/live")
 async def live() -> Liveness:
-    """Say that the process runs; nothing else is asked. For a liveness probe."""
+    """Liveness probe: the process runs. Nothing else is checked."""
     return Liveness()
 
 
 @router.get("/ready", responses=AWAY)
 async def ready(state: Shared, response: Response) -> Readiness:
-    """Ask broker, ledger and storage, each with its latency; 503 when one is away, its disk
-    is full, or an alarm of the broker blocks it.
+    """Readiness probe: checks broker, ledger and storage, with latencies. 503 if one is
+    unreachable, its disk is full, or an alarm of the broker blocks publishing.
 
-    `events` tells whether what happens to jobs is heard here. It makes no 503.
+    `events` tells whether this process receives job events; it does not cause a 503.
     """
     components = await examine(_checks(state))
     away = any(each.state != "ok" for each in components if each.name != EVENTS)

@@ -84,12 +84,13 @@ async def publish(
             min_length=1,
             max_length=200,
             pattern=r"^[\x21-\x7e]+$",
-            description="The same key and the same job: the earlier job is the answer.",
+            description="Idempotency key, at most 200 characters: a repeat with the same key and "
+            "job returns the earlier job.",
         ),
     ] = None,
     traceparent: Annotated[str | None, Header(pattern=TRACEPARENT)] = None,
 ) -> models.AcceptedJob:
-    """Publish a job. Answered within two seconds, also when the broker is away."""
+    """Publish a job. Answers within two seconds, even if the broker is unreachable."""
     broker = state.require_broker()
     if body.notify_url is not None:
         _check_notify_url(state, body.notify_url)
@@ -123,11 +124,13 @@ async def list_jobs(
     worker: TypeName = None,
     source: PlainText = None,
     parent_id: Annotated[str | None, Query(pattern=models.JOB_ID)] = None,
-    since: Annotated[models.Moment | None, Query(description="Made then or later.")] = None,
+    since: Annotated[
+        models.Moment | None, Query(description="Only jobs created at or after this time.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
 ) -> models.JobPage:
-    """List jobs, newest first; every filter that is given must fit."""
+    """List jobs, newest first; all filters must match."""
     wanted = JobFilter(
         state=job_state,
         lane=lane,
@@ -143,7 +146,7 @@ async def list_jobs(
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
 async def show(job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf) -> models.JobDetails:
-    """Show a job with its payload, its result and the attempts that did not simply succeed."""
+    """Show a job with its payload, its result and its failed or interrupted attempts."""
     record = await known_job(state, job_id)
     join = await state.ledger.join(job_id) if record.joins else None
     return models.details_view(record, await _stages(record, desk), await desk.output(record), join)
@@ -153,7 +156,7 @@ async def show(job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf) -> mod
 async def show_status(
     job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf
 ) -> models.JobProgress:
-    """Show how things stand with a job."""
+    """Show the state of a job."""
     record = await known_job(state, job_id)
     return models.progress_view(record, await _stages(record, desk))
 
@@ -165,8 +168,9 @@ async def show_status(
     response_model=dict[str, Any],
 )
 async def references_of_job(job_id: JobIdInPath, desk: ReferenceDeskOf, wanted: FormatOf) -> Any:
-    """What a job on references has made: `references`, and `citations` where it has looked for
-    them; or the references alone in another format. 409 as long as it has not succeeded."""
+    """Show the result of a job on references: `references`, and `citations` if it extracted them;
+    or only the references in another format. 409 until the job has succeeded.
+    """
     made = await desk.references(job_id)
     return made if wanted is Format.JSON else in_format(made["references"], wanted)
 
@@ -181,8 +185,9 @@ async def references_of_job(job_id: JobIdInPath, desk: ReferenceDeskOf, wanted: 
     },
 )
 async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> models.CancelledJob:
-    """Call a job off. One that waits never runs. One that runs is stopped by its worker, and never
-    begins again."""
+    """Cancel a job. A waiting job will not run. A running job is stopped by its worker, and not
+    retried.
+    """
     answer = await state.ledger.cancel(job_id, state.ledger.clock.time())
     if isinstance(answer, NoSuchJob):
         raise _unknown(job_id)

@@ -19,9 +19,9 @@ router = APIRouter(tags=["limits"])
 @router.get("/limits", dependencies=[needs(Scope.READ)], responses=responses("ledger-away"))
 async def list_limits(
     state: Shared,
-    waiting: Annotated[bool, Query(description="Only those that jobs wait for.")] = False,
+    waiting: Annotated[bool, Query(description="Only limits that jobs are waiting for.")] = False,
 ) -> LimitList:
-    """Show named limits: what is in use, how many jobs wait, and when there is room again."""
+    """Show named limits: current use, waiting jobs, and when there is room again."""
     found = await state.ledger.limit_reports()
     return LimitList(limits=[_view(each) for each in found if each.waiting or not waiting])
 

@@ -64,15 +64,14 @@ async def ask(
     state: Shared,
     response: Response,
     stream: Annotated[
-        bool, Query(description="Answer with events, as with `Accept: text/event-stream`.")
+        bool, Query(description="Answer as an event stream, like `Accept: text/event-stream`.")
     ] = False,
     accept: Annotated[str | None, Header(max_length=500)] = None,
 ) -> models.AnswerOfModel | EventStream:
-    """Ask a language model. With `wait`, its answer is the answer to this request.
+    """Send a request to a language model. With `wait`, the response has the model's answer.
 
-    As a stream: `accepted` with its `job_id`; `text` for each piece as it is written, with
-    its `offset` in the answer, 0 where it begins (anew); `end` with what would be the answer
-    without a stream, which alone has all of it.
+    As a stream: `accepted` with its `job_id`; `text` for each piece of the answer, with its
+    `offset` in the answer (0 if it starts again); `end` with the complete answer.
     """
     if stream or MEDIA_TYPE in (accept or ""):
         return await _streamed(body, state)
@@ -120,7 +119,7 @@ async def answer(
         float, Query(ge=0, le=models.LONGEST_WAIT, description="Seconds to wait for the answer.")
     ] = 0,
 ) -> models.AnswerOfModel:
-    """Give the answer to a question that was asked before, waiting for it if that is wanted."""
+    """Get the answer to an earlier request; with `wait`, wait for it."""
     record = await known_job(state, job_id)
     if wait and state.direct is not None:
         return _shown(await state.direct.result(job_id, timeout=wait), response)
@@ -223,14 +222,16 @@ def _public(result: LlmResult) -> models.AnswerOfModel:
 )
 async def spend(
     state: Shared,
-    by: Annotated[SpentBy, Query(description="What the calls of a row have in common.")] = "day",
+    by: Annotated[SpentBy, Query(description="How calls are grouped.")] = "day",
     since: Annotated[
-        date | None, Query(description="The first day, in UTC; 30 days ago where not given.")
+        date | None, Query(description="First day in UTC, inclusive. Default: 30 days ago.")
     ] = None,
-    until: Annotated[date | None, Query(description="The last day, in UTC.")] = None,
+    until: Annotated[
+        date | None, Query(description="Last day in UTC, inclusive. Default: today.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> models.SpendReport:
-    """What calls of language models have cost, and what is left of the budgets."""
+    """Show the cost of language model calls, and what is left of the budgets."""
     ledger, settings = state.ledger, state.settings
     rows = await ledger.llm_spend(
         by,

@@ -20,9 +20,9 @@ router = APIRouter(tags=["lanes"])
     responses=responses("broker-away", "no-broker"),
 )
 async def backpressure(state: Shared) -> PressureView:
-    """Show how full each lane is, at most a second old.
+    """Show how full each lane is; the data is at most a second old.
 
-    `ok`: publish. `slow`: publish less. `full`: what is published is refused.
+    `ok`: publish. `slow`: publish less. `full`: jobs are refused.
     """
     snapshot = await state.require_broker().pressure.snapshot()
     return PressureView(lanes=[lane_view(lane) for lane in snapshot.lanes])

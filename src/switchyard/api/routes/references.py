@@ -54,7 +54,7 @@ def _takes(model: type[BaseModel]) -> dict[str, Any]:
 async def order_references(
     request: Request, response: Response, state: Shared, desk: ReferenceDeskOf
 ) -> OrderedReferences:
-    """Have the references of a paper found: each as it stands there, with its label and page."""
+    """Extract the references of a paper as raw text, with label and page."""
     most = state.settings.api_max_body
     job_id = await _ordered(request, desk, "extract_references", TextWithReferences, most)
     return await _answer(job_id, response, desk)
@@ -70,8 +70,9 @@ async def order_references(
 async def order_parsing(
     request: Request, response: Response, state: Shared, desk: ReferenceDeskOf
 ) -> OrderedReferences:
-    """Have references cut into fields. A text, or a file, has one to a line, or blank lines
-    between them."""
+    """Parse references into fields. The text or file has one reference per line, or blank lines
+    between references.
+    """
     most = state.settings.api_max_body
     job_id = await _ordered(request, desk, "parse_references", ReferencesToParse, most)
     return await _answer(job_id, response, desk)
@@ -87,7 +88,9 @@ async def order_parsing(
 async def order_processing(
     request: Request, response: Response, state: Shared, desk: ReferenceDeskOf
 ) -> OrderedReferences:
-    """Have the references of a paper found, cut into fields, and tied to where it cites them."""
+    """Extract the references of a paper, parse them into fields, and link them to their citations
+    in the text.
+    """
     most = state.settings.api_max_body
     job_id = await _ordered(request, desk, "process_references", TextWithReferences, most)
     return await _answer(job_id, response, desk)

@@ -30,8 +30,9 @@ router = APIRouter(tags=["samples"])
 async def generate_documents(
     body: GenerateBody, response: Response, documents: DocumentsOf, state: Shared
 ) -> SamplesView:
-    """Make sample documents of many kinds and languages, and send them through the pipeline. With
-    a broker, the job's result names them as soon as they are made."""
+    """Generate sample documents and send them through the pipeline. With a broker, the result of
+    the job lists them.
+    """
     ordered = await order_samples(
         state.ledger,
         documents.inbox,

@@ -22,14 +22,18 @@ router = APIRouter(prefix="/schedules", tags=["schedules"])
 
 Name = Annotated[
     str,
-    Path(pattern=models.SCHEDULE_NAME, description="Its name.", examples=["papers-of-the-day"]),
+    Path(
+        pattern=models.SCHEDULE_NAME,
+        description="Name of the schedule.",
+        examples=["papers-of-the-day"],
+    ),
 ]
 READS, CHANGES = [needs(Scope.READ)], [needs(Scope.ADMIN)]
 
 
 @router.get("", dependencies=READS, responses=responses("ledger-away"))
 async def list_schedules(state: Shared) -> models.ScheduleList:
-    """List the schedules by name, each with what became of its last due time."""
+    """List schedules by name, with the result of the last due time."""
     found = await _book(state).all()
     return models.ScheduleList(schedules=[_view(record, last) for record, last in found])
 
@@ -43,7 +47,7 @@ async def list_schedules(state: Shared) -> models.ScheduleList:
 async def add(
     body: models.NewSchedule, request: Request, response: Response, state: Shared
 ) -> models.ScheduleView:
-    """Add a schedule. Its payload may say what a payload of `POST /jobs` may."""
+    """Add a schedule. The rules for its payload are those of `POST /jobs`."""
     entry = ScheduleEntry.of(body.model_dump())
     by = f"api: {request.state.principal}"
     try:
@@ -70,13 +74,13 @@ async def show(name: Name, state: Shared) -> models.ScheduleView:
     responses=responses("not-found", "wrong-state", "ledger-away"),
 )
 async def remove(name: Name, state: Shared) -> None:
-    """Remove a schedule that was added, with its history; jobs that it has published go on."""
+    """Remove an added schedule and its history. Jobs that it has published still run."""
     await _book(state).remove(name)
 
 
 @router.post("/{name}/pause", dependencies=CHANGES, responses=responses("not-found", "ledger-away"))
 async def pause(name: Name, state: Shared) -> models.ScheduleView:
-    """Pause a schedule: what is due meanwhile is neither fired nor missed."""
+    """Pause a schedule. Due times during the pause are neither fired nor counted as missed."""
     return _view(await _book(state).pause(name))
 
 
@@ -84,7 +88,7 @@ async def pause(name: Name, state: Shared) -> models.ScheduleView:
     "/{name}/resume", dependencies=CHANGES, responses=responses("not-found", "ledger-away")
 )
 async def resume(name: Name, state: Shared) -> models.ScheduleView:
-    """Let a schedule go on with its next due time."""
+    """Resume a schedule with its next due time."""
     return _view(await _book(state).resume(name))
 
 
@@ -95,7 +99,7 @@ async def resume(name: Name, state: Shared) -> models.ScheduleView:
     responses=responses("not-found", "invalid", "ledger-away"),
 )
 async def run(name: Name, request: Request, state: Shared) -> models.FiringView:
-    """Fire a schedule now, also one that is paused: a scheduler publishes its job soon."""
+    """Fire a schedule now, even if it is paused. A scheduler publishes its job within a second."""
     try:
         firing = await _book(state).run(name, f"api: {request.state.principal}")
     except InvalidSchedule as error:
@@ -107,7 +111,7 @@ async def run(name: Name, request: Request, state: Shared) -> models.FiringView:
 async def history(
     name: Name, state: Shared, limit: Annotated[int, Query(ge=1, le=500)] = 50
 ) -> models.ScheduleHistory:
-    """What became of a schedule's due times, the latest first."""
+    """List the results of a schedule's due times, newest first."""
     found = await _book(state).history(name, limit)
     return models.ScheduleHistory(firings=[_firing(each) for each in found])
 

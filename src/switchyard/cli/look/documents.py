@@ -224,9 +224,7 @@ def page(
 
 @app.command()
 def text(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="PDF, image, Markdown or plain text file.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text file.")],
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -56,9 +56,7 @@ def references(
 
 
 def bibliography(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="PDF, image, Markdown or plain text file.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text file.")],
     written: Annotated[
         BibliographyFormat | None,
         typer.Option("--format", help="Print the references as BibTeX, CSL-JSON or TEI."),
