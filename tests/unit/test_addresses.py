@@ -5,7 +5,14 @@ import traceback
 import pytest
 from pydantic import ValidationError
 
-from switchyard.broker.addresses import address_of, nodes_of, vhost_of, with_login, with_vhost
+from switchyard.broker.addresses import (
+    address_of,
+    nodes_of,
+    vhost_of,
+    with_login,
+    with_vhost,
+    without_login,
+)
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.records.errors import LedgerMisconfigured
 from switchyard.services.settings import Settings
@@ -31,6 +38,7 @@ THREE = (
 def test_several_hosts_and_several_addresses_are_the_same(written: str) -> None:
     assert nodes_of(written) == THREE
     assert address_of(written) == "a:5672,b:5672,::1:5673/jobs"
+    assert without_login(written) == "amqp://a:5672,b,[::1]:5673"
     assert vhost_of(written) == "jobs"
     assert [vhost_of(each) for each in nodes_of(with_vhost(written, "x/y"))] == ["x/y"] * 3
     assert nodes_of(with_login(written, "you:1"))[1] == "amqp://you:1@b/jobs?heartbeat=5"

@@ -69,6 +69,13 @@ def address_of(address: str) -> str:
     return f"{','.join(hosts)}{nodes[0].path}"
 
 
+def without_login(address: str) -> str:
+    """Scheme, hosts and ports of an address, without its credentials: to be shown."""
+    nodes = [urlsplit(node) for node in nodes_of(address)]
+    hosts = ",".join(each.netloc.rpartition("@")[2] for each in nodes)
+    return f"{nodes[0].scheme}://{hosts}"
+
+
 def vhost_of(address: str) -> str:
     """The virtual host, `/` where it names none."""
     path = urlsplit(nodes_of(address)[0]).path

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
@@ -36,7 +35,18 @@ LOOK_SECONDS = 0.3
 NODE_PAUSE = 30.0
 """Seconds between two tries to start a broker that does not start."""
 SECRETS = ("amqp_url", "management_url")
-EXPORTED = (*SECRETS, "data_dir", "modules", "api_url")
+EXPORTED = (
+    *SECRETS,
+    "profile",
+    "retry_delays",
+    "data_dir",
+    "database_url",
+    "storage_url",
+    "index_url",
+    "modules",
+    "api_url",
+)
+"""What another terminal needs to mean the same system: see `.switchyard/env`."""
 API_START = 20.0
 """Seconds that the HTTP API may take to start before that is told."""
 
@@ -251,7 +261,7 @@ def _watch(found: FoundBroker, supervisor: Supervisor, autoscaler: Autoscaler | 
 
 
 def _print_addresses(found: FoundBroker, system: System, directory: Path) -> None:
-    from switchyard.broker.addresses import address_of
+    from switchyard.broker.addresses import address_of, without_login
     from switchyard.cli.system.assembly import variable
     from switchyard.cli.system.private_file import write_private
 
@@ -262,12 +272,11 @@ def _print_addresses(found: FoundBroker, system: System, directory: Path) -> Non
     ]
     env_file = directory / "env"
     write_private(env_file, "\n".join(lines) + "\n")
-    management = urlsplit(settings.require_management_url())
     ledger = settings.ledger_url.rpartition("@")[2]
     echo(f"Broker      {found.what}")
     echo(f"API         {settings.api_url}")
     echo(f"AMQP        {address_of(settings.require_amqp_url())}")
-    echo(f"Management  {management.scheme}://{management.hostname}:{management.port}")
+    echo(f"Management  {without_login(settings.require_management_url())}")
     if found.node is not None:
         echo(f"rabbitmqctl {found.node.control}")
     echo(f"Ledger      {ledger}")
