@@ -1,6 +1,7 @@
 """Backfills on real brokers: what is published, how fast, and what it makes way for."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -395,6 +396,22 @@ async def test_that_nobody_runs_it_is_told(
     note = (await user.progress(operation)).note
     assert note is not None
     assert "is `jobctl scheduler` running?" in note
+
+
+async def test_its_course_goes_by_the_ledgers_clock_wherever_it_runs_or_is_looked_at(
+    user: BackfillUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host two hours ahead would say that nobody runs it, and mix up its rate."""
+    operation = await user.start("numbers", {"to": 9})
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + 7200)
+    await user.system.ledger.get("any")  # the clocks are compared
+    progress = await user.progress(operation)
+    assert progress.note is None
+    await user.system.start_worker()
+    ended = await user.run(operation)
+    samples = ended.counts["samples"]
+    assert all(abs(each["at"] - right()) < 600 for each in samples)
 
 
 async def take(system: System, count: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,11 +52,10 @@ class Counts(BaseModel):
         self.published = jobs
         self.exhausted = True
 
-    def add_sample(self, finished: int) -> None:
-        """Keep a sample of now. The older ones get thinner, so that there are never many."""
-        self.samples.append(
-            ProgressPoint(at=time.time(), published=self.published, finished=finished)
-        )
+    def add_sample(self, finished: int, now: float) -> None:
+        """Keep a sample of now, by the ledger's clock: the next one may be another host's. The
+        older ones get thinner, so that there are never many."""
+        self.samples.append(ProgressPoint(at=now, published=self.published, finished=finished))
         if len(self.samples) > SAMPLES:
             half = len(self.samples) // 2
             self.samples = self.samples[:half:2] + self.samples[half:]

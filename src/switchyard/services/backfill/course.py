@@ -297,7 +297,8 @@ class Course:
         own, _ = await self._ledger.count_bulk_jobs(self._session.id)
         ended = time.monotonic()
         self._next_sample = ended + max(SAMPLE_EVERY, (ended - began) / SAMPLE_SHARE)
-        self._counts.add_sample(sum(own.get(state, 0) for state in FINISHED))
+        finished = sum(own.get(state, 0) for state in FINISHED)
+        self._counts.add_sample(finished, self._ledger.clock.time())
         self._announce(own)
 
     async def _count_open(self, at_most: int) -> int:
@@ -310,7 +311,7 @@ class Course:
             "job_id": self._session.id,
             "job_type": KIND,
             "lane": self._plan.spec.lane,
-            "at": time.time(),
+            "at": self._ledger.clock.time(),
             "total": self._counts.total,
             "published": self._counts.published,
             "skipped": self._counts.skipped,

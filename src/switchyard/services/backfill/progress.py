@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -32,6 +31,8 @@ class BackfillProgress:
     """A backfill at one moment."""
 
     operation: BulkOperation
+    now: float
+    """The moment, by the ledger's clock: this host's may be hours off."""
     total: int | None
     """Items in all; None where the source does not know."""
     read: int
@@ -78,7 +79,7 @@ class BackfillProgress:
     def note(self) -> str | None:
         """Why it stands where it stands; also that nobody runs it."""
         operation = self.operation
-        idle = time.time() - (operation.lease_until or operation.updated_at)
+        idle = self.now - (operation.lease_until or operation.updated_at)
         if operation.state in ACTIVE and idle > UNATTENDED:
             return (
                 f"no scheduler has had it for {idle:,.0f} s: is `jobctl scheduler` running? One "
@@ -106,7 +107,7 @@ class BackfillProgress:
         started = self.operation.started_at
         if started is None:
             return None
-        return (self.operation.finished_at or time.time()) - started
+        return (self.operation.finished_at or self.now) - started
 
 
 async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgress:
@@ -123,6 +124,7 @@ async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgr
     runs = operation.state in (BulkState.RUNNING, BulkState.DRAINING)
     return BackfillProgress(
         operation=operation,
+        now=ledger.clock.time(),
         total=counts.total,
         read=counts.read,
         published=counts.published,
