@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.files.storage_errors import StorageAway
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm import batch_api, batch_sending
 from switchyard.services.llm.batch_sending import BatchSender
@@ -356,6 +357,35 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     assert await plain_ledger.llm_batches() == []
     async with LlmLane.open(given, plain_ledger) as lane:
         assert await answer(lane, 77) is False
+
+
+async def test_a_batch_whose_answers_can_not_be_kept_holds_up_no_other(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = given.model_copy(update={"llm_batch_size": 1})
+    await collect(plain_ledger, settings, 2)
+    sender = new_sender(plain_ledger, settings)
+    await sender.turn()
+    await sender.turn()
+    for each in llm.batches.batches.values():
+        llm.batches.finish(each)
+    keep, refused = sender._answers.keep, 0
+
+    async def refused_once(*args: Any) -> None:
+        nonlocal refused
+        refused += 1
+        if refused == 1:
+            raise StorageAway("the file storage does not answer")
+        await keep(*args)
+
+    monkeypatch.setattr(sender._answers, "keep", refused_once)
+    await sender.turn()
+    (waiting,) = await plain_ledger.llm_batches()
+    assert waiting.note == "the file storage does not answer"
+    await sender.turn()
+    assert await plain_ledger.llm_batches() == []
+    async with LlmLane.open(settings, plain_ledger) as lane:
+        assert [await answer(lane, n) for n in range(2)] == [True] * 2
 
 
 async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting(

@@ -93,8 +93,8 @@ class BatchSender:
             await self._till.settle(replace(call, state=CallState.FREE))
 
     async def turn(self) -> None:
-        """Open batches, see them on, and call the jobs of those that have ended. Raises
-        LedgerError, StorageError."""
+        """Open batches, see them on, and call the jobs of those that have ended. One that can't
+        go on holds up no other. Raises LedgerError."""
         for server in self._servers.values():
             await self._ledger.open_llm_batch(
                 uuid4().hex,
@@ -106,7 +106,7 @@ class BatchSender:
         for batch in await self._ledger.llm_batches():
             try:
                 await self._see_on(batch)
-            except Trouble as error:
+            except (*Trouble, StorageError) as error:
                 self._log.warning("a batch waits", batch=batch.id, error=str(error))
                 await self._ledger.note_llm_batch(batch, state=batch.state, note=str(error))
         await self._call_waiting()
