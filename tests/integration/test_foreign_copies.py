@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aio_pika
 import pytest
@@ -17,6 +18,9 @@ from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.spec import RedriveSpec
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system
+
+SAME_KEY = {"x-dead-routing-key": "hot.noop"}
+LANE = {"queue": "backfill.llm", "routing-keys": ["hot.noop"]}
 
 
 @pytest.fixture
@@ -104,6 +108,57 @@ async def test_no_redrive_sends_a_foreign_copy_and_no_purge_by_the_jobs_id_takes
     which = LetterFilter(ids=frozenset({job_id}))
     counted = await count_letters(system.settings, system.ledger, which, wait_at_most(5))
     assert (counted.scanned, counted.purged) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "properties"),
+    [
+        ("hot.nobody", {}, {}),
+        ("hot.nobody", {}, {"headers": {"x-dead-reason": "exhausted", **SAME_KEY}}),
+        ("hot.nobody", {}, {"headers": {"x-dead-reason": "unroutable", **SAME_KEY}}),
+        ("hot.nobody", {"redrives": 7}, {"headers": {"x-dead-reason": "displaced"}}),
+        ("hot.nobody", {}, {"headers": {"x-death": [{"reason": "maxlen", **LANE}]}}),
+        ("hot.nobody", {"attempts": 9}, {"headers": {"x-death": [{"reason": "expired", **LANE}]}}),
+        ("hot.noop", {}, {"expiration": 0.001, "priority": 10}),
+        (
+            "hot.noop",
+            {"redrives": 7},
+            {"expiration": 0.001, "priority": 10, "headers": {"x-dead-reason": "exhausted"}},
+        ),
+    ],
+)
+async def test_no_letter_that_a_publisher_can_bring_about_ends_a_job_that_waits(
+    system: System, key: str, said: dict[str, int], properties: dict[str, Any]
+) -> None:
+    job_id = await system.publish("hot.noop", {"n": 1})
+    before = await system.record(job_id)
+    copy = JobMessage(job_id=job_id, job_type="noop", payload={"n": 1}, metadata=Metadata(**said))
+    async with system.channel() as channel:
+        # A worker has it in its hands: what is published now is at the head of the queue.
+        await (await channel.get_queue("hot.llm", ensure=False)).get()
+        await system.publish_raw(key, copy.encode(), message_id=job_id, **properties)
+        await system.wait_until_ready("jobs.dead", 1)
+    await index_waiting(system.settings, system.ledger, system.registry)
+
+    assert await system.record(job_id) == before
+    assert len(await foreign_letters(system.ledger)) == 1
+    await system.start_worker("llm")
+    assert (await system.wait_for_state(job_id, State.SUCCEEDED)).attempts == 0
+
+
+async def test_only_a_redrive_runs_a_dead_job_again(system: System) -> None:
+    await system.start_worker("llm")
+    script = {"steps": ["permanent", "done"]}
+    job_id = await system.publish("hot.scripted", script)
+    before = await system.wait_for_state(job_id, State.DEAD)
+    for redrives, attempts in ((0, 0), (0, 900), (1, 0), (2, 5)):
+        said = Metadata(redrives=redrives, attempts=attempts, max_attempts=1000)
+        copy = JobMessage(job_id=job_id, job_type="scripted", payload=script, metadata=said)
+        await system.publish_raw("hot.scripted", copy.encode(), message_id=job_id)
+    await system.wait_until_ready("jobs.dead", 3)  # its own, and those that claim to be redriven
+    await index_waiting(system.settings, system.ledger, system.registry)
+    assert await system.record(job_id) == before
+    assert len(await foreign_letters(system.ledger)) == 2
 
 
 async def test_a_plain_copy_runs_once_and_a_retry_goes_on(system: System) -> None:

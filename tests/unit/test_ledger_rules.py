@@ -3,16 +3,15 @@
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
+from switchyard.services.ledger.sql.agreeing import is_foreign, rewrites
 from switchyard.services.ledger.sql.rows import JobRow
 from switchyard.services.ledger.sql.rules import (
     decide_claim,
-    is_foreign,
     is_held,
     is_held_by,
     may_overflow,
     may_queue,
     may_redrive,
-    rewrites,
 )
 from switchyard.services.ledger.sql.works import EditedWork, KnownWorks, Work
 from switchyard.services.records import (
@@ -142,7 +141,7 @@ UNDONE = KnownWorks(RECORDED, [EditedWork(1, RECORDED, EDITED, undone=True)])
 def test_a_message_is_foreign_if_its_work_was_never_that_of_its_id(
     work: Work, known: KnownWorks | None, foreign: bool
 ) -> None:
-    assert is_foreign(work, known) is foreign
+    assert is_foreign(work, 0, 0.0, known) is foreign
 
 
 @pytest.mark.parametrize(
@@ -158,4 +157,4 @@ def test_a_message_is_foreign_if_its_work_was_never_that_of_its_id(
 def test_only_what_a_redrive_has_made_of_a_job_is_written_into_its_record(
     work: Work, redrives: int, known: KnownWorks, answer: bool
 ) -> None:
-    assert rewrites(work, redrives, known) is answer
+    assert rewrites(request(redrives), work, row(State.DEAD), known) is answer

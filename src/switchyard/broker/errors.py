@@ -32,8 +32,9 @@ class ForeignCopy(MalformedMessage):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(
-            f"another job has the id {job_id}: its type or its payload is another. "
-            "Publish this one anew, under an id of its own"
+            f"another job has the id {job_id}: this one's type or payload is another, or it says "
+            "that it was redriven and was not, or its time is to come. Publish it anew, under an "
+            "id of its own"
         )
 
 

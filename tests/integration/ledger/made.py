@@ -2,7 +2,12 @@
 
 from typing import Any
 
+from sqlalchemy import Connection
+
 from switchyard.broker.message import JobMessage, Metadata
+from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.sql.dialect import insert_into
+from switchyard.services.ledger.sql.tables import redriven_letters
 from switchyard.services.records import (
     AttemptOutcome,
     ClaimRequest,
@@ -74,3 +79,14 @@ def letter(job_id: str | None = "job-1", reason: str = "exhausted", **changes: A
         "body": b"{}",
     }
     return DeadLetterRecord(reason=reason, **{**fields, **changes})
+
+
+async def let_out(ledger: Ledger, redrives: int, job_id: str = "job-1") -> None:
+    """Note a redrive of that number, as whoever redrives does before the copy is sent."""
+    planned = {"operation_id": f"redrive-{redrives}", "letter_id": job_id, "redrives": redrives}
+
+    def work(connection: Connection) -> None:
+        statement = insert_into(connection, redriven_letters).on_conflict_do_nothing()
+        connection.execute(statement, planned)
+
+    await ledger._database.write(work)

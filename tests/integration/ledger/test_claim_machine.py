@@ -26,7 +26,7 @@ from switchyard.services.records import (
     Running,
     State,
 )
-from tests.integration.ledger.made import NOW, claim, finish, letter, message, new_job
+from tests.integration.ledger.made import NOW, claim, finish, let_out, letter, message, new_job
 
 WORKERS = st.sampled_from(["worker-1", "worker-2", "worker-3"])
 # Rarely for good: most of what can go wrong goes wrong while a job still lives.
@@ -117,6 +117,7 @@ class Claims(RuleBasedStateMachine):
         record = self.run(self.ledger.get(self.job_id))
         if record is not None and record.state is State.DEAD:
             self.copies.append(Copy(record.redrives + 1, 0))
+            self.run(let_out(self.ledger, record.redrives + 1, self.job_id))
             if marked:
                 copy = RedrivenCopy(self.job_id, record.redrives + 1)
                 self.run(self.ledger.note_redriven([copy], NOW))

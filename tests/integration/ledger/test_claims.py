@@ -1,18 +1,22 @@
 import asyncio
+from typing import Any
 
 import pytest
 
+from switchyard.broker.moments import shown
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import (
     AttemptOutcome,
     Cancelled,
     Claimed,
+    ClaimResult,
     Finished,
+    Foreign,
     HeldBy,
     State,
     Superseded,
 )
-from tests.integration.ledger.made import NOW, claim, finish, letter, message, new_job
+from tests.integration.ledger.made import NOW, claim, finish, let_out, letter, message, new_job
 
 
 async def test_a_foreign_job_gets_its_record_when_it_is_claimed(ledger: Ledger) -> None:
@@ -36,9 +40,12 @@ async def test_a_waiting_job_is_claimed(ledger: Ledger, confirmed: bool) -> None
     assert await ledger.claim(claim()) == Claimed(crashes=0)
 
 
-async def test_a_scheduled_job_that_somebody_published_early_is_claimed(ledger: Ledger) -> None:
-    await ledger.record(new_job(run_at=NOW + 3600))
-    assert await ledger.claim(claim()) == Claimed(crashes=0)
+@pytest.mark.parametrize(("due_in", "answer"), [(3600, Foreign()), (30, Claimed(crashes=0))])
+async def test_a_scheduled_job_waits_for_its_time_whatever_is_published(
+    ledger: Ledger, due_in: float, answer: ClaimResult
+) -> None:
+    await ledger.record(new_job(run_at=NOW + 10 + due_in))
+    assert await ledger.claim(claim()) == answer
 
 
 async def test_a_job_that_waits_for_its_retry_is_claimed(ledger: Ledger) -> None:
@@ -66,6 +73,9 @@ async def test_a_dead_job_is_run_only_when_it_was_redriven(ledger: Ledger) -> No
     await ledger.claim(claim())
     await ledger.finish(finish(State.DEAD, attempts=3))
     assert await ledger.claim(claim(claim_id="c2", attempts=9)) == Finished(State.DEAD)
+    assert await ledger.claim(claim(claim_id="c2", redrives=1)) == Foreign()  # says who?
+    await let_out(ledger, 1)
+    assert await ledger.claim(claim(claim_id="c2", redrives=2)) == Foreign()
     assert await ledger.claim(claim(claim_id="c3", redrives=1)) == Claimed(crashes=0)
     record = await ledger.get("job-1")
     assert record is not None
@@ -119,6 +129,7 @@ async def test_crashes_add_up_over_retries_and_are_forgotten_by_a_redrive(ledger
     await ledger.claim(claim(claim_id="c2", takeover_from="claim-1"))
     assert await ledger.claim(claim(claim_id="c3", takeover_from="c2")) == Claimed(crashes=2)
     await ledger.finish(finish(State.DEAD, "c3", reason="crashed"))
+    await let_out(ledger, 1)
     assert await ledger.claim(claim(claim_id="c4", redrives=1)) == Claimed(crashes=0)
 
 
@@ -144,3 +155,49 @@ async def test_a_claim_after_the_dead_letter_was_seen_is_finished(ledger: Ledger
     await ledger.record(new_job())
     await ledger.index_dead([letter(reason="expired")])
     assert await ledger.claim(claim()) == Finished(State.DEAD)
+
+
+@pytest.mark.parametrize(
+    ("said", "counts"),
+    [
+        ({"attempts": 900}, {}),
+        ({"attempts": 900, "redrives": 0, "max_attempts": 1000}, {}),
+        ({"attempts": 1, "max_attempts": 1}, {}),
+        ({"attempts": 1, "expires_at": shown(NOW - 9)}, {}),
+        ({"attempts": 1, "queued_at": shown(NOW - 9e6)}, {"queued_at": shown(NOW - 5)}),
+        ({"attempts": 1, "source": "me", "pipeline": "yours", "operation_id": "yours"}, {}),
+        ({"attempts": 1, "parent_id": "yours"}, {}),
+    ],
+    ids=lambda value: "-".join(value),
+)
+async def test_what_a_copy_says_of_itself_counts_only_where_the_record_agrees(
+    ledger: Ledger, said: dict[str, Any], counts: dict[str, Any]
+) -> None:
+    recorded = message(source="user", expires_at=shown(NOW + 900), pipeline="mine")
+    await ledger.record(new_job(recorded))
+    await ledger.mark_queued(["job-1"], NOW - 5)
+    await ledger.claim(claim(recorded))
+    await ledger.finish(finish(State.RETRYING, outcome=AttemptOutcome.RETRY))
+    before = await ledger.get("job-1")
+    answer = await ledger.claim(claim(message(**said), "claim-2"))
+    assert isinstance(answer, Claimed)
+    assert answer.message is not None
+    agreed = answer.message.metadata.model_dump(exclude={"created_at"})
+    expected = recorded.with_metadata(attempts=1, **counts).metadata
+    if "queued_at" in said:
+        agreed["queued_at"] = shown(round(agreed["queued_at"].timestamp(), 3))
+    assert agreed == expected.model_dump(exclude={"created_at"})
+    after = await ledger.get("job-1")
+    assert before is not None
+    assert after is not None
+    for name in ("redrives", "attempts", "max_attempts", "expires_at", "source", "operation_id"):
+        assert getattr(after, name) == getattr(before, name), name
+
+
+async def test_the_retry_of_a_worker_that_died_before_it_said_so_counts(ledger: Ledger) -> None:
+    await ledger.claim(claim())
+    taken = claim(claim_id="claim-2", attempts=1, takeover_from="claim-1")
+    assert await ledger.claim(taken) == Claimed(crashes=1)
+    record = await ledger.get("job-1")
+    assert record is not None
+    assert record.attempts == 1

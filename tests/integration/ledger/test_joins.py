@@ -23,7 +23,7 @@ from switchyard.services.records import (
     StillJoining,
     WhenDead,
 )
-from tests.integration.ledger.made import NOW, claim, finish, letter, new_job
+from tests.integration.ledger.made import NOW, claim, finish, let_out, letter, new_job
 
 THEN = "then"
 
@@ -42,6 +42,8 @@ async def run(
     """Claim the job and end it; the jobs that are due now."""
     redrives = changes.pop("redrives", 0)
     claim_id = f"{job_id}/{redrives}"
+    if redrives:
+        await let_out(ledger, redrives, job_id)
     claimed = await ledger.claim(claim(job_id, claim_id, redrives=redrives))
     assert isinstance(claimed, Claimed), claimed
     noted = await ledger.finish(finish(state, claim_id, job_id=job_id, **changes))
@@ -242,6 +244,7 @@ async def test_it_may_fail_with_the_dead_and_run_when_both_were_redriven(ledger:
     assert await counts(ledger) == (1, 0, 1, 0)  # with which its worker makes it dead
     await ledger.finish(finish(State.DEAD, "c", job_id=THEN))
     assert await run(ledger, "then-0", redrives=1) == []
+    await let_out(ledger, 1, THEN)
     assert await ledger.claim(claim(THEN, "d", redrives=1)) == Claimed(0, joins=True)
     assert await counts(ledger) == (1, 0, 0, 0)
 

@@ -138,7 +138,7 @@ def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> 
     `job_type` is the one in the body, None where that is no job: a job that the broker took from
     its lane after a retry died under its queue's name, to which nothing is bound.
     """
-    if _PREFIX + "reason" in headers:
+    if is_certified(headers):
         values: dict[str, Any] = {"routing_key": routing_key}
         for name in DeathCertificate.__dataclass_fields__:
             value = headers.get(_PREFIX + name.replace("_", "-"))
@@ -152,10 +152,9 @@ def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> 
         if reason is Reason.DISPLACED:  # only the broker itself can do that, and says otherwise
             reason = Reason.OVERFLOWED
         return DeathCertificate(**{**values, "reason": reason})
-    deaths = headers.get("x-death")
-    if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], Mapping):
+    last = _last_death(headers)
+    if last is None:
         return DeathCertificate(Reason.UNROUTABLE, routing_key, message="no queue took this key")
-    last = deaths[0]
     queue = _text(last.get("queue", ""))
     keys = last.get("routing-keys")
     original = routing_key
@@ -175,6 +174,27 @@ def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> 
         message=f"dead-lettered by the broker: {last.get('reason')}",
         dead_at=(died_at if isinstance(died_at, datetime) else now()).isoformat(),
     )
+
+
+def is_certified(headers: Mapping[str, Any]) -> bool:
+    """Whether a certificate is in the headers. A job has none in its lane: of what the broker has
+    taken from there, its publisher has made it up."""
+    return _PREFIX + "reason" in headers and _last_death(headers) is None
+
+
+def had_own_expiry(headers: Mapping[str, Any]) -> bool:
+    """Whether the broker has dead-lettered the message by a time limit of its own."""
+    last = _last_death(headers)
+    return last is not None and "original-expiration" in last
+
+
+def _last_death(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What the broker says of the message's last death; None where it has not died there."""
+    deaths = headers.get("x-death")
+    if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], Mapping):
+        return None
+    last: Mapping[str, Any] = deaths[0]
+    return last
 
 
 def _decoded(body: bytes) -> JobMessage | None:

@@ -13,11 +13,13 @@ from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import (
     DeathCertificate,
     examine,
+    had_own_expiry,
+    is_certified,
     letter_id,
     unreadable_properties,
 )
 from switchyard.broker.errors import BrokerAway
-from switchyard.broker.lanes import DEAD_QUEUE
+from switchyard.broker.lanes import DEAD_QUEUE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.settings import Profile
 from switchyard.broker.wire.away import meaning_away
@@ -61,7 +63,9 @@ class Letter:
     def of(cls, delivery: Delivery) -> Letter:
         if delivery.unreadable:
             return cls(delivery, unreadable_properties(delivery), None)
-        return cls(delivery, *examine(delivery.headers, delivery.routing_key, delivery.body))
+        # What the alternate exchange has brought here was published by anybody, headers and all.
+        headers = {} if delivery.exchange == JOBS_EXCHANGE else delivery.headers
+        return cls(delivery, *examine(headers, delivery.routing_key, delivery.body))
 
     @property
     def id(self) -> str:
@@ -71,6 +75,17 @@ class Letter:
     @property
     def redrives(self) -> int:
         return self.message.metadata.redrives if self.message else 0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this system has written it, and not the broker: `jobs.dlx` takes messages of
+        nobody else."""
+        return is_certified(self.delivery.headers) and self.delivery.exchange != JOBS_EXCHANGE
+
+    @property
+    def has_own_expiry(self) -> bool:
+        """Whether its publisher had given it a time limit for the broker."""
+        return had_own_expiry(self.delivery.headers)
 
     @property
     def death(self) -> tuple[str, int, int] | None:

@@ -14,18 +14,32 @@ from switchyard.broker.dead.scan import Letter
 from switchyard.broker.errors import ForeignCopy
 from switchyard.broker.message import JobMessage
 from switchyard.services.ledger import Ledger
+from switchyard.services.records import FoundLetter
 
 
 async def told_apart(ledger: Ledger, letters: Sequence[Letter]) -> list[Letter]:
     """The letters; those that are not the job whose id they carry as `malformed`, under an id of
     their own. Raises LedgerUnavailable."""
-    jobs = [(place, each.message) for place, each in enumerate(letters) if each.message]
-    foreign = await ledger.foreign_among([message for _, message in jobs])
+    jobs = [
+        (place, _found(each, each.message)) for place, each in enumerate(letters) if each.message
+    ]
+    foreign = await ledger.foreign_among([letter for _, letter in jobs])
     found = list(letters)
     for number in foreign:
-        place, message = jobs[number]
-        found[place] = _as_foreign(letters[place], message)
+        place, letter = jobs[number]
+        found[place] = _as_foreign(letters[place], letter.message)
     return found
+
+
+def _found(letter: Letter, message: JobMessage) -> FoundLetter:
+    certificate = letter.certificate
+    is_unroutable = certificate.reason is Reason.UNROUTABLE
+    return FoundLetter(
+        message,
+        is_ours=letter.is_ours,
+        has_own_expiry=letter.has_own_expiry,
+        unroutable_as=certificate.routing_key if is_unroutable else None,
+    )
 
 
 def _as_foreign(letter: Letter, message: JobMessage) -> Letter:

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Row, Select, case, func, select, text
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.ledger.sql import rules
+from switchyard.services.ledger.sql.agreeing import is_foreign_letter
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.codec import clean, to_json
 from switchyard.services.ledger.sql.dialect import (
@@ -22,7 +23,7 @@ from switchyard.services.ledger.sql.paging import fetch_page
 from switchyard.services.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.ledger.sql.works import Work, load_edits, load_works
 from switchyard.services.records.errors import RowRejected
-from switchyard.services.records.requests import DeadLetterFilter, DeadLetterRecord
+from switchyard.services.records.requests import DeadLetterFilter, DeadLetterRecord, FoundLetter
 from switchyard.services.records.results import DeadLetter, Page
 from switchyard.services.records.states import DeadLetterState
 
@@ -114,27 +115,29 @@ class DeadLetters(LedgerBase):
         if letters:
             await self._database.write(work)
 
-    async def foreign_among(self, messages: Sequence[JobMessage]) -> set[int]:
+    async def foreign_among(self, letters: Sequence[FoundLetter]) -> set[int]:
         """The places of those that are other jobs than the ones whose ids they carry: see
-        `rules.is_foreign`."""
-        works = [(message.job_id, _work_of(message)) for message in messages]
-        dialect = self._database.dialect
+        `agreeing.is_foreign_letter`."""
+        found = [(each, each.message.job_id, _work_of(each.message)) for each in letters]
+        dialect, at = self._database.dialect, self.clock.time()
 
         def work(connection: Connection) -> set[int]:
-            known = load_works(connection, dialect, sorted({job_id for job_id, _ in works}))
-            doubted = {
-                job_id
-                for job_id, each in works
-                if each is not None and rules.is_foreign(each, known.get(job_id))
-            }
-            load_edits(connection, dialect, known, doubted)
-            return {
-                place
-                for place, (job_id, each) in enumerate(works)
-                if each is None or rules.is_foreign(each, known.get(job_id))
-            }
+            known = load_works(connection, dialect, sorted({job_id for _, job_id, _ in found}))
 
-        return await self._database.read(work) if works else set()
+            def foreign() -> set[int]:
+                return {
+                    place
+                    for place, (letter, job_id, each) in enumerate(found)
+                    if each is None or is_foreign_letter(letter, each, at, known.get(job_id))
+                }
+
+            doubted = {found[place][1] for place in foreign()} & known.keys()
+            if not doubted:
+                return foreign()
+            load_edits(connection, dialect, known, doubted)
+            return foreign()
+
+        return await self._database.read(work) if found else set()
 
     async def list_dead(
         self, wanted: DeadLetterFilter | None = None, *, limit: int = 50, cursor: str | None = None

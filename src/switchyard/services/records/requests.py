@@ -128,6 +128,19 @@ class DeadLetterRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundLetter:
+    """A message in the dead letters that carries the id of a job."""
+
+    message: JobMessage
+    is_ours: bool
+    """This system has written it; else the broker has dead-lettered what somebody published."""
+    has_own_expiry: bool = False
+    """It came with a time limit for the broker, which this system gives to none."""
+    unroutable_as: str | None = None
+    """The routing key for which there was no queue."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobFilter:
     """Which jobs to list; fields that are None do not matter."""
 

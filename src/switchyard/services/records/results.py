@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from switchyard.broker.message import JobMessage
 from switchyard.services.records.progress import ProgressRecord
 from switchyard.services.records.states import State
 from switchyard.services.traceparent import trace_id_of
@@ -48,6 +49,8 @@ class Claimed:
     """The job that waits for this one, and for what follows from it."""
     joins: bool = False
     """It has waited for others."""
+    message: JobMessage | None = field(default=None, compare=False)
+    """The job, as far as the ledger agrees to what its message says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,8 @@ class HeldBy:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Its id is that of a job with another type or payload: it is not that job, whose record stays
-    as it is."""
+    """It carries the id of a job that it is not: another type or payload, a redrive that nobody has
+    asked for, or a time that is to come. The job's record stays as it is."""
 
 
 ClaimResult = Claimed | Finished | StillJoining | Superseded | HeldBy | Foreign

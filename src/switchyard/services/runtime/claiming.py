@@ -18,7 +18,7 @@ from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import ForeignCopy
 from switchyard.broker.lanes import HOT, LANES, Lane, lane_named
 from switchyard.broker.message import JobMessage
-from switchyard.services.jobs.retry import Delayed, Died, Failure
+from switchyard.services.jobs.retry import LONGEST_RETRY_DELAY, Delayed, Died, Failure
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import (
     UNKNOWN_TYPE,
@@ -68,8 +68,9 @@ class Claims:
         """
         moment = self.ledger.clock.now()
         not_before = message.metadata.not_before
-        if not_before is not None and not_before > moment:
-            # A Retry-After longer than any level.
+        longest = timedelta(seconds=LONGEST_RETRY_DELAY)
+        if not_before is not None and moment < not_before <= moment + longest:
+            # A Retry-After longer than any level. Nobody here asks for a longer one.
             await self._look_again(delivery, message, (not_before - moment).total_seconds())
             return None
         request = self._request(delivery, message)
@@ -78,6 +79,7 @@ class Claims:
         try:
             claim = await self._take(delivery, request)
             if claim is not None:
+                message = claim.message or message
                 join = await self.ledger.join(message.job_id) if claim.joins else None
                 job = RunningJob(
                     delivery,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from switchyard.services.ledger.sql import rules
+from switchyard.services.ledger.sql import agreeing, rules
 from switchyard.services.ledger.sql.codec import clean, job_columns
 from switchyard.services.ledger.sql.rows import JobRow, Rows, new_row
 from switchyard.services.ledger.sql.works import Work
@@ -45,11 +45,16 @@ class Claim:
         request = self.request
         row = rows.jobs.get(self.job_id)
         known = rows.known_works(self.job_id)
-        if rules.is_foreign(self.work, known):
+        redrives = request.message.metadata.redrives
+        if agreeing.is_foreign(self.work, redrives, request.now, known):
             return Foreign()
+        message = agreeing.agreed(request.message, row, known.kept if known else None)
+        if message is not request.message:
+            request = replace(request, message=message)
         answer = rules.decide_claim(row, request)
         if not isinstance(answer, Claimed):
             return answer
+        answer = replace(answer, message=message)
         if row is not None and row.cancel_asked_at is not None:
             return self._called_off(rows, row)
         if row is not None and (row.join_id is not None or row.joins):
@@ -60,7 +65,7 @@ class Claim:
             if row.claim_id == request.claim_id:
                 return answer
             rows.end_attempt(row, AttemptOutcome.CRASHED, request.now)
-        if known is not None and rules.rewrites(self.work, request.message.generation[0], known):
+        if known is not None and agreeing.rewrites(request, self.work, row, known):
             rows.rewritten[row.id] = job_columns(request)
         row.state = State.RUNNING
         row.redrives, row.attempts = request.message.generation

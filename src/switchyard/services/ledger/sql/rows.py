@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from switchyard.services.ledger.sql.works import EditedWork, KnownWorks, Work
+from switchyard.services.ledger.sql.works import KEPT, EditedWork, Kept, KnownWorks, Work
 from switchyard.services.records.joins import Joining
 from switchyard.services.records.results import EndNoted
 from switchyard.services.records.states import FINISHED, AttemptOutcome, State
@@ -135,10 +135,20 @@ class Rows:
         if columns is None:
             return known
         now = Work(columns["job_type"], columns["payload"])
-        if known is None:
-            return KnownWorks(now)
-        before = EditedWork(row.redrives, known.recorded, now, undone=False)
-        return KnownWorks(now, [*known.edits, before])
+        edits: list[EditedWork] = []
+        if known is not None:
+            before = EditedWork(row.redrives, known.recorded, now, undone=False)
+            edits = [*known.edits, before]
+        return KnownWorks(
+            now,
+            edits,
+            planned=known.planned if known else set(),
+            redrives=row.redrives,
+            state=row.state,
+            run_at=columns.get("run_at"),
+            routing_key=columns["routing_key"],
+            kept=Kept(**{name: columns[name] for name in KEPT}),
+        )
 
     def forget_checkpoint(self, row: JobRow) -> None:
         """The job never runs again."""

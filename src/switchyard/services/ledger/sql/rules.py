@@ -8,7 +8,6 @@ deliver, the ledger lets one run at a time, and never one that is older than wha
 from __future__ import annotations
 
 from switchyard.services.ledger.sql.rows import JobRow
-from switchyard.services.ledger.sql.works import KnownWorks, Work
 from switchyard.services.records.requests import (
     ClaimRequest,
     DeadLetterRecord,
@@ -57,22 +56,6 @@ def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
     return Claimed(0 if redriven else row.crashes, row.has_checkpoint)
 
 
-def is_foreign(work: Work, known: KnownWorks | None) -> bool:
-    """Whether a message is another job than the one whose id it carries: whoever has sent it, its
-    work is neither what is recorded, nor what a redrive has made of that or made that of.
-
-    Such a message neither runs under the record nor changes what it says, nor is it lost without a
-    word: it becomes a dead letter under an id of its own.
-    """
-    return known is not None and not any(work.is_same(each) for each in known.all())
-
-
-def rewrites(work: Work, redrives: int, known: KnownWorks) -> bool:
-    """Whether a copy that runs is what a redrive has made of the job, so that the record is to say
-    so: whoever did that may not have got to it. A message by itself changes no record."""
-    return not work.is_same(known.recorded) or known.is_edit(work, redrives)
-
-
 def owns(row: JobRow | None, request: FinishRequest) -> bool:
     """Whether the claim is still the job's: False when somebody has taken it over."""
     if row is None or row.claim_id != request.claim_id:
@@ -115,7 +98,9 @@ def buries(row: JobRow | None, letter: DeadLetterRecord) -> bool:
         return False  # nobody has sent it yet: the letter is a stray
     if row.state is State.RUNNING:
         return letter.reason not in NEVER_STARTED and letter.redrives >= row.redrives
-    return (letter.redrives, letter.attempts) >= row.generation
+    died = (letter.redrives, letter.attempts)
+    # Any copy can end so, whatever it says of itself.
+    return died == row.generation if letter.reason in NEVER_STARTED else died >= row.generation
 
 
 def may_redrive(row: JobRow | None, redrives: int) -> bool:

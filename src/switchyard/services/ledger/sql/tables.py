@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0021"
+SCHEMA_REVISION = "0022"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -152,6 +152,7 @@ redriven_letters = Table(
     Column("redrives", Integer, nullable=False),
     Column("outcome", Text),
 )
+Index("ix_redriven_letters_letter", redriven_letters.c.letter_id)
 _partial(
     "ix_redriven_letters_open",
     redriven_letters.c.operation_id,

@@ -19,7 +19,7 @@ from switchyard.services.ledger.sql.joins import JoinWriter
 from switchyard.services.ledger.sql.noting import HAS_CHECKPOINT, NoteStatements
 from switchyard.services.ledger.sql.operations import JobChange, Record, TakeBack
 from switchyard.services.ledger.sql.rows import JobRow, KeyHolder, Rows
-from switchyard.services.ledger.sql.works import KnownWorks, Work, load_edits
+from switchyard.services.ledger.sql.works import KEPT, Kept, KnownWorks, Work, load_edits
 from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.states import State
 
@@ -110,7 +110,8 @@ class JobWriter:
         self._notes = NoteStatements(dialect)
         self._select = sql.select_locked(dialect, _LOADED, "id")
         # Payloads may be long: they are read where a message is to be compared, and only there.
-        self._select_works = sql.select_locked(dialect, f"{_LOADED}, job_type, payload", "id")
+        works = ", ".join(("job_type", "payload", "run_at", "routing_key", *KEPT))
+        self._select_works = sql.select_locked(dialect, f"{_LOADED}, {works}", "id")
         self._select_keys = sql.select_locked(dialect, _LOADED, "idempotency_key")
         self._delete = text(f"DELETE FROM jobs WHERE {sql.keys_condition(dialect, 'id')}")
         self._update = text(
@@ -188,7 +189,15 @@ class JobWriter:
             if key is not None:
                 rows.keys[key] = KeyHolder(job_id, fingerprint)
             if work:
-                rows.works[job_id] = KnownWorks(Work(*work))
+                job_type, payload, run_at, routing_key, *kept = work
+                rows.works[job_id] = KnownWorks(
+                    Work(job_type, payload),
+                    redrives=redrives,
+                    state=before,
+                    run_at=run_at,
+                    routing_key=routing_key,
+                    kept=Kept(*kept),
+                )
         doubted = [each.job_id for each in claims if _is_doubtful(each, rows)]
         load_edits(connection, self._dialect, rows.works, doubted)
         return rows
