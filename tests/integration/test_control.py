@@ -8,7 +8,14 @@ import pytest
 
 from switchyard.broker.lanes import CONTROL_EXCHANGE
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.services.records import AttemptOutcome, Cancelled, Running, State
+from switchyard.services.records import (
+    AttemptOutcome,
+    Cancelled,
+    EndNoted,
+    FinishRequest,
+    Running,
+    State,
+)
 from switchyard.services.runtime.control import send_cancel
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -86,6 +93,44 @@ async def test_a_job_that_waits_for_its_retry_is_not_run_again(system: System) -
     await eventually(lambda: worker.worker.counters.skipped == 1)
     assert await system.state(job_id) is State.CANCELLED
     assert journal.runs(job_id) == 1
+
+
+@pytest.mark.parametrize("step", ["retry", "snooze", "permanent"])
+async def test_a_cancel_that_its_worker_has_not_heard_is_what_the_run_ends_in(
+    system: System, step: str
+) -> None:
+    worker = await system.start_worker("llm")
+    job_id = await system.publish("hot.held_script", {"steps": [step]})
+    await journal.started(job_id)
+    assert isinstance(await system.ledger.cancel(job_id, time.time()), Running)
+    journal.release(job_id)
+    await system.wait_for_state(job_id, State.CANCELLED)
+    counters = worker.worker.counters
+    await eventually(lambda: counters.cancelled == 1, what="the worker's word for it")
+    assert (counters.retried, counters.snoozed, counters.dead) == (0, 0, 0)
+    await system.stop_workers()
+    assert await system.letters() == []
+    assert journal.runs(job_id) == 1
+
+
+async def test_a_cancel_that_comes_after_the_retry_was_sent_is_what_the_run_ends_in(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await system.start_worker("llm")
+    finish = system.ledger.finish
+
+    async def cancelled_first(request: FinishRequest) -> EndNoted | None:
+        assert isinstance(await system.ledger.cancel(job_id, time.time()), Running)
+        return await finish(request)
+
+    monkeypatch.setattr(system.ledger, "finish", cancelled_first)
+    job_id = await system.publish("hot.held_script", {"steps": ["retry"]})
+    await journal.started(job_id)
+    journal.release(job_id)
+    await system.wait_for_state(job_id, State.CANCELLED)
+    counters = worker.worker.counters
+    await eventually(lambda: counters.cancelled == 1 and counters.skipped == 1)
+    assert counters.retried == 0
 
 
 async def test_a_handler_that_will_not_be_stopped_ends_as_it_ends(system: System) -> None:

@@ -273,6 +273,15 @@ async def scripted(payload: Script, ctx: JobContext) -> Outcome:
     return end_as(step, float(argument) if argument else None)
 
 
+@job("held_script", worker="llm", lanes=("hot",), timeout=60)
+async def held_script(payload: Script, ctx: JobContext) -> Outcome:
+    """Ends as its script says when the test releases it."""
+    journal.note_start(ctx)
+    await journal.gate(ctx.job_id)
+    journal.note_end(ctx.job_id)
+    return end_as(payload.steps[0], None)
+
+
 def end_as(step: str, seconds: float | None) -> Any:
     match step:
         case "done":

@@ -97,6 +97,9 @@ class EndNoted:
 
     due: list[str] = field(default_factory=list)
     """Jobs that had waited for this one, and may be published now: they are `pending`."""
+    state: State | None = field(default=None, compare=False)
+    """What the job is now: cancelled, where somebody has asked for that, whatever else was to
+    become of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from switchyard.services.jobs.retry import Delayed, Died, Failure, RetryPolicy, 
 from switchyard.services.publishing.recorded import publish_recorded, record_following
 from switchyard.services.publishing.routing import Routed, publish_routed
 from switchyard.services.records import Existing, LedgerError, NewJob, RowRejected
-from switchyard.services.runtime.endings import Ending, invalid_outcome
+from switchyard.services.runtime.endings import CalledOff, Ending, invalid_outcome
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.running import RunningJob
 
@@ -55,11 +55,11 @@ class FollowUp:
         match ending:
             case Succeeded() if jobs:
                 return await self._next_stages(job, ending, jobs)
+            case Delayed() | Died() if not await self.recorder.is_wanted(job):
+                return CalledOff()
             case Delayed():
-                await self.recorder.require_ours(job)
                 await self._retry(job, ending)
             case Died():
-                await self.recorder.require_ours(job)
                 await self._dead_letter(job, ending)
         return ending
 

@@ -12,8 +12,8 @@ import structlog
 from switchyard.broker.message import JobMessage
 from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import LedgerUnavailable, SchemaOutdated
-from switchyard.services.runtime.endings import Ending, Released, finish_request
+from switchyard.services.records import LedgerUnavailable, SchemaOutdated, State
+from switchyard.services.runtime.endings import CalledOff, Ending, Released, finish_request
 from switchyard.services.runtime.running import RunningJob, TakenOver
 
 T = TypeVar("T")
@@ -30,22 +30,25 @@ class Recorder:
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
 
-    async def record(self, job: RunningJob, ending: Ending) -> list[str]:
-        """Record how the attempt has ended; the jobs that had waited for it and are due now.
+    async def record(self, job: RunningJob, ending: Ending) -> tuple[Ending, list[str]]:
+        """Record how the attempt has ended. Gives that as the ledger has it, which may know of a
+        cancel that was not heard here, and the jobs that had waited for it and are due now.
         Raises TakenOver."""
         now = self.ledger.clock.time()
         request = finish_request(job.message, job.claim_id, ending, now=now)
         noted = await self.until_reached(lambda: self.ledger.finish(request))
         if noted is None:
             raise TakenOver(f"its end as {request.state} does not count")
-        return noted.due
+        return CalledOff() if noted.state is State.CANCELLED else ending, noted.due
 
-    async def require_ours(self, job: RunningJob) -> None:
-        """Raises TakenOver when the claim does not hold any more. Asked before a retry or a dead
-        letter is published, which nothing could take back; the end itself the ledger checks."""
+    async def is_wanted(self, job: RunningJob) -> bool:
+        """Whether the job, which is to be retried or dead, was not called off meanwhile. Asked
+        before that is published, which nothing could take back; the end itself the ledger checks.
+        Raises TakenOver when the claim does not hold any more."""
         record = await self.until_reached(lambda: self.ledger.get(job.message.job_id))
         if record is not None and record.claim_id != job.claim_id:
             raise TakenOver(f"by {record.worker_id}")
+        return record is None or record.cancel_asked_at is None
 
     async def release(self, job: RunningJob) -> None:
         """Give the claim up: the worker stops. Does not wait for a ledger that is away."""

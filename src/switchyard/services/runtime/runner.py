@@ -127,7 +127,7 @@ class Runner:
                 ended = await self._run(job, *task) if task and not job.verdict else None
                 ending, jobs = self._classify(job, ended)
                 ending = await self.follow_up.publish(job, ending, within(job.join_id, jobs))
-                due = await self.recorder.record(job, ending)
+                ending, due = await self.recorder.record(job, ending)
                 tell(ending)
         except TakenOver as error:
             self._log.warning("another worker had taken over", why=str(error))

@@ -103,9 +103,8 @@ class Finish:
         row = rows.jobs.get(request.job_id)
         if row is None or not rules.owns(row, request):
             return None
-        noted = EndNoted()
         if row.state is not State.RUNNING:
-            return noted
+            return EndNoted(state=row.state)
         error_type, error_message = clean(request.error_type), clean(request.error_message)
         if request.outcome is not None:
             rows.end_attempt(row, request.outcome, request.now, error_type, error_message)
@@ -114,6 +113,7 @@ class Finish:
         row.result = self.result
         if now in (State.SUCCEEDED, State.CANCELLED):
             rows.forget_checkpoint(row)
+        noted = EndNoted(state=now)
         if row.join_id is not None:
             rows.noted[row.join_id] = noted
         return noted
