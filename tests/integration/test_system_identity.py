@@ -26,6 +26,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.records.system import SystemRecord
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker
@@ -207,6 +208,47 @@ async def test_readers_and_writers_of_the_mark_at_once_never_see_a_wrong_one(
                 assert mark is None or (mark.id, mark.name) == ("0123456789ab", "a@b")
 
         await asyncio.gather(write(1), read(), read())
+
+
+async def test_who_adopts_a_broker_while_it_goes_on_keeps_it(
+    broker: TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (settings_of(broker, tmp_path / name) for name in ("one", "two"))
+    async with await new_ledger(one) as first, await new_ledger(two) as second:
+        await mark_broker(one, first)
+        has_read, may_write = asyncio.Event(), asyncio.Event()
+        advance = first.advance_system
+
+        async def slowly(*, least: int = 0) -> SystemRecord:
+            has_read.set()
+            await may_write.wait()
+            return await advance(least=least)
+
+        monkeypatch.setattr(first, "advance_system", slowly)
+        going_on = asyncio.create_task(advance_broker(one, first))
+        await has_read.wait()
+        adopting = asyncio.create_task(mark_broker(two, second, take=True))
+        await asyncio.wait((adopting,), timeout=0.5)  # it has its turn later
+        may_write.set()
+        await asyncio.gather(going_on, adopting)
+        await require_same_system(two, second)
+        with pytest.raises(WrongSystem):
+            await advance_broker(one, first)
+
+
+async def test_of_two_systems_that_mark_a_new_broker_at_once_one_has_it(
+    broker310: TestBroker, tmp_path: Path
+) -> None:
+    several = [settings_of(broker310, tmp_path / name) for name in ("one", "two", "three")]
+    ledgers = [await new_ledger(each) for each in several]
+    marked = await asyncio.gather(
+        *(mark_broker(each, ledger) for each, ledger in zip(several, ledgers, strict=True)),
+        return_exceptions=True,
+    )
+    refused = [each for each in marked if isinstance(each, WrongSystem)]
+    assert (marked.count(True), len(refused)) == (1, 2)
+    for ledger in ledgers:
+        await ledger.close()
 
 
 async def test_an_exchange_of_somebody_elses_making_is_no_mark(broker310: TestBroker) -> None:

@@ -8,18 +8,23 @@ with exported definitions. To ask changes nothing, and needs the right to config
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from aiormq.connection import Connection
 from aiormq.exceptions import (
     ChannelAccessRefused,
+    ChannelLockedResource,
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
 )
 
-from switchyard.broker.errors import BrokerError
+from switchyard.broker.errors import BrokerAway, BrokerError
 from switchyard.broker.lanes import SYSTEM_EXCHANGE
 from switchyard.broker.wire.away import library_calls, within
 from switchyard.broker.wire.channel import open_channel
@@ -29,6 +34,10 @@ ALTERNATE = "alternate-exchange"
 _UNKNOWN = "?"
 _CURRENT = re.compile(r"current is '([0-9a-f]{12})\.([0-9]{1,12})(?:\.([A-Za-z0-9@_-]{1,40}))?")
 _TRIES = 5
+_LOCK: Final[dict[str, Any]] = {"x-queue-type": "classic"}
+"""Whatever kind of queue the virtual host prefers."""
+_TURN, _LOOK = 5.0, 0.05
+"""Seconds to wait for somebody else who marks the broker, and between looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +69,15 @@ async def read_mark(connection: Connection) -> Mark | None:
                 await channel.exchange_declare(SYSTEM_EXCHANGE, passive=True)
                 # Refused, whatever is there: with the value that it has.
                 await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(_UNKNOWN))
-                await channel.exchange_delete(SYSTEM_EXCHANGE)  # it went in between: ours then
+        # It went in between, and now there is one of ours, unless somebody marks the broker.
+        async with marking_alone(connection), within():
+            with library_calls():
+                await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(_UNKNOWN))
+                await channel.exchange_delete(SYSTEM_EXCHANGE)
     except ChannelNotFoundEntity:
         return None
     except ChannelAccessRefused as error:
-        raise MarkHidden(
-            f"the user of JOBS_AMQP_URL may not ask whose broker it is: permit it to configure "
-            f"{SYSTEM_EXCHANGE}, and read and write"
-        ) from error
+        raise _not_permitted("ask whose broker it is") from error
     except ChannelPreconditionFailed as error:
         if (found := _CURRENT.search(str(error))) is None:
             raise MarkHidden(f"the exchange {SYSTEM_EXCHANGE} does not say whose it is") from error
@@ -76,8 +86,41 @@ async def read_mark(connection: Connection) -> Mark | None:
     return None
 
 
+@asynccontextmanager
+async def marking_alone(connection: Connection) -> AsyncIterator[None]:
+    """Have the mark for oneself, of all connections: what is read here is there still when the
+    next one is written. An exclusive queue says so, which goes with its connection.
+
+    Raises MarkHidden where our user may not, BrokerAway when somebody else has it for too long.
+    """
+    until = time.monotonic() + _TURN
+    while True:
+        channel = await open_channel(connection, confirms=False)
+        try:
+            async with within():
+                with library_calls():
+                    await channel.queue_declare(SYSTEM_EXCHANGE, exclusive=True, arguments=_LOCK)
+            break
+        except ChannelLockedResource as error:
+            if time.monotonic() > until:
+                raise BrokerAway(
+                    "another process is marking the broker, and does not end",
+                    maybe_accepted=False,
+                ) from error
+        except ChannelAccessRefused as error:
+            raise _not_permitted("mark the broker") from error
+        await asyncio.sleep(_LOOK)
+    try:
+        yield
+    finally:
+        async with within():
+            with library_calls():
+                await channel.queue_delete(SYSTEM_EXCHANGE)
+        await closed(channel)
+
+
 async def write_mark(connection: Connection, mark: Mark) -> None:
-    """Mark the broker, in the place of whatever mark it has.
+    """Mark the broker, in the place of whatever mark it has: within `marking_alone`.
 
     Raises MarkHidden where our user may not, or one of CHANNEL_ERRORS.
     """
@@ -94,12 +137,16 @@ async def write_mark(connection: Connection, mark: Mark) -> None:
                 raise
             continue  # somebody else has marked it between the two
         except ChannelAccessRefused as error:
-            raise MarkHidden(
-                f"the user of JOBS_AMQP_URL may not mark the broker: permit it to configure "
-                f"{SYSTEM_EXCHANGE}, and read and write"
-            ) from error
+            raise _not_permitted("mark the broker") from error
         await closed(channel)
         return
+
+
+def _not_permitted(what: str) -> MarkHidden:
+    return MarkHidden(
+        f"the user of JOBS_AMQP_URL may not {what}: permit it to configure {SYSTEM_EXCHANGE}, and "
+        "read and write"
+    )
 
 
 def _declared(value: str) -> dict[str, Any]:

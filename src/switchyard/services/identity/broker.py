@@ -11,7 +11,13 @@ from aiormq.connection import Connection
 from switchyard.broker.addresses import address_of
 from switchyard.broker.errors import BrokerAway, WrongSystem
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.topology.mark import Mark, MarkHidden, read_mark, write_mark
+from switchyard.broker.topology.mark import (
+    Mark,
+    MarkHidden,
+    marking_alone,
+    read_mark,
+    write_mark,
+)
 from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.link import Guard
@@ -92,18 +98,19 @@ async def mark_broker(settings: BrokerSettings, ledger: Ledger, *, take: bool = 
     """
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
         transport = underlying(connection)
-        if not take:
-            await guard(settings, ledger)(transport)
         with meaning_away("can't mark the broker"):
-            try:
-                mark = await read_mark(transport)
-            except MarkHidden:
+            async with marking_alone(transport):
                 if not take:
-                    raise
-                mark = None
-            if mark is not None and not take:
-                return False
-            await _write(transport, ledger, mark)
+                    await guard(settings, ledger)(transport)
+                try:
+                    mark = await read_mark(transport)
+                except MarkHidden:
+                    if not take:
+                        raise
+                    mark = None
+                if mark is not None and not take:
+                    return False
+                await _write(transport, ledger, mark)
     return True
 
 
@@ -118,10 +125,11 @@ async def advance_broker(settings: BrokerSettings, ledger: Ledger) -> None:
         return
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
         transport = underlying(connection)
-        await guard(settings, ledger)(transport)
         try:
             with meaning_away("can't mark the broker"):
-                await _write(transport, ledger, await read_mark(transport))
+                async with marking_alone(transport):
+                    await guard(settings, ledger)(transport)
+                    await _write(transport, ledger, await read_mark(transport))
         except MarkHidden as error:
             structlog.get_logger("system").warning("system not checked", error=str(error))
 
