@@ -87,6 +87,31 @@ async def test_too_many_headers_are_refused(api: RunningApi) -> None:
     assert (await sender.answer()).startswith(b"HTTP/1.1 431 ")
 
 
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [
+        (b"1.1", (b"localhost",), 200),
+        (b"1.1", (b"[::1]:8000",), 200),
+        (b"1.1", (), 400),
+        (b"1.1", (b"localhost", b"localhost"), 400),
+        (b"1.1", (b"localhost", b"elsewhere"), 400),
+        (b"1.1", (b"local host",), 400),
+        (b"1.1", (b"localhost/path",), 400),
+        (b"1.0", (), 200),
+        (b"1.0", (b"localhost", b"elsewhere"), 400),
+    ],
+)
+async def test_a_request_names_one_host(
+    api: RunningApi, version: bytes, hosts: tuple[bytes, ...], status: int
+) -> None:
+    sender = await Sender.to(api)
+    names = b"".join(b"Host: %b\r\n" % host for host in hosts)
+    sender.writer.write(
+        b"GET /health/live HTTP/%b\r\n%bConnection: close\r\n\r\n" % (version, names)
+    )
+    assert (await sender.answer()).startswith(b"HTTP/1.1 %d " % status)
+
+
 async def test_long_bodies_in_small_chunks_are_taken(system: System, api: RunningApi) -> None:
     body = b'{"routing_key": "hot.noop", "payload": {"text": "' + b"x" * 60_000 + b'"}}'
 
@@ -139,8 +164,48 @@ async def test_a_refused_upload_is_not_read_on(system: System) -> None:
         sender.writer.write(first)
         head = await sender.reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 401 ")
+        assert b"\r\nconnection: close\r\n" in head.lower()
         assert await sender.pour(b"", b"x" * 65536, 80 * MEGABYTE) < 32 * MEGABYTE
         sender.writer.close()
+
+
+@pytest.mark.parametrize(
+    ("request_line", "headers", "status"),
+    [
+        (b"POST /nowhere", b"", 404),
+        (b"PUT /documents", b"", 405),
+        (b"POST /documents", b"Content-Type: text/plain\r\n", 400),
+        (b"POST /documents", b"Content-Type: multipart/form-data; boundary=b\r\n", 400),
+        (b"POST /backfills/inputs", b"Content-Type: text/plain\r\n", 422),
+        (b"POST /documents", b"Expect: 100-continue\r\nContent-Length: 9000000000\r\n", 413),
+    ],
+)
+async def test_an_answer_before_the_end_of_a_body_says_that_the_connection_is_closed(
+    api: RunningApi, request_line: bytes, headers: bytes, status: int
+) -> None:
+    sender = await Sender.to(api)
+    if b"Content-Length" not in headers:
+        headers += b"Content-Length: 100000\r\n"
+    sender.writer.write(
+        request_line + b" HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n--c\r\nnonsense"
+    )
+    head = await asyncio.wait_for(sender.reader.readuntil(b"\r\n\r\n"), 10)
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nconnection: close\r\n" in head.lower()
+    sender.writer.close()
+
+
+async def test_a_connection_stays_open_after_a_refusal_of_what_was_read(api: RunningApi) -> None:
+    sender = await Sender.to(api)
+    refused = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
+    for _ in range(2):
+        sender.writer.write(refused)
+        head = await asyncio.wait_for(sender.reader.readuntil(b"\r\n\r\n"), 10)
+        assert head.startswith(b"HTTP/1.1 404 ")
+        assert b"connection: close" not in head.lower()
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        await sender.reader.readexactly(length)
+    sender.writer.close()
 
 
 async def test_a_request_that_follows_in_a_pipeline_is_read_to_its_end(api: RunningApi) -> None:

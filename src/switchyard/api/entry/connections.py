@@ -7,6 +7,7 @@ before any key is asked for; so they are bounded here, below the application.
 
 from __future__ import annotations
 
+import re
 from asyncio import TimerHandle, Transport
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +22,10 @@ HEADER_SECONDS = 10.0
 LINGER_BYTES, LINGER_SECONDS = 1024 * 1024, 2.0
 """What is still read of a body whose request was answered: a client that is cut off while it
 sends does not see the answer."""
+HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
+"""What a `Host` header may say."""
+UNREAD = "unread"
+"""In the state of a request: asks whether some of its body has not come yet."""
 MAX_CONNECTIONS = 2_000
 """Open at once in one process; a further one is closed unheard."""
 
@@ -108,8 +113,20 @@ class BoundedHttp(HttpToolsProtocol):
         if size > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
+        if not self._names_one_host():
+            self._refuse(HTTPStatus.BAD_REQUEST)
+            return
         self._unparsed = 0
         super().on_headers_complete()
+        cycle = self.cycle
+        self.scope["state"][UNREAD] = lambda: cycle.more_body
+
+    def _names_one_host(self) -> bool:
+        # RFC 9112, 3.2: what stands before this server may go by another one than the application.
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) != 1:
+            return not hosts and self.parser.get_http_version() == "1.0"
+        return HOST.fullmatch(hosts[0]) is not None
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from switchyard.api.entry.access import rate_limited
+from switchyard.api.entry.connections import UNREAD
 from switchyard.api.http.problems import Problem, render
 from switchyard.services.access.rate_limit import Allowance, RateLimiter
 from switchyard.services.tracing import Spanned, span, tracing_by
@@ -65,7 +66,11 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = int(message["status"])
-                _add_headers(MutableHeaders(scope=message), request_id, state.get("allowance"))
+                headers = MutableHeaders(scope=message)
+                _add_headers(headers, request_id, state.get("allowance"))
+                if UNREAD in state and state[UNREAD]():
+                    # The rest of its body is not read on: RFC 9112, 9.3 and 9.6.
+                    headers["Connection"] = "close"
             await send(message)
 
         try:
