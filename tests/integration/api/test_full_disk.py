@@ -40,6 +40,24 @@ async def test_a_full_disk_is_507_at_every_door_and_told_by_health(
         assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
 
 
+async def test_health_tells_that_the_disk_of_the_ledger_alone_is_full(
+    broker310: TestBroker, small_disk: Path, tmp_path: Path
+) -> None:
+    ledger = f"sqlite+aiosqlite:///{small_disk / 'ledger.db'}"
+    async with (
+        open_system(broker310, ledger, data_dir=tmp_path, modules=MODULES) as system,
+        serving(system.settings) as api,
+    ):
+        assert (await api.client.get("/health")).status_code == 200
+        large = fill(small_disk)
+        health = await api.client.get("/health")
+        assert health.status_code == 503
+        states = {name: each["state"] for name, each in health.json()["components"].items()}
+        assert states == {"ledger": "full", "storage": "ok", "broker": "ok", "events": "ok"}
+        large.unlink()
+        assert (await api.client.get("/health")).status_code == 200
+
+
 async def test_health_tells_an_alarm_of_the_broker(
     own_node: Callable[..., LocalNode], sqlite_url: str, tmp_path: Path
 ) -> None:

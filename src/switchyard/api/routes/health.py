@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from fastapi import APIRouter, Response
 
 from switchyard.api.models.service import ComponentView, Liveness, Readiness
 from switchyard.api.state import ApiState, BrokerSide, Shared
+from switchyard.services.monitoring.checks.host import require_room_for_ledger
 from switchyard.services.monitoring.health import Check, Component, examine
 
 router = APIRouter(prefix="/health", tags=["health"])
@@ -55,13 +57,19 @@ async def health(state: Shared, response: Response) -> Readiness:
 
 def _checks(state: ApiState) -> dict[str, Check]:
     checks: dict[str, Check] = {
-        "ledger": state.ledger.check,
+        "ledger": partial(_ask_ledger, state),
         "storage": lambda: state.storage.put_async(_probe_key(), b"ok"),
     }
     if state.broker is not None:
         checks["broker"] = partial(_ask_broker, state.broker)
         checks[EVENTS] = state.broker.feed.check
     return checks
+
+
+async def _ask_ledger(state: ApiState) -> None:
+    """Raises LedgerError."""
+    await state.ledger.check()
+    await asyncio.to_thread(require_room_for_ledger, state.settings)
 
 
 async def _ask_broker(broker: BrokerSide) -> None:

@@ -13,6 +13,7 @@ from switchyard.broker.wording import counted
 from switchyard.services.files.storage import Storage
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.records.errors import LedgerFull
 from switchyard.services.settings import Settings
 
 MIB = 1024 * 1024
@@ -39,16 +40,29 @@ async def disk(system: Examined) -> list[Check]:
     return found or [well("disk", "there is room for ledger, files and index")]
 
 
+def require_room_for_ledger(settings: Settings) -> None:
+    """Raises LedgerFull where the disk of a ledger that lies on this host counts as full. A small
+    write says nothing of that: the ledger's log has room that was its own before."""
+    place = _ledger_here(settings)
+    if place is not None and (free := shutil.disk_usage(_nearest(place)).free) < FULL:
+        raise LedgerFull(f"{free / MIB:,.0f} MiB are left at {place}")
+
+
 def kept_here(settings: Settings) -> list[Path]:
     """The directories on this host in which something is kept, as far as they are there."""
     places = []
-    if settings.ledger_url.startswith("sqlite"):
-        places.append(Path(settings.ledger_url.partition(":///")[2]).parent)
+    if (place := _ledger_here(settings)) is not None:
+        places.append(place)
     for url in (settings.files_url, settings.vectors_url):
         parts = urlsplit(url)
         if parts.scheme in ("", "file"):
             places.append(Path(unquote(parts.path)))
     return [_nearest(each) for each in places]
+
+
+def _ledger_here(settings: Settings) -> Path | None:
+    url = settings.ledger_url
+    return Path(url.partition(":///")[2]).parent if url.startswith("sqlite") else None
 
 
 def _nearest(path: Path) -> Path:
