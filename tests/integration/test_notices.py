@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 from switchyard.broker.errors import LaneFull
 from switchyard.services.bulk import control
+from switchyard.services.files.fetching import Guard
 from switchyard.services.publishing.preparing import InvalidJob
 from switchyard.services.records import BulkState, JobFilter, RedrivenCopy, State
 from switchyard.services.workers import notices
@@ -248,19 +249,53 @@ async def test_a_receiver_that_never_answers_holds_up_no_other(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, receiver: Receiver
 ) -> None:
     async with (
-        receiving() as tarpit,
+        receiving("127.0.0.2") as tarpit,
         open_system(
             broker310,
             sqlite_url,
             modules=MODULES,
             data_dir=tmp_path,
             notify_secret=SecretStr(SECRET),
-            notify_hosts=(receiver.place, tarpit.place.replace("127.0.0.1", "localhost")),
+            notify_hosts=(receiver.place, tarpit.place),
         ) as system,
     ):
         tarpit.tricks = ["slow"] * 100
-        slow = tarpit.url.replace("127.0.0.1", "localhost")
         for _ in range(8):
+            await system.publish("hot.leaf", {}, notify_url=tarpit.url)
+        await system.start_worker("llm", "link")
+        await eventually(lambda: len(tarpit.refused) >= 2, 20, "the tarpit has been asked")
+        await system.publish("hot.leaf", {}, notify_url=receiver.url)
+        began = time.monotonic()
+        await receiver.told()
+        assert time.monotonic() - began < notices.WITHIN / 2
+        assert len(tarpit.refused) == notices.AT_ONCE
+
+
+async def test_many_names_of_one_receiver_that_never_answers_hold_up_no_other(
+    broker310: TestBroker,
+    sqlite_url: str,
+    tmp_path: Path,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def resolved(host: str, port: int) -> list[str]:
+        return ["127.0.0.2" if host.endswith(".test") else "127.0.0.1"]
+
+    guard = Guard(resolve=resolved, is_allowed=lambda address: True)
+    monkeypatch.setattr(notices, "_guard", lambda settings: guard)
+    async with (
+        receiving("127.0.0.2") as tarpit,
+        open_system(
+            broker310,
+            sqlite_url,
+            modules=MODULES,
+            data_dir=tmp_path,
+            notify_secret=SecretStr(SECRET),
+        ) as system,
+    ):
+        tarpit.tricks = ["slow"] * 100
+        for number in range(12):
+            slow = tarpit.url.replace("127.0.0.2", f"hook.owner-{number}.test")
             await system.publish("hot.leaf", {}, notify_url=slow)
         await system.start_worker("llm", "link")
         await eventually(lambda: len(tarpit.refused) >= 2, 20, "the tarpit has been asked")

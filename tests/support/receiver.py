@@ -73,9 +73,9 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving() -> AsyncIterator[Receiver]:
+async def receiving(at: str = "127.0.0.1") -> AsyncIterator[Receiver]:
     receiver = Receiver()
-    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(receiver.serve, at, 0)
     host, port = server.sockets[0].getsockname()
     receiver.place = f"{host}:{port}"
     try:

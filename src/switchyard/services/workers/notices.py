@@ -8,8 +8,10 @@ ends anew after a redrive is told anew, by a job like it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
 
@@ -41,6 +43,11 @@ SHOWN_TEXT = 500
 """Characters of an error."""
 AT_ONCE = 2
 """Notices that one receiver gets at once: one that never answers leaves slots to all others."""
+TURN_AGAIN = 5.0
+"""Seconds until a notice has its next turn at an address that is taken: that of many names, of
+which each for itself is another receiver."""
+FOUND_WITHIN = 2.0
+"""Seconds that a name has to be resolved: whoever has the name has its server, too."""
 LOOK_AGAIN = 15.0
 """Seconds between looks whether a pipeline that was under way before has ended."""
 
@@ -86,6 +93,7 @@ class Notice(BaseModel):
 async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
     """Post to a URL that a job or a backfill has ended."""
     from switchyard.services.files.posting import post
+    from switchyard.services.files.turns import AddressTurns
 
     ledger = ctx.ledger
     if ledger is None:
@@ -109,9 +117,14 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
         "User-Agent": user_agent(ctx.settings),
         HEADER: signature(body, secret.get_secret_value()),
     }
-    status = await post(
-        payload.url, body, headers=headers, within=WITHIN, guard=_guard(ctx.settings)
-    )
+    guard, address = await _found(payload.url, _guard(ctx.settings))
+    turns = AddressTurns(AT_ONCE)
+    if ctx.shared is not None:
+        turns = await ctx.shared.get(AddressTurns, lambda: AddressTurns.opened(AT_ONCE))
+    with turns.one(address) as is_ours:
+        if not is_ours:
+            return Snooze(TURN_AGAIN, f"{AT_ONCE} notices are on their way to {address}")
+        status = await post(payload.url, body, headers=headers, within=WITHIN, guard=guard)
     return Done({"told": True, "status": status, "state": told["state"]})
 
 
@@ -191,6 +204,26 @@ async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | 
         "note": None if operation.note is None else operation.note[:SHOWN_TEXT],
         "jobs": {state.value: number for state, number in total.items()},
     }
+
+
+async def _found(url: str, guard: Guard) -> tuple[Guard, str]:
+    """A guard for this URL that leads to one checked address, and that address. Raises
+    FetchRefused, FetchFailed."""
+    from switchyard.services.files.fetching import FetchFailed, checked_url
+
+    target = checked_url(url)
+    host = target.raw_host.decode()
+    port = target.port or (443 if target.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(FOUND_WITHIN):
+            address = await guard.address_of(host, port)
+    except TimeoutError as error:
+        raise FetchFailed(f"{host} was not resolved within {FOUND_WITHIN:g} s") from error
+
+    async def resolved(host: str, port: int) -> list[str]:
+        return [address]
+
+    return replace(guard, resolve=resolved), address
 
 
 def _guard(settings: Settings) -> Guard:

@@ -1,0 +1,26 @@
+import pytest
+
+from switchyard.services.files.turns import AddressTurns, owner_of
+
+
+@pytest.mark.parametrize(
+    ("address", "owner"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2::3", "2001:db8:1::/48"),
+        ("2001:db8:1:ffff::1", "2001:db8:1::/48"),
+        ("fe80::1%eth0", "fe80::/48"),
+    ],
+)
+def test_addresses_of_one_network_are_of_one_owner(address: str, owner: str) -> None:
+    assert owner_of(address) == owner
+
+
+def test_an_address_has_so_many_turns_at_once_and_none_is_lost() -> None:
+    turns = AddressTurns(2)
+    for _ in range(2):
+        with turns.one("192.0.2.7") as first, turns.one("192.0.2.7") as second:
+            assert (first, second) == (True, True)
+            with turns.one("192.0.2.7") as third, turns.one("192.0.2.8") as other:
+                assert (third, other) == (False, True)
