@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -104,6 +105,29 @@ async def test_a_job_that_is_not_confirmed_is_told_to_be_pending(jobctl: Command
     assert jobctl.state(job_id) == "pending"
 
 
+async def test_a_job_type_without_a_binding_is_told_before_anything_is_kept(
+    jobctl: CommandLine, broker310: TestBroker
+) -> None:
+    """As of a new type in a queue that is there, before `topology apply`."""
+    jobctl.ok("publish", "hot.work", "--payload", "{}")
+    async with await aio_pika.connect(broker310.amqp_url) as connection:
+        channel = await connection.channel()
+        queue = await channel.get_queue("hot.tester", ensure=False)
+        await queue.unbind("jobs.topic", "hot.work")
+    for stdin in (None, "{}\n{}"):
+        payload = "{}" if stdin is None else "-"
+        told = jobctl.fails("publish", "hot.work", "--payload", payload, stdin=stdin)
+        assert "no queue is bound to 'jobs.topic' for 'hot.work'" in told
+    found = {each["finding"]: each for each in json.loads(jobctl.run("doctor", "--json").stdout)}
+    told = found["topology-missing"]
+    assert "jobs.topic → hot.tester (hot.work)" in told["detail"]
+    (command,) = re.findall("`jobctl ([^`]+)`", told["remedy"])
+    jobctl.ok(*command.split())
+    jobctl.ok("publish", "hot.work", "--payload", "{}")
+    assert "topology-missing" not in jobctl.run("doctor", "--json").stdout
+    assert (len(jobctl.json("jobs", "list")), jobctl.json("dead", "list")) == (2, [])
+
+
 async def test_a_job_type_without_a_binding_is_told_by_whoever_waits(
     jobctl: CommandLine, broker310: TestBroker
 ) -> None:
@@ -113,6 +137,7 @@ async def test_a_job_type_without_a_binding_is_told_by_whoever_waits(
         await queue.unbind("jobs.topic", "hot.work")
     with jobctl.started("scheduler"):
         command = ("publish", "hot.work", "--payload", "{}", "--wait")
+        jobctl.environment["JOBS_MANAGEMENT_URL"] = "http://127.0.0.1:9"  # nobody to ask first
         dead = await asyncio.to_thread(jobctl.fails, *command)
     assert "is dead (unroutable)" in dead
     assert "no queue is bound for hot.work: `jobctl topology apply`, then `jobctl dead re" in dead

@@ -20,6 +20,7 @@ from switchyard.cli.base.durations import DURATION_HELP, optional_duration
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
+from switchyard.cli.jobs.bound import require_binding
 from switchyard.cli.jobs.publishing import Options, Wait, job_publisher, publish_one
 
 if TYPE_CHECKING:
@@ -155,5 +156,6 @@ def publish(
 async def _publish_one(
     settings: Settings, registry: Registry, options: Options, payload: dict[str, Any]
 ) -> None:
+    await require_binding(settings, registry, options.routing_key)
     async with job_publisher(settings, registry) as (publisher, ledger):
         await publish_one(options, publisher, ledger, payload)

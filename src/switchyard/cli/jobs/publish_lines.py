@@ -19,6 +19,7 @@ from switchyard.cli.base.payloads import (
     whole_document,
 )
 from switchyard.cli.base.waiting import wait_for_end, wait_for_pipelines
+from switchyard.cli.jobs.bound import require_binding
 from switchyard.cli.jobs.publishing import (
     Options,
     Wait,
@@ -60,6 +61,7 @@ async def publish_input(settings: Settings, registry: Registry, options: Options
     first: list[tuple[int, str]] = []
     while not first and not source.at_end:
         first = await asyncio.to_thread(source.read, settings.publish_window)
+    await require_binding(settings, registry, options.routing_key)
     async with job_publisher(settings, registry) as (publisher, ledger):
         damaged = next((line for line in parse_lines(first)), None)
         if damaged is None and source.at_end:
