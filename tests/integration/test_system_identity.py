@@ -21,11 +21,13 @@ from switchyard.services.identity.broker import (
     read_broker,
     require_same_system,
 )
+from switchyard.services.identity.claiming import claiming
 from switchyard.services.identity.places import MARKER, WrongPlace, claim_places
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.records import LedgerUnavailable
 from switchyard.services.records.system import SystemRecord
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import Settings
@@ -279,6 +281,39 @@ async def test_storage_and_index_are_of_one_system(broker310: TestBroker, tmp_pa
             await claim_places(one, first)
         await claim_places(one, first, take=True)
         await claim_places(one, first)
+
+
+async def test_what_can_not_be_claimed_at_the_start_is_claimed_as_soon_as_the_ledger_is_there(
+    broker310: TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (settings_of(broker310, tmp_path / name) for name in ("one", "two"))
+    async with await new_ledger(one) as first, await new_ledger(two) as second:
+        await claim_places(one, first)
+        ask, is_away = second.system, True
+
+        async def system() -> SystemRecord:
+            if is_away:
+                raise LedgerUnavailable("it is away")
+            return await ask()
+
+        monkeypatch.setattr(second, "system", system)
+        marker, stopped = tmp_path / "two" / "files" / MARKER, asyncio.Event()
+        async with claiming(two, second, stopped.set, again=0.05):
+            assert not marker.exists()
+            is_away = False
+            await eventually(marker.exists)
+        assert not stopped.is_set()
+        is_away = True
+        wrong = two.model_copy(update={"storage_url": one.files_url})
+
+        async def use() -> None:
+            nonlocal is_away
+            async with claiming(wrong, second, stopped.set, again=0.05):
+                is_away = False
+                await asyncio.wait_for(stopped.wait(), 5)
+
+        with pytest.raises(WrongPlace, match="JOBS_STORAGE_URL"):
+            await use()
 
 
 async def test_an_index_in_postgresql_is_of_one_system(

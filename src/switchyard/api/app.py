@@ -83,7 +83,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_state(settings) as state:
+        async with open_state(settings, lambda: app.state.stop()) as state:
             await check_keys(state)
             publisher = state.broker.jobs if state.broker is not None else None
             async with open_desks(settings, state.registry, state.ledger, publisher) as desks:
@@ -102,6 +102,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redirect_slashes=False,  # to an address made of whatever `Host` says
         generate_unique_id_function=openapi.operation_id,
     )
+    app.state.stop = lambda: None  # whoever serves it puts in what ends that
     for router in ROUTERS:
         app.include_router(router)
     errors.install(app, [route for router in ROUTERS for route in router.routes])

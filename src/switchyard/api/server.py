@@ -25,6 +25,7 @@ class ApiServer(uvicorn.Server):
     def __init__(self, settings: Settings) -> None:
         self.app: FastAPI = create_app(settings)
         """The application that is served."""
+        self.app.state.stop = self.stop
         super().__init__(
             uvicorn.Config(
                 self.app,

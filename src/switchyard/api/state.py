@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,7 +18,7 @@ from switchyard.services.access.api_keys import KeyRing, configured_keys
 from switchyard.services.access.rate_limit import RateLimiter
 from switchyard.services.files.storage import Storage
 from switchyard.services.identity.broker import guard, require_same_system
-from switchyard.services.identity.places import claim_places
+from switchyard.services.identity.claiming import claiming
 from switchyard.services.index.opening import OpenIndex, open_index
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
@@ -71,10 +71,16 @@ class ApiState:
 
 
 @asynccontextmanager
-async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
-    """Open ledger and broker. Raises LedgerError when the ledger's tables are not right or nobody
-    is let in, WrongSystem, WrongPlace, RegistryError, and InvalidWebhooks. A broker or ledger that
-    is away is looked for again later."""
+async def open_state(
+    settings: Settings, stop: Callable[[], None] = lambda: None
+) -> AsyncIterator[ApiState]:
+    """Open ledger and broker. `stop` is called when the service must not go on: storage or index
+    were away, and are another system's.
+
+    Raises LedgerError when the ledger's tables are not right or nobody is let in, WrongSystem,
+    WrongPlace, RegistryError, and InvalidWebhooks. A broker or ledger that is away is looked for
+    again later.
+    """
     registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
     configured = configured_keys(
         settings.api_keys.get_secret_value() if settings.api_keys is not None else ""
@@ -82,7 +88,7 @@ async def open_state(settings: Settings) -> AsyncIterator[ApiState]:
     webhooks = WebhookSources.load(settings, registry)
     async with (
         await Ledger.open(settings.ledger_url, prompt=True) as ledger,
-        _looking_for(settings, ledger),
+        _looking_for(settings, ledger, stop),
         _open_broker(settings, registry, ledger) as broker,
         open_index(settings) as index,
         _open_direct(settings, registry, ledger) as direct,
@@ -119,19 +125,22 @@ async def _open_direct(
 
 
 @asynccontextmanager
-async def _looking_for(settings: Settings, ledger: Ledger) -> AsyncIterator[None]:
-    """Check the ledger. One that is away is looked for beside the requests, which are answered 503
-    meanwhile. Raises LedgerError for one that somebody has to mend."""
+async def _looking_for(
+    settings: Settings, ledger: Ledger, stop: Callable[[], None]
+) -> AsyncIterator[None]:
+    """Check the ledger, and claim storage and index for its system. One that is away is looked for
+    beside the requests, which are answered 503 meanwhile. Raises LedgerError for one that somebody
+    has to mend, WrongPlace."""
     looking: list[asyncio.Task[None]] = []
     try:
         await ledger.check()
-        await claim_places(settings, ledger)
     except LedgerRefuses:
         raise
     except LedgerUnavailable:
         looking.append(asyncio.create_task(_look_for(ledger)))
     try:
-        yield
+        async with claiming(settings, ledger, stop):
+            yield
     finally:
         await end_tasks(*looking)
 

@@ -136,7 +136,7 @@ async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> 
     from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import retire_on_signal, stop_on_signals
     from switchyard.services.identity.broker import require_same_system
-    from switchyard.services.identity.places import claim_places
+    from switchyard.services.identity.claiming import claiming
     from switchyard.services.monitoring.metrics import Metrics, watch_ledger
     from switchyard.services.monitoring.waiting import once_there
     from switchyard.services.runtime.worker import Worker
@@ -147,12 +147,14 @@ async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> 
     settle_memory()
     async with open_ledger(settings, wait=True) as ledger:
         await once_there("broker", lambda: require_same_system(settings, ledger))
-        await claim_places(settings, ledger)
         metrics = Metrics() if settings.metrics_port is not None else None
         if metrics is not None:
             ledger.observe(watch_ledger(metrics))
         working = Worker(settings, registry, ledger, shares, metrics=metrics)
         stop_on_signals(working.stop)
         retire_on_signal(working.retire)
-        async with showing_metrics(metrics, settings, lambda: working.is_consuming):
+        async with (
+            claiming(settings, ledger, working.stop),
+            showing_metrics(metrics, settings, lambda: working.is_consuming),
+        ):
             await working.run()

@@ -30,9 +30,12 @@ class WrongPlace(Misconfigured):
     """File storage or index belong to another system than the ledger. The text names both."""
 
 
-async def claim_places(settings: Settings, ledger: Ledger, *, take: bool = False) -> None:
+async def claim_places(
+    settings: Settings, ledger: Ledger, *, take: bool = False
+) -> tuple[str, ...]:
     """Mark file storage and index as those of the ledger's system where nobody has marked them, or,
-    with `take`, whosever they were. What is away is passed over, with a line in the log.
+    with `take`, whosever they were. What is away is passed over, with a line in the log: which that
+    is, is returned.
 
     Raises WrongPlace where one is another system's, LedgerError.
     """
@@ -40,6 +43,7 @@ async def claim_places(settings: Settings, ledger: Ledger, *, take: bool = False
     from obstore.exceptions import BaseError
 
     system = await ledger.system()
+    away: list[str] = []
     for what, (setting, url) in places(settings).items():
         try:
             async with asyncio.timeout(PATIENCE):
@@ -58,6 +62,7 @@ async def claim_places(settings: Settings, ledger: Ledger, *, take: bool = False
             lines = str(error).splitlines() or [f"no answer within {PATIENCE:g} s"]
             reason = lines[0]
             structlog.get_logger("system").warning("system not checked", of=what, error=reason)
+            away.append(what)
             continue
         if found is not None:
             raise WrongPlace(
@@ -66,6 +71,7 @@ async def claim_places(settings: Settings, ledger: Ledger, *, take: bool = False
                 "its own, or JOBS_DATABASE_URL to that system's ledger. If that ledger is gone "
                 "for good, `jobctl system adopt` gives the place to this one"
             )
+    return tuple(away)
 
 
 def places(settings: Settings) -> dict[str, tuple[str, str]]:
