@@ -55,6 +55,7 @@ SIGNALS = {
     "services.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
     "services.redrive.run.Halted": "ends a pass of a redrive that pauses itself",
     "services.runtime.running.TakenOver": "ends the run of a job that another worker has now",
+    "services.toml_file.InvalidToml": "becomes the error of the setting that names the file",
     "services.workers.stages.ContentReplaced": "ends a stage whose document is another run's now",
 }
 """Never seen by a caller of their module, or meant to be seen as the defect that they are."""
