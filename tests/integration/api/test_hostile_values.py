@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import random
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 import aio_pika
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import Connection, TextClause, text
 
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.records import State
+from switchyard.services.records.requests import MAX_SOURCE
 from switchyard.services.scheduler.scheduler import Scheduler
+from switchyard.services.workers.ingest.documents import IngestDocument
 from tests.support.api_server import RunningApi, environment_of, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.commands import commands
@@ -262,6 +266,24 @@ async def test_no_name_of_a_file_makes_the_service_fail(both: tuple[System, Runn
             )
             assert answer.status_code < 500, (name, field, answer.text)
     assert (await api.client.get("/documents")).status_code == 200
+
+
+async def test_a_source_is_refused_at_the_door_or_taken_by_every_database(
+    both: tuple[System, RunningApi],
+) -> None:
+    system, api = both
+    chance = random.Random(1)
+    longest = "".join(chr(chance.randrange(0x20000, 0x2A6DF)) for _ in range(MAX_SOURCE // 4))
+    document, _ = await system.ledger.upsert_document("0" * 64, source=longest)
+    assert document.source == longest
+    for source, status in ((longest, 202), (longest + "x", 422)):
+        answer = await api.client.post(
+            "/documents", files={"file": ("a.md", source.encode())}, data={"source": source}
+        )
+        assert answer.status_code == status, answer.text
+    IngestDocument(path="/a", source=longest)
+    with pytest.raises(ValidationError, match="more than 2,000 bytes"):
+        IngestDocument(path="/a", source=longest + "x")
 
 
 async def test_what_a_handler_has_stored_is_shown_whatever_it_is(

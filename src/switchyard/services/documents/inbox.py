@@ -19,7 +19,7 @@ from switchyard.services.publishing.preparing import (
     check_notify_url,
 )
 from switchyard.services.publishing.publisher import Published
-from switchyard.services.records.requests import MAX_NOTIFY_URL
+from switchyard.services.records.requests import MAX_NOTIFY_URL, checked_source
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
 from switchyard.services.text.plain import clean
@@ -57,9 +57,13 @@ class About:
         if unknown:
             there = ", ".join(_FIELDS)
             raise InvalidAbout(f"there is no field {unknown[0][:50]!r}: use {there}")
-        for name, limit in (("source", 2000), ("title", 1000), ("notify_url", MAX_NOTIFY_URL)):
+        for name, limit in (("title", 1000), ("notify_url", MAX_NOTIFY_URL)):
             if len(said.get(name, "")) > limit:
                 raise InvalidAbout(f"{name} has more than {limit:,} characters")
+        try:
+            checked_source(said.get("source", ""))
+        except ValueError as error:
+            raise InvalidAbout(str(error)) from error
         lane = said.get("lane") or "hot"
         if lane not in ("hot", "backfill"):
             raise InvalidAbout(f"lane must be hot or backfill, not {lane[:50]!r}")

@@ -16,6 +16,15 @@ MAX_DELAY = 366 * 24 * 3600
 """Seconds by which a job can be put off."""
 MAX_NOTIFY_URL = 2_000
 """Characters."""
+MAX_SOURCE = 2_000
+"""Characters of a document's source, and bytes: an index of PostgreSQL takes 2,704."""
+
+
+def checked_source(source: str) -> str:
+    """As it is. Raises ValueError for one that is too long to find a document by."""
+    if len(source.encode("utf-8", "surrogatepass")) > MAX_SOURCE:
+        raise ValueError(f"source has more than {MAX_SOURCE:,} bytes")
+    return source
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.keys import extraction_key, job_folder
@@ -31,6 +31,7 @@ from switchyard.services.jobs.outcomes import (
 )
 from switchyard.services.jobs.registry import job
 from switchyard.services.records.document_states import NEEDS_OCR
+from switchyard.services.records.requests import MAX_SOURCE, checked_source
 from switchyard.services.workers.ingest.intake import (
     Arrival,
     extract_next,
@@ -66,7 +67,9 @@ class IngestDocument(BaseModel):
     key: Annotated[str | None, LocalOnly(_SEND_DOCUMENT)] = Field(
         default=None, pattern=INCOMING_KEY
     )
-    source: str | None = Field(default=None, min_length=1, max_length=2000)
+    source: Annotated[str, AfterValidator(checked_source)] | None = Field(
+        default=None, min_length=1, max_length=MAX_SOURCE
+    )
     """Where it comes from, for example its address. The same source again is the same document,
     whatever the content is by then."""
     title: str | None = Field(default=None, max_length=1000)
