@@ -8,27 +8,33 @@ from xml.parsers import expat
 from switchyard.services.sources.errors import SourceNonsense
 
 _MAX_DEPTH = 50
+MOST_ELEMENTS = 1_000_000
+"""Ten times those of the longest list of references; 20 MB of `<a/>` have five times as many."""
 
 
 def xml_tree(data: bytes, label: str) -> ET.Element:
     """The elements of an answer of the server of that name; takes time and memory in proportion
-    to the data. No DOCTYPE is read: without one there are no entities.
+    to the data, up to some seconds: in an event loop, use a thread. No DOCTYPE is read: without
+    one there are no entities.
 
     Raises SourceNonsense.
     """
     builder = ET.TreeBuilder()
     parser = expat.ParserCreate(namespace_separator="}")
     parser.buffer_text = True
-    depth = 0
+    depth = elements = 0
 
     def name(text: str) -> str:
         return f"{{{text}" if "}" in text else text
 
     def start(tag: str, attributes: dict[str, str]) -> None:
-        nonlocal depth
+        nonlocal depth, elements
         depth += 1
+        elements += 1
         if depth > _MAX_DEPTH:
             raise SourceNonsense(f"{label}'s answer is nested too deeply")
+        if elements > MOST_ELEMENTS:
+            raise SourceNonsense(f"{label}'s answer has more than {MOST_ELEMENTS:,} elements")
         builder.start(name(tag), {name(key): value for key, value in attributes.items()})
 
     def end(tag: str) -> None:

@@ -45,7 +45,7 @@ class GrobidEngine:
         """
         form = {"citations": [" ".join(text.split()) for text in texts]}
         body = await self._post("/api/processCitationList", data=form)
-        found = entries_of(body)
+        found = await asyncio.to_thread(entries_of, body)
         if len(found) != len(texts):
             raise SourceNonsense(
                 f"GROBID has answered {len(found):,} references for {len(texts):,}"
@@ -62,9 +62,10 @@ class GrobidEngine:
             data={"teiCoordinates": "biblStruct"},
             files={"input": ("input.pdf", pdf, "application/pdf")},
         )
+        found = await asyncio.to_thread(entries_of, body)
         return [
             TeiEntry(checked(each.reference, each.reference.text, engine=self.name), each.boxes)
-            for each in entries_of(body)
+            for each in found
             if each.reference.text
         ]
 

@@ -1,0 +1,49 @@
+"""XML of servers: what could grow, or take long, is refused before it does."""
+
+import asyncio
+
+import pytest
+
+from switchyard.services.citations.engines.grobid import GrobidEngine
+from switchyard.services.sources import xml
+from switchyard.services.sources.errors import SourceNonsense
+from switchyard.services.sources.xml import xml_tree
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        (b"<!DOCTYPE x [<!ENTITY a 'aaa'>]><x>&a;</x>", "DOCTYPE"),
+        (b"<!DOCTYPE x SYSTEM 'file:///etc/passwd'><x/>", "DOCTYPE"),
+        (b"<x>" * 100, "nested too deeply"),
+        (b"<x>" + b"<a/>" * 1_000 + b"</x>", "more than 1,000 elements"),
+    ],
+)
+def test_what_would_grow_is_refused(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, wrong: str
+) -> None:
+    monkeypatch.setattr(xml, "MOST_ELEMENTS", 1_000)
+    with pytest.raises(SourceNonsense, match=wrong):
+        xml_tree(answer, "GROBID")
+
+
+async def test_a_long_answer_of_grobid_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    grobid = GrobidEngine("http://grobid")
+    body = b"<TEI>" + b"<a/>" * 400_000 + b"</TEI>"
+
+    async def answered(*_: object, **__: object) -> bytes:
+        return body
+
+    monkeypatch.setattr(grobid, "_post", answered)
+    turns = 0
+
+    async def another() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0.001)
+
+    other = asyncio.create_task(another())
+    assert await grobid.references_of_pdf(b"") == []
+    other.cancel()
+    assert turns > 5
