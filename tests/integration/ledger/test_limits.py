@@ -2,14 +2,17 @@
 and comes back by itself from those who die."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 
 from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.sql.limiting import RoomBatch, RoomChange
 from switchyard.services.records import State
 from switchyard.services.records.limits import (
     LimitSize,
@@ -19,6 +22,7 @@ from switchyard.services.records.limits import (
     RoomAnswer,
     RoomGiven,
     RoomRequest,
+    RoomReturn,
 )
 from tests.integration.ledger.made import claim, finish, new_job
 
@@ -267,3 +271,82 @@ async def test_jobs_that_share_several_limits_do_not_lock_each_other(
 
     await asyncio.gather(*(work(number) for number in range(20)))
     assert {each.in_use for each in await ledger.limit_reports()} == {0}
+
+
+# --- what it costs ----------------------------------------------------------------------------
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """What is said to the database meanwhile, but for the beginning and end of transactions."""
+    said: list[str] = []
+
+    def note(_c: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if statement.split()[0] not in ("BEGIN", "PRAGMA", "SHOW", "COMMIT"):
+            said.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield said
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+async def together(ledger: Ledger, changes: Sequence[RoomChange]) -> list[RoomAnswer]:
+    """In one transaction, as the group commit does with those that come at once."""
+    return await ledger._database.write(lambda connection: RoomBatch(connection, changes).run())
+
+
+def of_accounts(number: int, prefix: str) -> list[RoomRequest]:
+    """So many jobs of each of three accounts, which run one at a time."""
+    needs = [Need("account", key, LimitSize(concurrency=1)) for key in ("a", "b", "c")]
+    return [request(f"{prefix}-{n}-{need.key}", need) for n in range(number) for need in needs]
+
+
+async def test_forty_jobs_without_room_cost_three_statements(ledger: Ledger) -> None:
+    await together(ledger, of_accounts(1, "first"))
+    with statements() as said:
+        answers = await together(ledger, of_accounts(13, "more"))
+    assert {type(each) for each in answers} == {NoRoom}
+    # Lock; read; those that wait from now on. The limits themselves are as they were.
+    assert len(said) == 3, said
+    assert sum(each.waiting for each in await ledger.limit_reports()) == 39
+
+
+async def test_jobs_that_end_and_call_others_cost_four_statements_on_postgresql(
+    ledger: Ledger,
+) -> None:
+    first = of_accounts(1, "first")
+    await together(ledger, first)
+    await together(ledger, of_accounts(5, "more"))
+    with statements() as said:
+        answers = await together(
+            ledger, [RoomReturn(each.hold, each.needs, None) for each in first]
+        )
+    assert sorted(called(answers[0])) == ["more-0-a", "more-0-b", "more-0-c"]
+    # Lock; read; who waits, of all accounts; and what has changed.
+    if ledger._database.dialect == "postgresql":
+        assert len(said) == 4, said
+    with statements() as said:
+        answers = await together(ledger, of_accounts(1, "more"))
+    assert {type(each) for each in answers} == {RoomGiven}
+    if ledger._database.dialect == "postgresql":
+        assert len(said) == 3, said
+
+
+async def test_room_for_many_calls_all_of_them(ledger: Ledger) -> None:
+    need = Need("openai", "", LimitSize(concurrency=60))
+    first = [request(f"first-{n:02}", need) for n in range(60)]
+    await together(ledger, first)
+    waiting = [request(f"waiting-{n:02}", need) for n in range(70)]
+    await together(ledger, waiting)
+    answers = await together(ledger, [RoomReturn(each.hold, each.needs, None) for each in first])
+    assert called(answers[0]) == [f"waiting-{n:02}" for n in range(60)]
+
+
+async def test_a_second_copy_does_not_take_the_place_of_one_that_waits(ledger: Ledger) -> None:
+    await take(ledger, "first")
+    await take(ledger, "twice")
+    answers = await together(ledger, [request("twice"), request("twice")])
+    assert [type(each) for each in answers] == [NoRoom, NotToRun]
+    assert await ledger.limit_wait("twice") is not None
