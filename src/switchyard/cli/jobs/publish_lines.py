@@ -26,6 +26,7 @@ from switchyard.cli.jobs.publishing import (
     job_publisher,
     publish_one,
     refusal,
+    tell_slow,
 )
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Account:
     stopped_by: str | None = None
     """Why the rest was not tried."""
     last_line: int = 0
+    said_slow: bool = False
 
 
 async def publish_input(settings: Settings, registry: Registry, options: Options) -> None:
@@ -138,6 +140,9 @@ def _account_for(
     for number, outcome in zip(numbers, outcomes, strict=True):
         if isinstance(outcome, Published):
             account.ids[outcome.job_id] = number
+            if outcome.is_slow and not account.said_slow:
+                account.said_slow = True
+                tell_slow(outcome)
             account.duplicates += outcome.duplicate
             account.published += not outcome.duplicate
             account.pending += outcome.state is State.PENDING
@@ -149,6 +154,7 @@ def _account_for(
                         "routing_key": outcome.routing_key,
                         "state": outcome.state,
                         "duplicate": outcome.duplicate,
+                        "pressure": outcome.pressure,
                     }
                 )
             elif options.wait is None:

@@ -76,6 +76,7 @@ async def job_publisher(
     """A publisher with its ledger, closed at the end."""
     from switchyard.broker.publish.publisher import Publisher
     from switchyard.services.identity.broker import guard
+    from switchyard.services.monitoring.lane_pressure import LanePressure
     from switchyard.services.publishing.publisher import JobPublisher
     from switchyard.services.tracing import tracing
 
@@ -83,9 +84,13 @@ async def job_publisher(
         async with (
             open_ledger(settings) as ledger,
             Publisher(settings, name="jobctl", guard=guard(settings, ledger)) as publisher,
+            LanePressure(settings, registry, ledger=ledger) as pressure,
         ):
             fair_from = settings.fair_from
-            yield JobPublisher(registry, ledger, publisher, fair_from=fair_from), ledger
+            yield (
+                JobPublisher(registry, ledger, publisher, pressure=pressure, fair_from=fair_from),
+                ledger,
+            )
 
 
 def refusal(error: PublishError) -> str:
@@ -114,6 +119,7 @@ async def publish_one(
             text += f"; when there is room: `jobctl dead redrive {job.message.job_id}`"
         raise CommandFailed(text) from error
     _tell_pending(published)
+    tell_slow(published)
     if options.wait is None:
         if options.as_json:
             print_json(_shown(published))
@@ -136,12 +142,22 @@ def _tell_pending(published: Published) -> None:
         )
 
 
+def tell_slow(published: Published) -> None:
+    """Say so where the job's queue is fuller than it should be."""
+    if published.is_slow:
+        say(
+            f"the queue of {published.routing_key} is slow: publish less for now "
+            "(`jobctl lanes --watch`); when it is full, jobs are refused"
+        )
+
+
 def _shown(published: Published) -> dict[str, Any]:
     return {
         "job_id": published.job_id,
         "routing_key": published.routing_key,
         "state": published.state,
         "duplicate": published.duplicate,
+        "pressure": published.pressure,
     }
 
 

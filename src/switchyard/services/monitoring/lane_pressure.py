@@ -48,6 +48,8 @@ ASK_TIMEOUT = 2.0
 MANAGEMENT_TIMEOUT = 1.0
 MOMENT = 0.3
 """Seconds that an answer may wait for depths that would be good to have."""
+FIRST = 1.0
+"""Seconds that the first publish of a process may wait for them."""
 
 LLM_WORKER = "llm"
 
@@ -128,6 +130,7 @@ class LanePressure:
         self._limits: Mapping[str, int] = {}
         self._limits_until = 0.0
         self._next_try = 0.0
+        self._waited = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -175,14 +178,27 @@ class LanePressure:
             self._ask()
         return known.queue(queue) if known is not None and age < USABLE_FOR else None
 
+    async def first(self) -> None:
+        """Wait for the first depths, but not for long: a program that publishes one thing, and
+        ends, is to hear as much as one that runs on. Later calls do not wait."""
+        if self._waited:
+            return
+        self._waited = True
+        if not self.is_known:
+            await self._within_seconds(FIRST)
+
     async def soon(self, queue: str) -> QueueDepth | None:
         """What is known of a queue, waiting a moment for it; None where that is nothing."""
         known = self.recent(queue)
         if known is not None:
             return known
+        snapshot = await self._within_seconds(MOMENT)
+        return None if snapshot is None else snapshot.queue(queue)
+
+    async def _within_seconds(self, seconds: float) -> Snapshot | None:
         try:
-            async with asyncio.timeout(MOMENT):
-                return (await self.snapshot()).queue(queue)
+            async with asyncio.timeout(seconds):
+                return await self.snapshot()
         except (TimeoutError, BrokerAway):
             return None
 

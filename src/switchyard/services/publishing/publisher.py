@@ -65,6 +65,10 @@ class Published:
     """How full its queue was, a second ago at most; None where that is not known. At `slow`,
     publish less; when it is full, jobs are refused (LaneFull)."""
 
+    @property
+    def is_slow(self) -> bool:
+        return self.pressure is not None and self.pressure is not Pressure.OK
+
 
 PublishOutcome = Published | PublishError | IdempotencyConflict
 
@@ -187,6 +191,8 @@ class JobPublisher:
     async def _refused_as_full(self, jobs: Sequence[NewJob]) -> dict[str, LaneFull]:
         """Those that would enter a full queue, by id. What an earlier request was told of is not
         refused, and what is to run later is not in anybody's way now."""
+        if self._pressure is not None:
+            await self._pressure.first()
         depths = self._depths(jobs)
         full = {queue for queue, depth in depths.items() if depth.pressure is Pressure.FULL}
         new = {
