@@ -52,7 +52,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     clock = Time()
-    monkeypatch.setattr(ledger_schedules, "clock", lambda connection: repr(clock.now))
+    monkeypatch.setattr(ledger_schedules, "db_now", lambda connection: clock.now)
     return clock
 
 
@@ -101,6 +101,19 @@ async def test_what_is_due_becomes_a_job_of_its_payload(system: System, time: Ti
     assert (record.state, record.payload, record.priority) == (State.QUEUED, {"n": 7}, 3)
     assert (record.source, record.max_attempts) == ("schedule tidy", 5)
     assert await system.ready("hot.llm") == 1
+
+
+async def test_a_schedule_with_much_in_flight_steps_back_behind_others(
+    system: System, time: Time
+) -> None:
+    await add(system, entry(), entry("seldom", "1 12 * * *"))
+    firing = runner(system, fair_from=2)
+    for _ in range(3):
+        time.now += 60
+        await firing.turn()
+    jobs = (await system.ledger.list_jobs()).items
+    priorities = {(each.source, each.priority) for each in jobs}
+    assert priorities == {("schedule tidy", 10), ("schedule tidy", 5), ("schedule seldom", 10)}
 
 
 async def test_of_many_schedulers_one_fires(system: System, time: Time) -> None:

@@ -48,7 +48,8 @@ async def play(system: System, directory: Path, files: list[Path]) -> Story:
         start_all(supervisor, system.registry)
         story = Story([DocumentStory(str(file.name)) for file in files], are_samples)
         async with Publisher(system.settings, name="demo") as publisher:
-            jobs = JobPublisher(system.registry, ledger, publisher)
+            fair_from = system.settings.fair_from
+            jobs = JobPublisher(system.registry, ledger, publisher, fair_from=fair_from)
             with demo_view(system, ledger, story) as view:
                 await _Play(system, supervisor, ledger, jobs, story, view).run(files)
         await _collect(ledger, story)

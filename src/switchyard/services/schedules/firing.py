@@ -48,7 +48,7 @@ class ScheduleRunner:
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
-        self._jobs = JobPublisher(registry, ledger, publisher)
+        self._jobs = JobPublisher(registry, ledger, publisher, fair_from=settings.fair_from)
         self._look = look
         self._refused: dict[tuple[str, float], tuple[float, str]] = {}
         """When a firing is tried again, and why it was refused."""
