@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +34,7 @@ from switchyard.cli.base.payloads import read_argument
 
 if TYPE_CHECKING:
     from switchyard.services.llm.queue import LlmResult
+    from switchyard.services.llm.streaming import LlmText
     from switchyard.services.records.llm import LlmServerReport
     from switchyard.services.records.llm_batches import LlmBatch
     from switchyard.services.records.spending import BudgetState, SpendRow
@@ -133,8 +134,16 @@ def ask(
     if not settings.llm_direct:
         require_broker(settings)
     seconds = optional_duration(timeout) or 600.0
-    asking = _ask if not stream or as_json else _ask_and_print
-    result, printed = run(asking(settings, job_type, given, lane, priority, seconds))
+    asking = _ask(
+        settings,
+        job_type,
+        given,
+        printing=stream and not as_json,
+        timeout=seconds,
+        lane=lane,
+        priority=priority,
+    )
+    result, printed = run(asking)
     if as_json:
         print_json(_shown(result))
     elif printed is not None and printed == result.text:
@@ -152,51 +161,34 @@ def ask(
 
 
 async def _ask(
-    settings: Settings,
-    job_type: str,
-    payload: dict[str, Any],
-    lane: str,
-    priority: int | None,
-    timeout: float,
+    settings: Settings, job_type: str, payload: dict[str, Any], *, printing: bool, **how: Any
 ) -> tuple[LlmResult, str | None]:
+    """The result; and what was printed of the answer while it was written, None where that is
+    nothing."""
     from switchyard.services.llm.queue import LLMQueue
 
     async with LLMQueue.opened(settings) as queue:
-        result = await queue.call(
-            job_type, payload, timeout=timeout, lane=lane, priority=priority, source="jobctl"
-        )
-        return result, None
+        if printing:
+            return await _print(queue.stream(job_type, payload, source="jobctl", **how))
+        return await queue.call(job_type, payload, source="jobctl", **how), None
 
 
-async def _ask_and_print(
-    settings: Settings,
-    job_type: str,
-    payload: dict[str, Any],
-    lane: str,
-    priority: int | None,
-    timeout: float,
-) -> tuple[LlmResult, str | None]:
-    """Print what is written as it comes; the result, and what was printed: None where that is
-    nothing."""
-    from switchyard.services.llm.queue import LLMQueue, LlmResult
+async def _print(events: AsyncIterator[LlmText | LlmResult]) -> tuple[LlmResult, str | None]:
+    from switchyard.services.llm.queue import LlmResult
 
     printed: str | None = None
-    async with LLMQueue.opened(settings) as queue:
-        events = queue.stream(
-            job_type, payload, timeout=timeout, lane=lane, priority=priority, source="jobctl"
-        )
-        async for each in events:
-            if isinstance(each, LlmResult):
-                if printed is None:
-                    return each, None
-                echo("")
-                return each, printed.strip()
-            if each.offset == 0 and printed:
-                echo("\n")
-                printed = ""
-            if each.offset == len(printed or ""):
-                echo(each.text, nl=False)
-                printed = (printed or "") + each.text
+    async for each in events:
+        if isinstance(each, LlmResult):
+            if printed is None:
+                return each, None
+            echo("")
+            return each, printed.strip()
+        if each.offset == 0 and printed:
+            echo("\n")
+            printed = ""
+        if each.offset == len(printed or ""):
+            echo(each.text, nl=False)
+            printed = (printed or "") + each.text
     raise CommandFailed("the request is gone: somebody has removed its record")
 
 
