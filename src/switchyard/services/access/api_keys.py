@@ -170,7 +170,9 @@ class KeyRing:
         try:
             await self._ledger.note_api_key_used(record.id, self._ledger.clock.time())
         except LedgerError as error:  # the key is right all the same
-            self._log.warning("can't note a key's use", key=record.id, error=str(error))
+            self._log.warning(
+                "the use of an API key could not be recorded", key=record.id, error=str(error)
+            )
 
 
 def _principal(record: ApiKeyRecord) -> Principal:

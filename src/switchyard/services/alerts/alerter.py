@@ -53,7 +53,7 @@ class Alerter:
             try:
                 await self.look()
             except LedgerError as error:
-                self._log.warning("no look for alerts", error=str(error))
+                self._log.warning("alerts could not be checked", error=str(error))
             await asyncio.sleep(self._settings.alert_interval)
 
     async def look(self) -> None:

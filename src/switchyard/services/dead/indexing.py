@@ -128,7 +128,7 @@ async def _index(batch: list[Letter], ledger: Ledger, registry: Registry) -> int
     displaced = [letter for letter in letters if letter.certificate.reason is Reason.DISPLACED]
     if displaced:
         _log.error(
-            "the broker threw jobs out of full lanes that it had taken: they go back by themselves",
+            "the broker dropped accepted jobs from full lanes: they are returned automatically",
             jobs=len(displaced),
             queues=sorted({letter.certificate.queue for letter in displaced}),
         )
@@ -175,7 +175,7 @@ class DeadLetterIndexer:
             try:
                 await tidy(self._ledger)
             except LedgerError as error:
-                _log.warning("can't tidy", error=str(error))
+                _log.warning("clean-up of old records failed", error=str(error))
             await asyncio.sleep(TIDY_SECONDS)
 
     async def _follow(self, connection: Connection, hears: Callable[[], None]) -> None:

@@ -149,7 +149,7 @@ class Answers:
             try:
                 await asyncio.shield(ledger.give_up_llm_answer(key, self._holder))
             except LedgerError as error:  # it runs out by itself
-                self._log.warning("can't give a claim up", error=str(error))
+                self._log.warning("a claim could not be released", error=str(error))
             raise
         finally:
             await background.close()
@@ -171,7 +171,7 @@ class Answers:
                 await self._ledger.keep_llm_answer(key, len(encoded))
             except LedgerError as error:
                 # The answer is there, and is found when the same is asked again.
-                self._log.warning("can't note an answer", error=str(error))
+                self._log.warning("an answer could not be stored", error=str(error))
         return answer
 
     def _time(self) -> float:
@@ -188,7 +188,11 @@ class Answers:
             return None
         except (ValueError, KeyError, TypeError) as error:
             # Somebody's hand, or another version's format: paying again mends it.
-            self._log.warning("unreadable LLM answer, asking again", key=key, error=str(error))
+            self._log.warning(
+                "unreadable answer of the language model; the request is repeated",
+                key=key,
+                error=str(error),
+            )
             return None
 
 

@@ -84,7 +84,9 @@ class BatchSender:
                     await self.tidy()
                     tidied_at = time.monotonic()
             except (LedgerError, StorageError) as error:
-                self._log.warning("batches wait", error=str(error))
+                self._log.warning(
+                    "batches could not be sent or read; they are tried again", error=str(error)
+                )
             await asyncio.sleep(LOOK if self._servers else POLL)
 
     async def tidy(self) -> None:
@@ -107,7 +109,11 @@ class BatchSender:
             try:
                 await self._see_on(batch)
             except (*Trouble, StorageError) as error:
-                self._log.warning("a batch waits", batch=batch.id, error=str(error))
+                self._log.warning(
+                    "a batch could not be sent or read; it is tried again",
+                    batch=batch.id,
+                    error=str(error),
+                )
                 await self._ledger.note_llm_batch(batch, state=batch.state, note=str(error))
         await self._call_waiting()
 
@@ -257,7 +263,7 @@ class BatchSender:
         try:
             await api.cancel(remote_id)
         except Trouble as error:
-            self._log.warning("can't cancel a batch", remote=remote_id, error=str(error))
+            self._log.warning("a batch could not be cancelled", remote=remote_id, error=str(error))
 
     async def _tidy_up(self, api: BatchApi, remote: RemoteBatch) -> None:
         """The server need not keep the files."""
@@ -265,7 +271,9 @@ class BatchSender:
             try:
                 await api.delete(file_id)
             except Trouble as error:
-                self._log.warning("can't delete a batch's file", file=file_id, error=str(error))
+                self._log.warning(
+                    "the file of a batch could not be deleted", file=file_id, error=str(error)
+                )
 
     async def _call_waiting(self) -> None:
         while job_ids := await self._ledger.call_llm_waits():

@@ -153,4 +153,4 @@ class DirectRequests:
         try:
             await self._ledger.stopped(self._runner.worker_id)
         except LedgerError as error:  # it is silent from now on, which says the same, later
-            self._log.warning("can't note the end", error=str(error))
+            self._log.warning("the stop of this process could not be recorded", error=str(error))

@@ -136,7 +136,7 @@ class LlmGate:
             try:
                 await ledger.release_llm_slots(gate._holder)
             except LedgerError as error:  # they run out by themselves
-                gate._log.warning("can't give LLM slots back", error=str(error))
+                gate._log.warning("LLM slots could not be released", error=str(error))
 
     async def enter(
         self, urgency: Urgency, *, patience: float, without: Collection[str] = ()
@@ -179,7 +179,7 @@ class LlmGate:
             )
         except LedgerError as error:
             # The answer that was paid for counts more; the slot runs out by itself.
-            self._log.warning("can't give an LLM slot back", error=str(error))
+            self._log.warning("an LLM slot could not be released", error=str(error))
         self._wake_first()
 
     # --- those who wait -----------------------------------------------------------------------
@@ -263,7 +263,7 @@ class LlmGate:
                 try:
                     await self._ledger.renew_llm_slots(sorted(self._slots), SLOT_LIFE)
                 except LedgerError as error:
-                    self._log.warning("can't renew LLM slots", error=str(error))
+                    self._log.warning("LLM slots could not be renewed", error=str(error))
 
 
 def learned(

@@ -151,7 +151,7 @@ class LLMQueue:
                 try:
                     await asyncio.wait_for(feed.is_listening.wait(), HEARING)
                 except TimeoutError:
-                    log.warning("events are not heard yet")
+                    log.warning("job events are not received yet")
                 fair_from = settings.fair_from
                 jobs = JobPublisher(
                     registry, ledger, publisher, pressure=pressure, fair_from=fair_from

@@ -171,7 +171,9 @@ class Till:
             await self._ledger.settle_llm_call(call)
         except LedgerError as error:
             # The answer counts more. What was set aside is counted as spent in two hours.
-            self._log.warning("can't note what a call has cost", call=call.id, error=str(error))
+            self._log.warning(
+                "the cost of a call could not be recorded", call=call.id, error=str(error)
+            )
 
     async def saved(self, answer: Answer, by: AskedBy, models: list[str]) -> None:
         """An answer was there already: note what it would have cost. `models` may have given it."""

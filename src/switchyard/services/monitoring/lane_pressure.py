@@ -215,7 +215,7 @@ class LanePressure:
     def _asked(self, task: asyncio.Task[Snapshot]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._log.warning("depths not known", error=str(error))
+            self._log.warning("queue depths are unknown", error=str(error))
 
     async def _take(self) -> Snapshot:
         connection = await self._connection()
@@ -251,7 +251,7 @@ class LanePressure:
                 return await self._ledger.waiting_for_room()
         except (TimeoutError, LedgerError) as error:
             reason = str(error) or f"no answer within {ASK_TIMEOUT:g} s"
-            self._log.warning("jobs that wait for limits are not counted", error=reason)
+            self._log.warning("jobs that wait for limits could not be counted", error=reason)
             return {}
 
     async def _limits_in_force(self) -> Mapping[str, int]:

@@ -354,7 +354,9 @@ class Metrics:
             try:
                 await asyncio.wait_for(refresh(), LOOK_TIMEOUT)
             except Exception as error:  # a scrape tells what it can
-                self._log.warning("can't look", error=str(error) or type(error).__name__)
+                self._log.warning(
+                    "metrics could not be refreshed", error=str(error) or type(error).__name__
+                )
         return generate_latest(self._registry)
 
 

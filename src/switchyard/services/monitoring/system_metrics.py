@@ -90,7 +90,10 @@ class SystemMetrics:
             async with asyncio.timeout(MEASURE_TIMEOUT):
                 used = await Storage(self._settings.files_url).size_async()
         except (TimeoutError, StorageAway) as error:
-            self._log.warning("storage not measured", error=str(error) or type(error).__name__)
+            self._log.warning(
+                "the size of the storage could not be measured",
+                error=str(error) or type(error).__name__,
+            )
             return
         self._stored = [
             (names.STORAGE_USED, {(): float(used)}),

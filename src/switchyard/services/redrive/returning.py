@@ -84,7 +84,9 @@ class Returner:
                 sent += await self._send(found[start : start + TOGETHER])
         await self._give_up(wanted.values(), {letter.id for letter in found})
         if sent:
-            self._log.warning("sent back what the broker had thrown out", jobs=sent)
+            self._log.warning(
+                "returned jobs that the broker had dropped from full lanes", jobs=sent
+            )
         return sent
 
     async def _with_room(self, letters: Sequence[DeadLetter]) -> dict[str, DeadLetter]:

@@ -141,7 +141,7 @@ class LimitKeeper:
         try:
             called = await self.ledger.give_room_back(hold, entry.needs, entry.usage.tokens)
         except LedgerError as error:  # it runs out by itself
-            self._log.warning("can't give room back", error=str(error))
+            self._log.warning("room in limits could not be released", error=str(error))
             return
         await self._call(called)
 
@@ -198,7 +198,7 @@ class LimitKeeper:
                 try:
                     await self.ledger.renew_room(sorted(self._held), HOLD_LIFE)
                 except LedgerError as error:
-                    self._log.warning("can't renew room in limits", error=str(error))
+                    self._log.warning("room in limits could not be renewed", error=str(error))
 
 
 async def call(publisher: Publisher, called: Sequence[Called], log: FilteringBoundLogger) -> None:
@@ -209,4 +209,8 @@ async def call(publisher: Publisher, called: Sequence[Called], log: FilteringBou
         try:
             await publisher.send("", each.queue, envelope)
         except PublishError as error:
-            log.warning("can't call a job that waits", job_id=each.job_id, error=str(error))
+            log.warning(
+                "a job that waits for room could not be published",
+                job_id=each.job_id,
+                error=str(error),
+            )

@@ -102,7 +102,7 @@ class _Writing:
         try:
             counts = await ledger.note(request)
         except LedgerError as error:
-            self._log.warning("can't record a job's progress", error=str(error))
+            self._log.warning("the progress of a job could not be recorded", error=str(error))
             self.notebook.put_back(notes)
             return
         if counts and notes.progress is not None:

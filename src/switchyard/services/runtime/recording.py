@@ -56,7 +56,7 @@ class Recorder:
             await self.disown(job.message, job.claim_id)
         except LedgerUnavailable as error:
             # The claim stays; whoever gets the job next sees that this worker is silent.
-            self._log.warning("can't record the release", error=str(error))
+            self._log.warning("the release could not be recorded", error=str(error))
 
     async def disown(self, message: JobMessage, claim_id: str) -> None:
         """Give up a claim of this worker under which nothing runs. Raises LedgerUnavailable."""

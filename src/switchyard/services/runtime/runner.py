@@ -183,7 +183,7 @@ class Runner:
         try:
             await self.limits.confirm(entry, job)
         except LedgerError as error:
-            self._log.warning("can't ask for room in limits", error=str(error))
+            self._log.warning("room in limits could not be requested", error=str(error))
 
     async def _run(self, job: RunningJob, job_type: JobType, payload: BaseModel) -> Any:
         """What the handler answers, or its failure. The verdict is given when the job is called

@@ -278,14 +278,14 @@ class Worker:
         grace = self._settings.shutdown_grace
         if all(await asyncio.gather(*(consumer.drain(grace) for consumer in self._consumers))):
             return
-        self._log.warning("grace is over: running jobs go back to their queues")
+        self._log.warning("JOBS_SHUTDOWN_GRACE is over: running jobs are returned to their queues")
         for runner in self._runners:
             runner.interrupt()
         if all(await asyncio.gather(*(consumer.drain(LAST_WORDS) for consumer in self._consumers))):
             return
         ended = await asyncio.gather(*(consumer.abort(LAST_WORDS) for consumer in self._consumers))
         if not all(ended):
-            self._log.error("jobs that can't be stopped are left behind", running=self.running)
+            self._log.error("jobs that do not stop are abandoned", running=self.running)
 
     async def _let_all_end(self, failed: asyncio.Future[Any]) -> None:
         """Return when nothing runs any more, or it is to hurry."""
@@ -305,7 +305,7 @@ class Worker:
             await self._limits.close()
             await self._ledger.stopped(self.worker_id)
         except LedgerError as error:
-            self._log.warning("can't record the stop", error=str(error))
+            self._log.warning("the stop of this worker could not be recorded", error=str(error))
         await self._link.close()
         await self._publisher.close()
         self._log.info("worker stopped")

@@ -180,7 +180,9 @@ class Scheduler:
                 self._refused = error
                 self.stop()
             except (BrokerAway, LedgerError) as error:
-                self._log.warning("no new generation", error=str(error))
+                self._log.warning(
+                    "a new generation of the system id could not be started", error=str(error)
+                )
             await asyncio.sleep(GENERATION)
 
     def stop(self) -> None:
@@ -274,7 +276,7 @@ class Scheduler:
                 if number:
                     self._log.info("forgot what old calls of models have cost", calls=number)
             except (LedgerError, StorageError) as error:
-                self._log.warning("can't drop old answers", error=str(error))
+                self._log.warning("old answers could not be deleted", error=str(error))
             await asyncio.sleep(self._pace.answers)
 
     async def _call_waiting(self) -> None:
@@ -283,7 +285,7 @@ class Scheduler:
             try:
                 await call(self._publisher, await self._ledger.call_waiting(), self._log)
             except LedgerError as error:
-                self._log.warning("can't call jobs that wait for room", error=str(error))
+                self._log.warning("jobs that wait for room could not be released", error=str(error))
             await asyncio.sleep(self._pace.calls)
 
     async def _send_batches(self) -> None:
@@ -294,7 +296,7 @@ class Scheduler:
             try:
                 await self._ledger.forget_idle_limits()
             except LedgerError as error:
-                self._log.warning("can't forget idle limits", error=str(error))
+                self._log.warning("idle limits could not be deleted", error=str(error))
             await asyncio.sleep(self._pace.limits)
 
     # --- the lease --------------------------------------------------------------------------

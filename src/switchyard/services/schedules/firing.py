@@ -88,7 +88,7 @@ class ScheduleRunner:
             raise
         except SwitchyardError as error:
             # What is in the ledger is fired nevertheless.
-            self._log.error("the schedules of the file are not taken over", error=str(error))
+            self._log.error("the schedules of JOBS_SCHEDULES could not be loaded", error=str(error))
 
     async def _decide(self, entry: ScheduleRecord, now: float) -> None:
         name = entry.name

@@ -154,7 +154,7 @@ class Linker:
             try:
                 await asyncio.shield(self._ledger.give_up_catalogue_claims(keys, self._holder))
             except LedgerError as error:  # they run out by themselves
-                self._log.warning("can't give claims up", error=str(error))
+                self._log.warning("claims could not be released", error=str(error))
             raise
         finally:
             await background.close()
@@ -181,12 +181,16 @@ class Linker:
                 found = await self._found(catalogue, left)
                 answered = True
             except (SourceUnavailable, SourceNonsense) as error:
-                self._log.warning("a catalogue fails", catalogue=catalogue.name, error=str(error))
+                self._log.warning(
+                    "a request to a catalogue failed", catalogue=catalogue.name, error=str(error)
+                )
                 failed = error
                 continue
             except (SourceRefused, SourceNotFound) as error:
                 # Of the question, not of the catalogue: another may understand it.
-                self._log.warning("a catalogue refuses", catalogue=catalogue.name, error=str(error))
+                self._log.warning(
+                    "a catalogue refused a request", catalogue=catalogue.name, error=str(error)
+                )
                 answered = True
                 continue
             for key, works in found.items():
