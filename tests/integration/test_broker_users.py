@@ -43,8 +43,8 @@ def users(broker: TestBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Users
     prefix = broker.vhost
     made = json.loads(CliRunner().invoke(app, ["users", "--prefix", prefix, "--json"]).stdout)
     yield {each["name"].removeprefix(f"{prefix}-"): each["url"] for each in made}
-    for each in made:
-        broker.node.rabbitmqctl("delete_user", each["name"])
+    names = {"users": [each["name"] for each in made]}
+    asyncio.run(broker.management.post("/users/bulk-delete", names))
 
 
 @pytest.fixture

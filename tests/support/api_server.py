@@ -21,6 +21,7 @@ import httpx
 
 from switchyard.api.server import ApiServer
 from switchyard.services.settings import Settings
+from tests.support.commands import ROOT, Running, commands
 from tests.support.eventually import eventually
 
 START_TIMEOUT = 20.0
@@ -108,7 +109,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
 class ApiProcess:
     """`jobctl api` in a process of its own."""
 
-    process: subprocess.Popen[bytes]
+    process: Running | subprocess.Popen[bytes]
     log: Path
     url: str
 
@@ -124,30 +125,33 @@ async def api_process(
 ) -> AsyncIterator[ApiProcess]:
     """Run `jobctl api`, or a program of the test's own that does so with a change."""
     port = _free_port()
-    command = [sys.executable, *(("-c", code) if code else ("-m", "switchyard.cli.main"))]
+    arguments = ["api", "--port", str(port)]
+    told = environment_of(settings) | environment
+    process: Running | subprocess.Popen[bytes]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "api", "--port", str(port)],
-            env=environment_of(settings) | environment,
-            stdout=output,
-            stderr=output,
-        )
+        if code is None:
+            process = commands().start(arguments, env=told, cwd=ROOT, output=output.fileno())
+        else:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, *arguments], env=told, stdout=output, stderr=output
+            )
     url = f"http://127.0.0.1:{port}"
-    try:
-        async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+    with process:
+        try:
+            async with httpx.AsyncClient(trust_env=False, verify=False) as client:
 
-            async def answers() -> bool:
-                assert process.poll() is None, log.read_text()
-                try:
-                    return (await client.get(f"{url}/health/live")).is_success
-                except httpx.TransportError:
-                    return False
+                async def answers() -> bool:
+                    assert process.poll() is None, log.read_text()
+                    try:
+                        return (await client.get(f"{url}/health/live")).is_success
+                    except httpx.TransportError:
+                        return False
 
-            await eventually(answers, START_TIMEOUT, "the start of `jobctl api`")
-        yield ApiProcess(process, log, url)
-    finally:
-        process.kill()
-        process.wait(10)
+                await eventually(answers, START_TIMEOUT, "the start of `jobctl api`")
+            yield ApiProcess(process, log, url)
+        finally:
+            process.kill()
+            process.wait(10)
 
 
 def _free_port() -> int:

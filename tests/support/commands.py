@@ -9,6 +9,7 @@ itself, which ends with this one. The start is for those to see who start `jobct
 from __future__ import annotations
 
 import array
+import asyncio
 import ctypes
 import gc
 import importlib
@@ -36,6 +37,7 @@ NEEDED = (
     "switchyard.broker.publish.publisher",
     "switchyard.broker.topology.reconcile",
     "httpx",
+    "switchyard.api.server",
     "pydantic_settings",
     "switchyard.services.dead.indexing",
     "switchyard.services.workers.embed",
@@ -164,6 +166,14 @@ class Running:
 def commands() -> Commands:
     """Those of this process."""
     return Commands()
+
+
+async def jobctl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with nothing else in its environment."""
+    runner = commands()
+    return await asyncio.to_thread(
+        runner.run, list(arguments), env=environment, cwd=ROOT, stdin="", timeout=60
+    )
 
 
 def _write(fd: int, text: str) -> None:

@@ -5,8 +5,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -14,19 +12,8 @@ import pytest
 
 from switchyard.services.ledger import upgrade
 from tests.support.api_server import api_process, environment_of
+from tests.support.commands import jobctl
 from tests.support.system import System
-
-
-async def jobctl(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "switchyard.cli.main", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 async def test_a_key_is_made_listed_and_revoked(system: System) -> None:

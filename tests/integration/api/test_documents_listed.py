@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.records.classes import DocumentClass
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send, serving
+from tests.support.commands import jobctl
 
 
 @pytest.fixture
@@ -61,19 +59,12 @@ async def test_a_class_that_no_document_has_is_said_with_those_that_there_are(
 ):
     await send(client, b"The tide table of the harbour.", name="a.txt")
 
-    async def jobctl(*arguments: str) -> str:
-        ended = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-m", "switchyard.cli.main", *arguments],
-            env={"JOBS_API_URL": str(client.base_url), "NO_PROXY": "*"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    async def typed(*arguments: str) -> str:
+        environment = {"JOBS_API_URL": str(client.base_url), "NO_PROXY": "*"}
+        ended = await jobctl(*arguments, **environment)
         return ended.stdout + ended.stderr
 
     for arguments in (["documents", "list"], ["search", "tide"]):
-        said = await jobctl(*arguments, "--class", "privacy:secrett")
+        said = await typed(*arguments, "--class", "privacy:secrett")
         assert "No document is of the class privacy:secrett; the newest have " in said
         assert "privacy:public" in said

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from switchyard.services.graph.updating import tell_document
 from switchyard.services.ledger import Ledger
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send, serving
+from tests.support.commands import jobctl
 
 EVIL = '</text><script>alert("x")</script> & \x1b[2J of waves on water'
 ENTRY = {"id": "2001.00001", "authors": ["Jane Roe"], "categories": ["cs.DB"], "published": "2020"}
@@ -94,18 +92,11 @@ async def test_what_can_t_be_asked_is_said(client: httpx.AsyncClient, path: str)
     assert answer.json()["type"].endswith("/invalid")
 
 
-async def jobctl(
+async def typed(
     settings: Settings, url: str, *arguments: str, command: str = "graph", code: int = 0
 ) -> str:
-    ended = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "switchyard.cli.main", command, *arguments],
-        env={"JOBS_API_URL": url, "JOBS_DATA_DIR": str(settings.data_dir), "NO_PROXY": "*"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = {"JOBS_API_URL": url, "JOBS_DATA_DIR": str(settings.data_dir), "NO_PROXY": "*"}
+    ended = await jobctl(command, *arguments, **environment)
     assert ended.returncode == code, ended.stderr
     assert "\x1b[2J" not in ended.stdout
     return ended.stdout + ended.stderr
@@ -115,7 +106,7 @@ async def test_the_graph_at_the_terminal(
     client: httpx.AsyncClient, settings: Settings, tmp_path: Path
 ):
     async def graph(*arguments: str, code: int = 0) -> str:
-        return await jobctl(settings, str(client.base_url), *arguments, code=code)
+        return await typed(settings, str(client.base_url), *arguments, code=code)
 
     shown = json.loads(await graph("show", "a", "--json"))
     assert (shown["key"], shown["cited"]) == ("arxiv:2001.00001", 0)
@@ -191,6 +182,6 @@ async def test_a_search_asks_only_what_cites_a_work_or_what_a_work_cites(
     assert answer.status_code == 422
     assert "the graph has no node 'doi:none'" in answer.text
     url = str(client.base_url)
-    shown = await jobctl(settings, url, "wave", "--cited-by", ids[1], command="search")
+    shown = await typed(settings, url, "wave", "--cited-by", ids[1], command="search")
     assert ids[0] in shown
     assert ids[1] not in shown
