@@ -6,9 +6,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# How many test processes; WORKERS=0 runs the tests in one, as a debugger wants it. One more than
-# two cores: much of a test is waiting for a broker.
-WORKERS ?= 3
+# How many test processes; WORKERS=0 runs the tests in one, as a debugger wants it. Two for each of
+# two cores: half of a test is waiting for a broker.
+WORKERS ?= 4
 # More for pytest: make test ARGS="-k priority tests/integration"
 ARGS ?=
 # What test-changed compares with; none: where this branch left main.
@@ -52,7 +52,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 --durations
 LONG = long or chaos
 
 .PHONY: test
-test: venv test-deps ## Run the tests but the long ones (WORKERS=3, ARGS="-k name")
+test: venv test-deps ## Run the tests but the long ones (WORKERS=4, ARGS="-k name")
 	@$(PYTEST) -m "not ($(LONG))" $(ARGS)
 
 .PHONY: test-long

@@ -4,6 +4,7 @@ Each is started when the first test asks for it and shared by the whole run: a t
 a database of its own on it. What is not installed skips the test, and fails it in CI.
 """
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ import structlog
 from switchyard.cli.system.node import LocalNode
 from tests.support.brokers import Profile, TestBroker, fresh_vhost, new_node
 from tests.support.cluster import LocalCluster
+from tests.support.costs import Costs
 from tests.support.ledgers import make_ledger
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer
@@ -28,7 +30,13 @@ MARKS = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", action="store_true", help="list what costs processor time")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--costs"):
+        config.pluginmanager.register(Costs())
     # As the product's own (services/logs.py), without the local variables of every frame: to write
     # those takes seconds, in which nothing else happens.
     *others, _ = structlog.get_config()["processors"]
@@ -36,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         colors=False, exception_formatter=structlog.dev.plain_traceback
     )
     structlog.configure(processors=[*others, plain])
+    gc.disable()  # until the tests are collected: what that makes stays
     if not hasattr(config, "workerinput"):  # the process that controls the run
         config.stash[SERVERS] = Servers()
 
@@ -45,12 +54,32 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         servers.close()
 
 
+def pytest_collection_finish() -> None:
+    """Python's collector looks at what tests make, and no more at all modules again and again: that
+    took a sixth of a run's processor time."""
+    gc.freeze()
+    gc.set_threshold(5_000, 10, 10)
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark a test by the fixtures it takes, so that `-m "not broker43"` leaves it out."""
     for item in items:
+        if _is_of_another_pair(item):
+            item.add_marker(pytest.mark.long)
         for mark, fixtures in MARKS.items():
             if fixtures & set(getattr(item, "fixturenames", ())):
                 item.add_marker(mark)
+
+
+def _is_of_another_pair(item: pytest.Item) -> bool:
+    """Where a test runs on each broker and on each database: `make test` has 3.10 with SQLite and
+    4.3 with PostgreSQL, so each of them once; the other two pairs are left to `make test-long`."""
+    chosen = getattr(item, "callspec", None)
+    if chosen is None or not {"broker", "database_url"} <= chosen.params.keys():
+        return False
+    version, _ = chosen.params["broker"]
+    return bool((version == "3.10") != (chosen.params["database_url"] == "sqlite"))
 
 
 def broker_of(version: str, profile: Profile) -> Iterator[TestBroker]:

@@ -1,0 +1,88 @@
+"""Where a run's processor time goes: `make test ARGS=--costs` ends with what costs most.
+
+Tests wait for each other where they run side by side, so what one costs is not the time that it
+took. It is what its process and all that this has started have used meanwhile; the servers that a
+whole run shares are named by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COST = "processor_seconds"
+SHOWN = 25
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The processes that this one has started, and those that they have, which still run."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            started = [int(each) for each in children.read_text().split()]
+        except OSError:  # it has ended meanwhile
+            continue
+        for child in started:
+            yield child
+            yield from descendants(child)
+
+
+def used_by(pid: int) -> float:
+    """Processor seconds of a process, and of those of its children that have ended."""
+    try:
+        behind_the_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, behind_the_name[11:15])) / _TICKS
+
+
+def used() -> float:
+    """The same of this process and all that it has started."""
+    return sum(os.times()[:4]) + sum(used_by(pid) for pid in descendants(os.getpid()))
+
+
+class Costs:
+    """A plugin that notes what each test costs, and lists it at the end of a run."""
+
+    def __init__(self) -> None:
+        self._before = used()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now = used()
+        report.user_properties.append((COST, now - self._before))
+        self._before = now
+        return report
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        tests: defaultdict[str, float] = defaultdict(float)
+        for reports in terminalreporter.stats.values():
+            for report in reports:
+                spent = dict(getattr(report, "user_properties", ())).get(COST, 0.0)
+                tests[getattr(report, "nodeid", "")] += spent
+        files: defaultdict[str, float] = defaultdict(float)
+        for name, spent in tests.items():
+            files[name.partition("::")[0]] += spent
+        terminalreporter.section(f"processor time: {sum(tests.values()):.0f} s")
+        for costs in (files, tests, servers()):
+            for name in sorted(costs, key=costs.__getitem__, reverse=True)[:SHOWN]:
+                terminalreporter.write_line(f"{costs[name]:8.2f} s  {name}")
+            terminalreporter.write_line("")
+
+
+def servers() -> dict[str, float]:
+    """What those have used that this process has started, by the program's name."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for pid in descendants(os.getpid()):
+        try:
+            program = Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:
+            continue
+        found[program] += used_by(pid)
+    return found
