@@ -62,7 +62,7 @@ def fill(jobctl: CommandLine, number: int, key: str = "hot.work") -> None:
     ("alarm", "finding"),
     [
         (("set_vm_memory_high_watermark", "0.0001"), "alarm-memory"),
-        (("set_disk_free_limit", "1000000GB"), "alarm-disk"),
+        pytest.param(("set_disk_free_limit", "1000000GB"), "alarm-disk", marks=pytest.mark.long),
     ],
 )
 def test_an_alarm(
@@ -129,6 +129,7 @@ async def test_a_deleted_queue_and_a_deleted_policy(
 # --- lanes and workers ----------------------------------------------------------------------------
 
 
+@pytest.mark.long  # until the frozen one is taken for that, and a thousand jobs have run
 def test_a_full_lane_whose_only_worker_is_frozen(jobctl: CommandLine) -> None:
     with jobctl.worker() as frozen:
         os.killpg(frozen.pid, signal.SIGSTOP)

@@ -9,7 +9,7 @@ from pathlib import Path
 from switchyard.cli.system.node import LocalNode
 from tests.acceptance.conftest import CommandLine
 
-JOBS = 20
+JOBS = 6
 
 
 def publish(jobctl: CommandLine) -> list[str]:

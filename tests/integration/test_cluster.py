@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.support.chaos import (
     Effects,
     assert_all_accounted_for,
@@ -15,6 +17,7 @@ from tests.support.cluster import LocalCluster
 from tests.support.eventually import eventually
 
 
+@pytest.mark.long  # three nodes start, and two of them twice
 async def test_each_node_may_die_in_turn_and_every_job_ends(
     cluster: LocalCluster, sqlite_url: str, tmp_path: Path
 ) -> None:

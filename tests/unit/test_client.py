@@ -187,6 +187,7 @@ async def main() -> None:
 """
 
 
+@pytest.mark.long  # mypy reads pydantic, httpx and all of the client
 def test_programs_that_close_and_run_beside_are_well_typed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(TYPED)

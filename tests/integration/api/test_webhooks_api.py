@@ -241,6 +241,7 @@ def test_githubs_own_example_of_a_signature() -> None:
     assert not is_signed(b"Hello, World?", told, SECRET)
 
 
+@pytest.mark.long  # at a pace that takes ten seconds
 async def test_a_burst_of_a_thousand_deliveries_is_taken_in(
     system: System, hooked: RunningApi
 ) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -157,7 +158,8 @@ class Claims(RuleBasedStateMachine):
             assert record.state in TRANSITIONS[before.state]
 
 
-def test_of_all_copies_of_a_job_one_runs_at_a_time(database_url: str) -> None:
+@pytest.mark.parametrize("examples", [25, pytest.param(200, marks=pytest.mark.long)])
+def test_of_all_copies_of_a_job_one_runs_at_a_time(database_url: str, examples: int) -> None:
     with asyncio.Runner() as runner:
         ledger = runner.run(Ledger.open(database_url))
         numbers = iter(range(1_000_000))
@@ -166,7 +168,7 @@ def test_of_all_copies_of_a_job_one_runs_at_a_time(database_url: str) -> None:
                 # Any factory will do, although the type asks for a class.
                 lambda: Claims(runner, ledger, f"job-{next(numbers)}"),  # type: ignore[arg-type]
                 settings=settings(
-                    max_examples=100,
+                    max_examples=examples,
                     stateful_step_count=30,
                     deadline=None,
                     suppress_health_check=list(HealthCheck),

@@ -250,6 +250,7 @@ async def _state(ledger: Ledger, job_id: str, state: State) -> bool:
     return record is not None and record.state is state
 
 
+@pytest.mark.long  # until the hold of the dead one runs out
 async def test_after_a_crash_the_fleet_has_it_published_and_asking_again_is_answered(
     settings: Settings, queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger, sqlite_url: str
 ) -> None:

@@ -197,7 +197,7 @@ async def test_maintenance_changes_nothing_that_is_seen(url: str):
         assert await index.count() == 16
 
 
-ROUNDS = 12
+ROUNDS = 6
 
 
 def write(url: str, who: int, barrier) -> None:
@@ -218,7 +218,7 @@ def create(url: str, who: int, barrier) -> None:
 
     import lancedb  # so that all of them are at the barrier with everything loaded  # noqa: F401
 
-    for n in range(10):
+    for n in range(ROUNDS):
         barrier.wait(60)
         asyncio.run(write(f"made_{n}"))
 
@@ -242,7 +242,7 @@ async def test_processes_that_write_at_the_same_time_lose_and_double_nothing(url
 
 async def test_processes_that_make_the_index_at_the_same_time_lose_nothing(url: str):
     await asyncio.to_thread(run_together, create, url)
-    for n in range(10):
+    for n in range(ROUNDS):
         async with opened(url, table=f"made_{n}") as index:
             assert [await index.count(f"doc-{who}") for who in range(4)] == [2] * 4
 
