@@ -200,7 +200,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, default=3, help="how many")
     parser.add_argument("--directory", type=Path, help="where their data stays; else it is removed")
     options: Any = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    for each in (signal.SIGINT, signal.SIGTERM):  # a shell's background job ignores the first
+        signal.signal(each, signal.default_int_handler)
     with TemporaryDirectory(prefix="switchyard-cluster-") as scratch:
         try:
             with LocalCluster(options.directory or Path(scratch), options.nodes) as cluster:
