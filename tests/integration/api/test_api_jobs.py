@@ -1,13 +1,16 @@
 """Publishing, listing, showing and cancelling jobs over HTTP."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import State
+from switchyard.services.records.joins import Joining
 from tests.support.api_server import RunningApi, connected, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -301,3 +304,21 @@ async def test_the_live_depth_counts_what_waits(system: System, api: RunningApi)
         return await ready() == [3, 1000, "ok"]
 
     await eventually(right)
+
+
+async def test_a_job_that_waits_for_dead_ones_can_go_on_without_them(
+    system: System, api: RunningApi
+) -> None:
+    then, open_one = (system.jobs.prepare(JobRequest("hot.noop", {"n": n})) for n in range(2))
+    then_id, open_id = then.message.job_id, open_one.message.job_id
+    await system.ledger.record_joined(
+        [replace(open_one, join_id=then_id), replace(then, joins=Joining())]
+    )
+    for _ in range(2):  # it waits for one that is open yet
+        answer = await api.client.post(f"/jobs/{then_id}/release")
+        assert answer.json() == {"job_id": then_id, "open": 1, "dead": 0}
+    join = await system.ledger.join(then_id)
+    assert join is not None
+    assert join.when_dead == "go_on"
+    problem(await api.client.post(f"/jobs/{open_id}/release"), 409, "wrong-state")
+    problem(await api.client.post("/jobs/nothing/release"), 404, "not-found")

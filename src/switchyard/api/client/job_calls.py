@@ -101,3 +101,10 @@ def cancel(job_id: str) -> Call[models.CancelledJob]:
     """Call a job off; `stopping` says that it runs and its worker has been told."""
     read = models.CancelledJob.model_validate_json
     return Call("DELETE", f"/jobs/{in_path(job_id)}", read)
+
+
+@operation("jobs-release")
+def release(job_id: str) -> Call[models.ReleasedJob]:
+    """Let a job that waits for others run without those that are dead."""
+    read = models.ReleasedJob.model_validate_json
+    return Call("POST", f"/jobs/{in_path(job_id)}/release", read)

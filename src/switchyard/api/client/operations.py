@@ -116,6 +116,7 @@ class Operations:
     job = Method(job_calls.job)
     job_status = Method(job_calls.job_status)
     cancel = Method(job_calls.cancel)
+    release = Method(job_calls.release)
 
     upload = Method(document_calls.upload)
     documents_page = Method(document_calls.documents_page)

@@ -263,6 +263,14 @@ class CancelledJob(BaseModel):
     )
 
 
+class ReleasedJob(BaseModel):
+    """What a job still waits for that was let go on without the dead."""
+
+    job_id: str = Field(examples=[EXAMPLE])
+    open: int = Field(description="Jobs that it waits for yet; with 0 it is published at once.")
+    dead: int = Field(description="Jobs without which it goes on.")
+
+
 def moment(seconds: float | None) -> datetime | None:
     """Seconds since the epoch as a time; None stays None."""
     return None if seconds is None else moments.shown(seconds)

@@ -1,4 +1,4 @@
-"""`/jobs`: publish, list, show, cancel."""
+"""`/jobs`: publish, list, show, cancel, release."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from switchyard.services.monitoring.job_events import announce
 from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, check_notify_url
 from switchyard.services.publishing.publisher import Published
+from switchyard.services.publishing.releasing import release as release_join
 from switchyard.services.publishing.requests import (
     delay_until,
     differs,
@@ -206,6 +207,18 @@ async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> mode
         ) from error
     response.status_code = 202
     return models.CancelledJob(job_id=job_id, state=JobState.RUNNING, stopping=True)
+
+
+@router.post(
+    "/{job_id}/release",
+    dependencies=[needs(Scope.PUBLISH)],
+    responses=responses("not-found", "wrong-state"),
+)
+async def release(job_id: JobIdInPath, state: Shared) -> models.ReleasedJob:
+    """Let a job that waits for other jobs run without those that are dead, as soon as the others
+    have ended. `wrong-state` where it waits for none."""
+    join = await release_join(state.ledger, job_id)
+    return models.ReleasedJob(job_id=job_id, open=join.open, dead=join.dead)
 
 
 async def _stages(record: JobRecord, desk: ReferenceDesk) -> dict[str, Any]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from switchyard.cli.base.common import load_settings, open_ledger, run
-from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import JsonOption, echo, print_json
-from switchyard.cli.jobs.jobs import JobIdArgument, unknown_job
+from switchyard.cli.jobs.jobs import JobIdArgument
 
 if TYPE_CHECKING:
     from switchyard.services.records import JoinRecord
@@ -29,16 +28,7 @@ def release(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
 
 
 async def _release(settings: Settings, job_id: str) -> JoinRecord:
+    from switchyard.services.publishing.releasing import release as go_on
+
     async with open_ledger(settings) as ledger:
-        before = await ledger.join(job_id)
-        if before is None:
-            if await ledger.get(job_id) is None:
-                raise unknown_job(job_id)
-            raise CommandFailed(f"job {job_id} waits for no other")
-        if before.held:
-            raise CommandFailed(f"job {job_id} waits for a backfill that goes on: cancel that one")
-        went = await ledger.release_join(job_id, ledger.clock.time(), when_dead="go_on")
-        after = await ledger.join(job_id)
-    if went is None or after is None:
-        raise CommandFailed(f"job {job_id} does not wait any more: `jobctl jobs show {job_id}`")
-    return after
+        return await go_on(ledger, job_id)
