@@ -106,8 +106,11 @@ def answers(text: str | None = ANSWER, *, finish_reason: str = "stop") -> Behavi
     return behave
 
 
-def embeds(dimensions: int = DIMENSIONS, *, backwards: bool = False) -> Behaviour:
-    """Proper embeddings: made of the text's hash."""
+def embeds(
+    dimensions: int = DIMENSIONS, *, backwards: bool = False, model: str | None = None
+) -> Behaviour:
+    """Proper embeddings: made of the text's hash. With a `model`, those of that one, whichever is
+    asked for."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         items = [
@@ -115,7 +118,8 @@ def embeds(dimensions: int = DIMENSIONS, *, backwards: bool = False) -> Behaviou
             for index, text in enumerate(request.body["input"])
         ]
         data = items[::-1] if backwards else items
-        exchange.send_json(200, {"object": "list", "data": data, "model": request.body["model"]})
+        said = model or request.body["model"]
+        exchange.send_json(200, {"object": "list", "data": data, "model": said})
 
     return behave
 

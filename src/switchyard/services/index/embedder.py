@@ -86,5 +86,6 @@ def _served(settings: Settings, base_url: str, model: str, dimensions: int) -> E
         api_key=settings.embed_api_key,
         dimensions=dimensions,
         timeout=settings.llm_timeout,
+        own_model=None if model == settings.embed_model else settings.embed_model,
         scale=Scale(fits=settings.embed_fits, alike=settings.embed_alike, weight=_MODEL_WEIGHT),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from switchyard.services.index.chunk_index import IndexMismatch, way_back
 from switchyard.services.index.scale import Scale
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.llm.client import call, open_api
@@ -31,6 +32,10 @@ class RemoteEmbedder:
     timeout: float
     scale: Scale
     api_key: SecretStr | None = field(default=None, repr=False)
+    own_model: str | None = None
+    """The model of the settings, where another is asked for. Servers of one model answer with that
+    whatever they are asked for, so this one has to say whose vectors it gives: never do those of
+    two models stand side by side in one index."""
 
     @property
     def name(self) -> str:
@@ -38,7 +43,8 @@ class RemoteEmbedder:
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Raises RetryableError when the server is away, overloaded or answers nonsense,
-        PermanentError when it refuses or its vectors have another length."""
+        PermanentError when it refuses or its vectors have another length, IndexMismatch when they
+        are another model's."""
         key = self.api_key.get_secret_value() if self.api_key else None
         vectors: list[list[float]] = []
         async with open_api(self.base_url, key, self.timeout) as api:
@@ -51,8 +57,20 @@ class RemoteEmbedder:
                     return await api.post("/embeddings", body=asked, cast_to=object)
 
                 answer = await call(create, within=self.timeout * _TRIES_TIMEOUT)
+                self._check_model(answer)
                 vectors.extend(self._vectors(answer, len(batch)))
         return vectors
+
+    def _check_model(self, answer: Any) -> None:
+        said = field_of(answer, "model")
+        if self.own_model is not None and said != self.model:
+            whose = repr(said[:100]) if isinstance(said, str) else "a model that it does not name"
+            raise IndexMismatch(
+                f"the index holds vectors of {self.model!r}, and the server of "
+                f"JOBS_EMBED_BASE_URL, asked for these, answers with those of {whose}: let it "
+                f"serve {self.model!r} besides {self.own_model!r} until the index is rebuilt, or "
+                f"{way_back(self.name, self.dimensions)}"
+            )
 
     def _vectors(self, answer: Any, expected: int) -> list[list[float]]:
         data = field_of(answer, "data")
