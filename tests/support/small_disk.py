@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,21 @@ SIZE_MIB = 64
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """The directory that it is mounted at: 64 MiB, empty."""
-    place = tmp_path / "disk"
+    with mounted(tmp_path / "disk") as place:
+        yield place
+
+
+@contextmanager
+def mounted(place: Path) -> Iterator[Path]:
+    """A disk of 64 MiB at a directory that this makes."""
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", str(place)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         skip_or_fail("a small disk can be mounted by root alone")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def fill(place: Path) -> Path:

@@ -32,6 +32,7 @@ from switchyard.services.ledger.needed import NeededNames
 from switchyard.services.ledger.notes import JobNotes
 from switchyard.services.ledger.reads import JobReads
 from switchyard.services.ledger.redrives import Redrives
+from switchyard.services.ledger.room import RoomLook
 from switchyard.services.ledger.schedules import ScheduleBook
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.ledger.sql.tables import SCHEMA_REVISION
@@ -71,6 +72,7 @@ class Ledger(
     GraphReads,
     GraphWalks,
     GraphRankings,
+    RoomLook,
 ):
     """One database, used by one event loop.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.check import Check, Finding, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
@@ -11,7 +13,7 @@ from switchyard.services.records import (
     LedgerUnavailable,
     SchemaOutdated,
 )
-from switchyard.services.records.errors import LedgerRefuses
+from switchyard.services.records.errors import LedgerFull, LedgerRefuses
 
 HOLDER = "doctor"
 LOCKED = ("locked", "does not answer")
@@ -29,6 +31,7 @@ async def ledger(system: Examined) -> list[Check]:
         await found.check()
         # A write, for a database that is locked can be read.
         await found.release_lease(HOLDER, HOLDER)
+        await found.require_room()
     except LedgerError as error:
         await found.close()
         return [unusable(system, error)]
@@ -54,6 +57,14 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
             return (
                 Finding.LEDGER_REFUSES,
                 "correct user, password and database in JOBS_DATABASE_URL",
+            )
+        case LedgerFull():
+            return Finding.DISK_FULL, (
+                f"make room there: `df -h {Path(file).parent}`"
+                if is_sqlite
+                else "make room where the database has its tables: `psql -c "
+                "'SELECT spcname, pg_tablespace_location(oid) FROM pg_tablespace'` and `psql -c "
+                "'SHOW data_directory'` say where, on its server"
             )
         case LedgerUnavailable() if any(each in str(error) for each in LOCKED):
             who = (

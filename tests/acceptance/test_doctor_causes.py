@@ -1,0 +1,104 @@
+"""More outages, each caused for real: the doctor names it, and following its remedy ends it."""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from switchyard.services.ledger import upgrade
+from tests.acceptance.conftest import CommandLine
+from tests.acceptance.test_doctor_outages import (
+    PATIENCE,
+    commands,
+    findings,
+    until_gone,
+)
+from tests.support.brokers import TestBroker
+from tests.support.postgres import PostgresServer
+from tests.support.small_disk import fill, mounted
+
+
+def test_a_consumer_timeout_that_is_too_short(
+    jobctl: CommandLine, broker43_quorum: TestBroker
+) -> None:
+    jobctl.environment |= {
+        "JOBS_AMQP_URL": broker43_quorum.amqp_url,
+        "JOBS_MANAGEMENT_URL": broker43_quorum.management_url,
+        "JOBS_PROFILE": "quorum",
+    }
+    jobctl.ok("topology", "apply")
+    node, vhost = broker43_quorum.node, broker43_quorum.vhost
+
+    def limit(milliseconds: str) -> None:
+        rule = f'{{"consumer-timeout": {milliseconds}}}'
+        options = ("--priority", "20", "--apply-to", "queues")
+        node.rabbitmqctl("set_policy", "-p", vhost, "patience", r"^hot\.tester$", rule, *options)
+
+    limit("2000")
+    deadline = time.monotonic() + PATIENCE
+    while "consumer-timeout" not in (found := findings(jobctl)):
+        assert time.monotonic() < deadline, found
+    told = found["consumer-timeout"]
+    assert "is 2 s on hot.tester: it would run twice" in told["detail"]
+    wanted = re.search(r"in that policy to (\d+) \(milliseconds\)", told["remedy"])
+    assert wanted, told
+    limit(wanted[1])
+    until_gone(jobctl, "consumer-timeout")
+
+
+async def test_a_ledger_that_refuses_the_password(
+    jobctl: CommandLine, postgres_server: PostgresServer
+) -> None:
+    right = postgres_server.create_database()
+    await upgrade(right)
+    jobctl.environment["JOBS_DATABASE_URL"] = right.replace(postgres_server.password, "wrong")
+    found = findings(jobctl)["ledger-refuses"]
+    assert "JOBS_DATABASE_URL" in found["remedy"]
+    assert "wrong" not in found["detail"]
+    jobctl.environment["JOBS_DATABASE_URL"] = right
+    assert "ledger-refuses" not in findings(jobctl)
+
+
+@pytest.fixture
+def tablespace(postgres_server: PostgresServer) -> Iterator[Path]:
+    """A disk of its own, which is the tablespace `small` of the server."""
+    with TemporaryDirectory(prefix="switchyard-tablespace-") as directory:
+        Path(directory).chmod(0o755)  # the server has a user of its own
+        with mounted(Path(directory) / "disk") as disk:
+            (disk / "tables").mkdir()
+            if (user := postgres_server.system_user) is not None:
+                subprocess.run(["chown", user, disk / "tables"], check=True)
+            postgres_server.execute(f"CREATE TABLESPACE small LOCATION '{disk / 'tables'}'")
+            yield disk
+
+
+async def test_a_database_server_whose_disk_is_full(
+    jobctl: CommandLine, postgres_server: PostgresServer, tablespace: Path
+) -> None:
+    url = postgres_server.create_database()
+    name = url.rpartition("/")[2]
+    postgres_server.execute(f"ALTER DATABASE {name} SET TABLESPACE small")
+    await upgrade(url)
+    jobctl.environment["JOBS_DATABASE_URL"] = url
+    jobctl.ok("topology", "apply")
+    assert not {"disk-full", "ledger-away"} & findings(jobctl).keys()
+    large = fill(tablespace)
+    found = findings(jobctl)
+    assert "could not" in found["disk-full"]["detail"], found
+    assert "No space left on device" in found["disk-full"]["detail"]
+    login = {"PGPASSWORD": postgres_server.password, "PGHOST": "127.0.0.1", "PGUSER": "test"}
+    place = {"PGPORT": str(postgres_server.port), "PGDATABASE": "postgres"}
+    said = [
+        subprocess.run(
+            command, env=os.environ | login | place, check=True, capture_output=True, text=True
+        ).stdout
+        for command in commands(found["disk-full"], "psql")
+    ]
+    assert str(tablespace / "tables") in said[0]
+    large.unlink()
+    until_gone(jobctl, "disk-full")
