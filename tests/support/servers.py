@@ -21,11 +21,26 @@ ADDRESS = "SWITCHYARD_TEST_SERVERS"
 KEY = "SWITCHYARD_TEST_SERVERS_KEY"
 
 
+MEMORY = Path("/dev/shm")
+ROOM = 4 * 1024**3
+"""Bytes that must be free there."""
+
+
+def _in_memory() -> Path | None:
+    """Where files need no disk; None where there is no such place, or too little room in it. A
+    queue with ten priorities is two dozen files and folders, and a thousand tests make ten each."""
+    if not MEMORY.is_dir() or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+        return None
+    if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ROOM:
+        return None
+    return MEMORY
+
+
 class Servers:
     """Starts servers for this process and its children, until `close`."""
 
     def __init__(self) -> None:
-        self._dir = Path(tempfile.mkdtemp(prefix="switchyard-tests-"))
+        self._dir = Path(tempfile.mkdtemp(prefix="switchyard-tests-", dir=_in_memory()))
         self._dir.chmod(0o711)  # PostgreSQL has a user of its own, and a directory in here
         self._locks = {name: threading.Lock() for name in ("3.10", "4.3", "postgres", "pgvector")}
         self._started: dict[str, LocalNode | PostgresServer] = {}
