@@ -1,5 +1,6 @@
 """`/crawl`, by the client and by hand."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -35,6 +36,19 @@ async def test_a_crawls_life_by_the_client(api: RunningApi) -> None:
             await client.crawl_progress("0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11")
 
 
+async def test_the_same_key_is_the_same_crawl(api: RunningApi) -> None:
+    key = {"Idempotency-Key": "site-1"}
+    asked = [api.client.post("/crawl", json=START, headers=key) for _ in range(3)]
+    answers = await asyncio.gather(*asked)
+    (crawl_id,) = {each.json()["id"] for each in answers}
+    again = await api.client.post("/crawl", json=START, headers=key)
+    assert (again.status_code, again.headers["idempotency-replayed"]) == (202, "true")
+    assert again.headers["location"] == f"/crawl/{crawl_id}"
+    assert len((await api.client.get("/crawl")).json()["crawls"]) == 1
+    other = await api.client.post("/crawl", json=START | {"max_pages": 7}, headers=key)
+    assert crawl_id in problem(other, 409, "idempotency-conflict")["detail"]
+
+
 @pytest.mark.parametrize(
     ("changes", "at"),
     [
@@ -67,3 +81,10 @@ async def test_no_crawl_is_started_while_the_lane_is_full(system: System) -> Non
     async with serving(system.settings, pressure_slow_at=0.0) as api:
         answer = await api.client.post("/crawl", json=START)
         assert (answer.status_code, answer.headers["x-lane-pressure"]) == (202, "slow")
+    key = {"Idempotency-Key": "before"}
+    async with serving(system.settings) as api:
+        crawl = (await api.client.post("/crawl", json=START, headers=key)).json()
+    async with serving(system.settings, pressure_full_at=0.0) as api:
+        # Nothing new is asked for.
+        answer = await api.client.post("/crawl", json=START, headers=key)
+        assert (answer.status_code, answer.json()["id"]) == (202, crawl["id"])

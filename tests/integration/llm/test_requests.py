@@ -222,3 +222,20 @@ async def test_over_http_what_is_asked_wrongly_is_said(system: System) -> None:
 
 def test_the_registry_has_them_all() -> None:
     assert {"chat_completion", "classify"} <= {each.name for each in Registry.load()}
+
+
+async def test_the_same_key_is_the_same_question(system: System) -> None:
+    asked = {"type": "classify", "payload": CLASSIFY, "expires_in": 600}
+    key = {"Idempotency-Key": "question-1"}
+    async with serving(system.settings) as api:
+        first = await api.client.post("/llm/requests", json=asked, headers=key)
+        again = await api.client.post("/llm/requests", json=asked, headers=key)
+        assert (again.status_code, again.headers["idempotency-replayed"]) == (202, "true")
+        assert again.json() == first.json()
+        for change in ({"lane": "backfill"}, {"expires_in": 60}, {"payload": {"text": "Other"}}):
+            other = await api.client.post("/llm/requests", json=asked | change, headers=key)
+            assert other.status_code in (409, 422), change
+        unlike = asked | {"payload": CLASSIFY | {"text": "The land is dry."}}
+        other = await api.client.post("/llm/requests", json=unlike, headers=key)
+        assert other.json()["type"].endswith("idempotency-conflict")
+    assert len((await system.ledger.list_jobs()).items) == 1

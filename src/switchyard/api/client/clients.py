@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, closing
 from itertools import count
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 import httpx
 
@@ -132,26 +132,12 @@ class Client(Common):
 
     @streams("llm-ask")
     def stream_llm(
-        self,
-        payload: Mapping[str, Any],
-        *,
-        type: str | None = None,  # noqa: A002 - the field's name
-        lane: Literal["hot", "backfill"] | None = None,
-        priority: int | None = None,
-        expires_in: float | None = None,
-        source: str | None = None,
+        self, payload: Mapping[str, Any], **asked: Unpack[llm_calls.AskedInStream]
     ) -> Generator[Event, None, None]:
         """Ask a language model: `accepted` with the `job_id`, its answer as it is written (`text`,
         at its `offset`), and `end` with all of it, as `ask` gives it. One that is cut is not opened
         again: ask for `answer(job_id)` then."""
-        call = llm_calls.ask.call(
-            payload,
-            type=type,
-            lane=lane,
-            priority=priority,
-            expires_in=expires_in,
-            source=source,
-        )
+        call = llm_calls.ask.call(payload, **asked)
         reader = EventReader()
         params = {"stream": "true"}
         with closing(self._lines("POST", call.path, params, None, call.json)) as lines:
@@ -296,24 +282,10 @@ class AsyncClient(Common):
 
     @streams("llm-ask")
     async def stream_llm(
-        self,
-        payload: Mapping[str, Any],
-        *,
-        type: str | None = None,  # noqa: A002 - the field's name
-        lane: Literal["hot", "backfill"] | None = None,
-        priority: int | None = None,
-        expires_in: float | None = None,
-        source: str | None = None,
+        self, payload: Mapping[str, Any], **asked: Unpack[llm_calls.AskedInStream]
     ) -> AsyncGenerator[Event, None]:
         """As Client.stream_llm."""
-        call = llm_calls.ask.call(
-            payload,
-            type=type,
-            lane=lane,
-            priority=priority,
-            expires_in=expires_in,
-            source=source,
-        )
+        call = llm_calls.ask.call(payload, **asked)
         reader = EventReader()
         params = {"stream": "true"}
         async with aclosing(self._lines("POST", call.path, params, None, call.json)) as lines:

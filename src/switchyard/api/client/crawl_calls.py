@@ -16,8 +16,10 @@ def crawl(
     max_pages: int | None = None,
     max_depth: int | None = None,
     within: float | None = None,
+    idempotency_key: str | None = None,
 ) -> Call[models.CrawlView]:
-    """Start a crawl at one or more addresses; `within` is seconds."""
+    """Start a crawl at one or more addresses; `within` is seconds. With an `idempotency_key`, again
+    is the same crawl, and it may be retried."""
     body = {
         "start": [start] if isinstance(start, str) else list(start),
         "hosts": list(hosts),
@@ -25,7 +27,14 @@ def crawl(
         "max_depth": max_depth,
         "within": within,
     }
-    return Call("POST", "/crawl", models.CrawlView.model_validate_json, json=given(body))
+    return Call(
+        "POST",
+        "/crawl",
+        models.CrawlView.model_validate_json,
+        headers=given({"Idempotency-Key": idempotency_key}),
+        json=given(body),
+        repeatable=idempotency_key is not None,
+    )
 
 
 @operation("crawls-list_crawls")

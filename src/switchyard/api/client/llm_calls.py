@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from switchyard.api.client.call import Call, get, given, in_path, operation
 from switchyard.api.models import llm as models
@@ -12,6 +12,17 @@ from switchyard.services.records.spending import SpentBy
 
 _ON_THE_WAY = 30.0
 """Seconds beyond its wait that an answer may take."""
+
+
+class AskedInStream(TypedDict, total=False):
+    """What may be said of a question whose answer is streamed: as for `ask`, but for `wait`."""
+
+    type: str | None
+    lane: Literal["hot", "backfill"] | None
+    priority: int | None
+    expires_in: float | None
+    source: str | None
+    idempotency_key: str | None
 
 
 @operation("llm-ask")
@@ -24,8 +35,10 @@ def ask(
     expires_in: float | None = None,
     wait: float | None = None,
     source: str | None = None,
+    idempotency_key: str | None = None,
 ) -> Call[models.AnswerOfModel]:
-    """Ask a language model; with `wait`, its answer is there if it came within these seconds."""
+    """Ask a language model; with `wait`, its answer is there if it came within these seconds. With
+    an `idempotency_key`, again is the same question, and it may be retried."""
     body = {
         "payload": dict(payload),
         "type": type,
@@ -36,7 +49,15 @@ def ask(
         "source": source,
     }
     read = models.AnswerOfModel.model_validate_json
-    return Call("POST", "/llm/requests", read, json=given(body), patience=_patience(wait))
+    return Call(
+        "POST",
+        "/llm/requests",
+        read,
+        headers=given({"Idempotency-Key": idempotency_key}),
+        json=given(body),
+        repeatable=idempotency_key is not None,
+        patience=_patience(wait),
+    )
 
 
 @operation("llm-answer")

@@ -10,13 +10,13 @@ from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, invalid, responses
 from switchyard.api.models import crawls as models
 from switchyard.api.models.jobs import CURSOR
-from switchyard.api.routes.jobs import ACCEPTED_HEADERS
+from switchyard.api.routes.jobs import ACCEPTED_HEADERS, IdempotencyKey
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.moments import shown
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.crawls.bounds import CrawlBounds, InvalidCrawl
-from switchyard.services.crawls.desk import Crawls
+from switchyard.services.crawls.desk import CrawlKeyTaken, Crawls
 from switchyard.services.crawls.pages import crawl_pressure
 from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.publishing.requests import Complaint
@@ -47,19 +47,50 @@ READS, CHANGES = [needs(Scope.READ)], [needs(Scope.PUBLISH)]
         202: {
             "description": "Recorded; its first pages are published soon.",
             "headers": {
-                **{name: ACCEPTED_HEADERS[name] for name in ("Location", "X-Lane-Pressure")}
+                **{
+                    name: ACCEPTED_HEADERS[name]
+                    for name in ("Location", "X-Lane-Pressure", "Idempotency-Replayed")
+                }
             },
         },
-        **responses("invalid", "lane-full", "no-broker", "ledger-away"),
+        **responses("invalid", "idempotency-conflict", "lane-full", "no-broker", "ledger-away"),
     },
 )
 async def start(
-    body: models.NewCrawl, request: Request, response: Response, state: Shared
+    body: models.NewCrawl,
+    request: Request,
+    response: Response,
+    state: Shared,
+    idempotency_key: IdempotencyKey = None,
 ) -> models.CrawlView:
     """Start a crawl: one job for each page found. It respects robots.txt and JOBS_WEB_INTERVAL.
 
     503 with `Retry-After: 60` while the backfill lane is full.
     """
+    bounds = _bounds(body, state)
+    desk = _desk(state)
+    try:
+        known = None if idempotency_key is None else await desk.started(bounds, idempotency_key)
+        if known is not None:
+            response.headers["Idempotency-Replayed"] = "true"
+            return await _accepted(desk, known, response)
+        pressure = await _pressure_with_room(state)
+        by = f"api: {request.state.principal}"
+        crawl = await desk.start(bounds, created_by=by, key=idempotency_key)
+    except CrawlKeyTaken as error:
+        raise Problem("idempotency-conflict", str(error)) from error
+    if pressure is not None:
+        response.headers["X-Lane-Pressure"] = pressure
+    return await _accepted(desk, crawl, response)
+
+
+async def _accepted(desk: Crawls, crawl: CrawlRecord, response: Response) -> models.CrawlView:
+    response.headers["Location"] = f"/crawl/{crawl.id}"
+    return _view(await desk.show(crawl.id))
+
+
+async def _pressure_with_room(state: ApiState) -> Pressure | None:
+    """Raises Problem where there is none."""
     pressure = await _pressure(state)
     if pressure is Pressure.FULL:
         raise Problem(
@@ -67,8 +98,12 @@ async def start(
             "the backfill lane is full: no crawl was started; try again later",
             retry_after=FULL_RETRY_AFTER - 0.5,
         )
+    return pressure
+
+
+def _bounds(body: models.NewCrawl, state: ApiState) -> CrawlBounds:
     try:
-        bounds = CrawlBounds.of(
+        return CrawlBounds.of(
             body.start,
             body.hosts,
             max_pages=body.max_pages,
@@ -78,12 +113,6 @@ async def start(
         )
     except InvalidCrawl as error:
         raise invalid(Complaint((error.at,), str(error))) from error
-    by = f"api: {request.state.principal}"
-    crawl = await _desk(state).start(bounds, created_by=by)
-    response.headers["Location"] = f"/crawl/{crawl.id}"
-    if pressure is not None:
-        response.headers["X-Lane-Pressure"] = pressure
-    return _view(await _desk(state).show(crawl.id))
 
 
 @router.get("", dependencies=READS, responses=responses("ledger-away"))

@@ -61,6 +61,15 @@ ACCEPTED_HEADERS: dict[str, Any] = {
         "schema": {"type": "string"},
     },
 }
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[\x21-\x7e]+$",
+        description="The same key, and the same in the request: what was made then is the answer.",
+    ),
+]
 LaneName = Annotated[str | None, Query(pattern=models.NAME, examples=[LANES[0].name])]
 TypeName = Annotated[str | None, Query(pattern=models.NAME)]
 PlainText = Annotated[str | None, Query(pattern=models.PLAIN, max_length=200)]
@@ -79,16 +88,7 @@ async def publish(
     body: models.JobToPublish,
     state: Shared,
     response: Response,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1,
-            max_length=200,
-            pattern=r"^[\x21-\x7e]+$",
-            description="Idempotency key, at most 200 characters: a repeat with the same key and "
-            "job returns the earlier job.",
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
     traceparent: Annotated[str | None, Header(pattern=TRACEPARENT)] = None,
 ) -> models.AcceptedJob:
     """Publish a job. Answers within two seconds, even if the broker is unreachable."""
@@ -99,7 +99,7 @@ async def publish(
     job = prepared(broker, request, by_routing_key=body.routing_key is not None)
     done = await published(broker, job)
     if done.duplicate:
-        await _check_same(state, request, done)
+        await check_same(state, request, done)
         response.headers["Idempotency-Replayed"] = "true"
     pressure = done.pressure
     if pressure is None and done.state is JobState.QUEUED:
@@ -284,9 +284,12 @@ async def published(broker: BrokerSide, job: NewJob) -> Published:
         raise lane_full(dead_lettered=error.dead_lettered, job_id=job.message.job_id) from error
 
 
-async def _check_same(state: Shared, request: JobRequest, published: Published) -> None:
+async def check_same(
+    state: Shared, request: JobRequest, published: Published, *, expires_in: float | None = None
+) -> None:
+    """Raises Problem where the key belongs to a job that was asked for in another way."""
     record = await state.ledger.get(published.job_id)
-    field = None if record is None else differs(request, record)
+    field = None if record is None else differs(request, record, expires_in=expires_in)
     if field is None and record is not None:
         notice = None if record.join_id is None else await state.ledger.get(record.join_id)
         told = None if notice is None else notice.payload.get("url")

@@ -16,7 +16,15 @@ from switchyard.api.entry.access import needs
 from switchyard.api.http.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
 from switchyard.api.http.problems import lane_full, responses, try_later
 from switchyard.api.models import llm as models
-from switchyard.api.routes.jobs import JobIdInPath, known_job, prepared, published
+from switchyard.api.routes.jobs import (
+    ACCEPTED_HEADERS,
+    IdempotencyKey,
+    JobIdInPath,
+    check_same,
+    known_job,
+    prepared,
+    published,
+)
 from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.broker.errors import LaneFull
 from switchyard.services.access.api_keys import Scope
@@ -26,7 +34,7 @@ from switchyard.services.llm.spending import first_day
 from switchyard.services.llm.streaming import LlmText, WrittenAnswer
 from switchyard.services.monitoring.ending import ended
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
-from switchyard.services.publishing.requests import refused
+from switchyard.services.publishing.requests import job_id_for, refused
 from switchyard.services.records import JobRecord, LedgerError
 from switchyard.services.records.spending import SpentBy
 
@@ -53,10 +61,13 @@ WAITING: dict[int | str, dict[str, Any]] = {
     responses={
         200: {
             "description": "It has ended; or a stream of events.",
+            "headers": {"Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"]},
             "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAMED}},
         },
         **WAITING,
-        **responses("lane-full", "broker-away", "no-broker", "too-many-streams"),
+        **responses(
+            "idempotency-conflict", "lane-full", "broker-away", "no-broker", "too-many-streams"
+        ),
     },
 )
 async def ask(
@@ -67,16 +78,18 @@ async def ask(
         bool, Query(description="Answer as an event stream, like `Accept: text/event-stream`.")
     ] = False,
     accept: Annotated[str | None, Header(max_length=500)] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> models.AnswerOfModel | EventStream:
-    """Send a request to a language model. With `wait`, the response has the model's answer.
+    """Send a request to a language model. With `wait`, the response has the model's answer. With an
+    `Idempotency-Key`, a repeated request asks nothing anew.
 
     As a stream: `accepted` with its `job_id`; `text` for each piece of the answer, with its
     `offset` in the answer (0 if it starts again); `end` with the complete answer.
     """
     if stream or MEDIA_TYPE in (accept or ""):
-        return await _streamed(body, state)
+        return await _streamed(body, state, idempotency_key)
     if state.direct is not None:
-        return await _ask_directly(body, state.direct, response)
+        return await _ask_directly(body, state.direct, response, idempotency_key)
     broker = state.require_broker()
     if body.wait:
         _check_room(state.settings.api_max_streams, broker)
@@ -89,9 +102,14 @@ async def ask(
         priority=body.priority,
         source=body.source,
         expires_at=expires_at,
+        idempotency_key=idempotency_key,
+        job_id=job_id_for(idempotency_key, body.type, body.payload),
     )
     job = prepared(broker, request, by_routing_key=False)
     accepted = await published(broker, job)
+    if accepted.duplicate:
+        await check_same(state, request, accepted, expires_in=body.expires_in)
+        response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"/llm/requests/{accepted.job_id}"
     record = None
     if body.wait:
@@ -130,7 +148,9 @@ async def answer(
     return _view(record, response)
 
 
-async def _streamed(body: models.QuestionToModel, state: ApiState) -> EventStream:
+async def _streamed(
+    body: models.QuestionToModel, state: ApiState, idempotency_key: str | None
+) -> EventStream:
     queue = state.direct
     if queue is None:
         broker = state.require_broker()
@@ -143,6 +163,7 @@ async def _streamed(body: models.QuestionToModel, state: ApiState) -> EventStrea
             lane=body.lane,
             priority=body.priority,
             expires_in=body.expires_in,
+            key=idempotency_key,
             source=body.source,
         )
     except _REFUSALS as error:
@@ -176,7 +197,10 @@ async def _frames(
 
 
 async def _ask_directly(
-    body: models.QuestionToModel, queue: LLMQueue, response: Response
+    body: models.QuestionToModel,
+    queue: LLMQueue,
+    response: Response,
+    idempotency_key: str | None,
 ) -> models.AnswerOfModel:
     try:
         job_id = await queue.submit(
@@ -185,6 +209,7 @@ async def _ask_directly(
             lane=body.lane,
             priority=body.priority,
             expires_in=body.expires_in,
+            key=idempotency_key,
             source=body.source,
         )
     except _REFUSALS as error:

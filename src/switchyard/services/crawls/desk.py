@@ -6,16 +6,29 @@ from uuid import uuid4
 
 from switchyard.services.crawls.bounds import CrawlBounds
 from switchyard.services.crawls.pages import found_pages
-from switchyard.services.errors import Unknown
+from switchyard.services.errors import Unknown, WrongState
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import Page
 from switchyard.services.records.crawls import CrawlProgress, CrawlRecord, ListedPage
 from switchyard.services.settings import Settings
 
+_MOMENT = 0.01
+"""Seconds by which two of the same length differ at most, as sums of times are rounded."""
+
 
 class UnknownCrawl(Unknown):
     """There is no crawl of that id."""
+
+
+class CrawlKeyTaken(WrongState):
+    """The idempotency key was used before, for a crawl with other bounds."""
+
+    def __init__(self, key: str, crawl_id: str) -> None:
+        super().__init__(
+            f"idempotency key {key!r} belongs to crawl {crawl_id}, which has other bounds: choose "
+            "another key"
+        )
 
 
 class Crawls:
@@ -26,8 +39,11 @@ class Crawls:
         self._ledger = ledger
         self._registry = registry
 
-    async def start(self, bounds: CrawlBounds, *, created_by: str) -> CrawlRecord:
-        """Record a crawl; the scheduler publishes its first pages."""
+    async def start(
+        self, bounds: CrawlBounds, *, created_by: str, key: str | None = None
+    ) -> CrawlRecord:
+        """Record a crawl; the scheduler publishes its first pages. The same idempotency key and the
+        same bounds are the same crawl. Raises CrawlKeyTaken."""
         now = self._ledger.clock.time()
         crawl = CrawlRecord(
             id=str(uuid4()),
@@ -38,9 +54,18 @@ class Crawls:
             deadline=now + bounds.within,
             created_by=created_by,
             created_at=now,
+            idempotency_key=key,
         )
         pages = list(found_pages(self._registry, crawl.id, bounds.start, 0, None))
-        return await self._ledger.start_crawl(crawl, pages, interval=self._settings.web_interval)
+        interval = self._settings.web_interval
+        kept = await self._ledger.start_crawl(crawl, pages, interval=interval)
+        return _same(kept, bounds)
+
+    async def started(self, bounds: CrawlBounds, key: str) -> CrawlRecord | None:
+        """The crawl that was started under the key. Raises CrawlKeyTaken for one that has other
+        bounds."""
+        known = await self._ledger.crawl_of_key(key)
+        return None if known is None else _same(known, bounds)
 
     async def show(self, crawl_id: str) -> CrawlProgress:
         """Raises UnknownCrawl."""
@@ -69,3 +94,12 @@ class Crawls:
                 f"there is no crawl {crawl_id!r}: `jobctl crawl list` shows those there are"
             )
         return await self.show(crawl_id)
+
+
+def _same(known: CrawlRecord, bounds: CrawlBounds) -> CrawlRecord:
+    asked = (bounds.start, bounds.hosts, bounds.max_pages, bounds.max_depth)
+    is_same = (known.start, known.hosts, known.max_pages, known.max_depth) == asked
+    within = known.deadline - known.created_at
+    if not is_same or abs(within - bounds.within) > _MOMENT:
+        raise CrawlKeyTaken(known.idempotency_key or "", known.id)
+    return known

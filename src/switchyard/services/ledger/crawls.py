@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from switchyard.services.ledger.sql import operations as ops
 from switchyard.services.ledger.sql.attempting import Cancel
@@ -48,7 +48,8 @@ class CrawlBook(LedgerBase):
     async def start_crawl(
         self, crawl: CrawlRecord, pages: Sequence[FoundPage], *, interval: float
     ) -> CrawlRecord:
-        """Record a crawl, its first pages and their jobs."""
+        """Record a crawl, its first pages and their jobs. The crawl that has its key already, if
+        there is one: nothing is recorded then."""
 
         def work(connection: Connection) -> CrawlRecord:
             columns = {
@@ -61,8 +62,11 @@ class CrawlBook(LedgerBase):
                 "created_by": clean(crawl.created_by),
                 "created_at": crawl.created_at,
                 "claimed": 0,
+                "idempotency_key": crawl.idempotency_key,
             }
-            connection.execute(insert(crawls).values(**columns))
+            new = insert_into(connection, crawls).values(**columns).on_conflict_do_nothing()
+            if connection.execute(new).rowcount == 0 and crawl.idempotency_key is not None:
+                return _crawl(connection.execute(_of_key(crawl.idempotency_key)).one())
             claimed = self._claim(connection, crawl, pages, crawl.created_at, interval)
             return replace(crawl, claimed=claimed)
 
@@ -160,6 +164,15 @@ class CrawlBook(LedgerBase):
             return connection.scalar(owner) == page.job_id
 
         return await self._database.write(work)
+
+    async def crawl_of_key(self, key: str) -> CrawlRecord | None:
+        """The crawl that was asked for under an idempotency key."""
+
+        def work(connection: Connection) -> CrawlRecord | None:
+            row = connection.execute(_of_key(key)).one_or_none()
+            return None if row is None else _crawl(row)
+
+        return await self._database.read(work)
 
     async def crawl(self, crawl_id: str) -> CrawlRecord | None:
         def work(connection: Connection) -> CrawlRecord | None:
@@ -260,6 +273,10 @@ class CrawlBook(LedgerBase):
 _AT = crawls.c.cancelled_at
 
 
+def _of_key(key: str) -> Select[Any]:
+    return select(crawls).where(crawls.c.idempotency_key == key)
+
+
 def _address(url: str) -> str:
     """Short, whatever the length of the address: it stands in indexes."""
     return hashlib.sha256(url.encode()).hexdigest()[:32]
@@ -293,6 +310,7 @@ def _crawl(row: Row[Any]) -> CrawlRecord:
         created_at=row.created_at,
         claimed=row.claimed,
         cancelled_at=row.cancelled_at,
+        idempotency_key=row.idempotency_key,
     )
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Protocol
-from uuid import uuid4
 
 import structlog
 
@@ -26,6 +25,7 @@ from switchyard.services.monitoring.job_events import EventFeed, EventHub
 from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher, Published
+from switchyard.services.publishing.requests import job_id_for
 from switchyard.services.records import JobRecord, State
 from switchyard.services.settings import Settings
 
@@ -215,25 +215,31 @@ class LLMQueue:
         lane: str = "hot",
         priority: int | None = None,
         expires_in: float | None = None,
+        key: str | None = None,
         source: str = "python",
     ) -> WrittenAnswer:
         """Send a request whose answer is told as it is written; `follow` it with `ending`, and
         close it. Raises as `submit`."""
-        job_id = str(uuid4())
+        payload = {**payload, "stream": True}
+        job_id = job_id_for(key, job_type, payload)
         written = WrittenAnswer(self._way.hub, job_id)
         try:
-            await self._submit(
+            known = await self._submit(
                 f"{lane}.{job_type}",
-                {**payload, "stream": True},
+                payload,
                 expires_in,
                 priority=priority,
                 source=source,
+                idempotency_key=key,
                 job_id=job_id,
             )
         except BaseException:
             written.close()
             raise
-        return written
+        if known == job_id:
+            return written
+        written.close()
+        return WrittenAnswer(self._way.hub, known)
 
     async def ending(self, job_id: str, *, timeout: float) -> JobRecord | None:
         """The record of a request when it has ended; as it stands after `timeout` seconds."""

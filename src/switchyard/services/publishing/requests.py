@@ -118,11 +118,17 @@ def delay_until(run_at: datetime, now: datetime) -> float:
     return delay
 
 
-def differs(request: JobRequest, known: JobRecord) -> str | None:
+def differs(
+    request: JobRequest, known: JobRecord, *, expires_in: float | None = None
+) -> str | None:
     """The field in which a request with a known idempotency key asks for another job than the
     one that is there; None when it asks for the same. Type and payload the ledger has compared.
+    `expires_in`: seconds from the moment of the request, where it has said that.
     """
     expires_at = None if request.expires_at is None else request.expires_at.timestamp()
+    expires_within = 0.001
+    if expires_in is not None:
+        expires_at, expires_within = known.created_at + expires_in, SAME_MOMENT
     asked = known.run_at - known.created_at if known.run_at is not None else 0.0
     if request.routing_key != known.routing_key:
         return "routing_key"
@@ -131,12 +137,12 @@ def differs(request: JobRequest, known: JobRecord) -> str | None:
         return "priority"
     if request.max_attempts is not None and request.max_attempts != known.max_attempts:
         return "max_attempts"
-    if not _same(expires_at, known.expires_at):
+    if not _same(expires_at, known.expires_at, expires_within):
         return "expires_at"
     return None if abs(request.delay - asked) <= SAME_MOMENT else "delay"
 
 
-def _same(one: float | None, other: float | None) -> bool:
+def _same(one: float | None, other: float | None, within: float) -> bool:
     if one is None or other is None:
         return one is other
-    return abs(one - other) < 0.001
+    return abs(one - other) < within

@@ -43,6 +43,7 @@ class CrawlRecord:
     claimed: int = 0
     """Pages that have a job."""
     cancelled_at: float | None = None
+    idempotency_key: str | None = None
 
     def over(self, now: float) -> str | None:
         """Why it visits no more pages; None while it does."""

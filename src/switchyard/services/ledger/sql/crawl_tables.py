@@ -19,8 +19,10 @@ crawls = Table(
     Column("created_at", Double, nullable=False),
     Column("claimed", Integer, nullable=False),
     Column("cancelled_at", Double),
+    Column("idempotency_key", Text),
 )
 Index("ix_crawls_created", crawls.c.created_at, crawls.c.id)
+Index("uq_crawls_idempotency_key", crawls.c.idempotency_key, unique=True)
 
 crawl_pages = Table(
     "crawl_pages",
