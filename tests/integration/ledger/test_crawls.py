@@ -4,10 +4,12 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import update
 
 from switchyard.services.crawls.pages import found_pages
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
+from switchyard.services.ledger import Ledger, old_crawls
+from switchyard.services.ledger.sql.tables import jobs
 from switchyard.services.records import State
 from switchyard.services.records.crawls import CrawlRecord, CrawlState, FoundPage
 
@@ -21,6 +23,7 @@ CRAWL = CrawlRecord(
     created_by="test",
     created_at=1_000.0,
 )
+DAY = 86_400.0
 REGISTRY = Registry.load(["switchyard.services.workers.ingest.crawl"])
 
 
@@ -107,3 +110,26 @@ async def test_crawls_are_listed_newest_first_in_pages(ledger: Ledger) -> None:
     assert [each.state for each in page.items] == [CrawlState.DONE] * 2
     rest = await ledger.list_crawls(limit=2, cursor=page.next_cursor)
     assert [each.crawl.id for each in rest.items] == ["crawl-0"]
+
+
+async def test_old_crawls_are_forgotten_but_none_of_which_a_page_may_still_be_visited(
+    ledger: Ledger, crawl: CrawlRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(old_crawls, "DROPPED_AT_ONCE", 7)
+    await ledger.claim_pages(crawl.id, pages(*map(str, range(20))), 2_000.0, interval=1)
+    assert await ledger.drop_old_crawls(DAY) == 0  # its pages wait
+    await ledger.cancel_crawl(crawl.id, 3_000.0)
+    assert await ledger.drop_old_crawls(ledger.clock.time()) == 0  # it is younger than that
+    (job_id, *_) = [each.page.job_id for each in (await ledger.crawl_pages(crawl.id)).items]
+
+    async def died(at: float) -> None:
+        change = update(jobs).where(jobs.c.id == job_id).values(state=State.DEAD, updated_at=at)
+        await ledger._database.write(lambda connection: connection.execute(change).rowcount)
+
+    await died(ledger.clock.time())
+    assert await ledger.drop_old_crawls(DAY) == 0  # it can be redriven
+    await died(4_000.0)
+    assert await ledger.drop_old_crawls(DAY) == 1
+    assert await ledger.crawl(crawl.id) is None
+    assert (await ledger.crawl_pages(crawl.id)).items == ()
+    assert await ledger.get(job_id) is not None

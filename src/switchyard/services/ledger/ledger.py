@@ -30,6 +30,7 @@ from switchyard.services.ledger.llm_slots import LlmSlots
 from switchyard.services.ledger.llm_spend import LlmSpend
 from switchyard.services.ledger.needed import NeededNames
 from switchyard.services.ledger.notes import JobNotes
+from switchyard.services.ledger.old_crawls import OldCrawls
 from switchyard.services.ledger.reads import JobReads
 from switchyard.services.ledger.redrives import Redrives
 from switchyard.services.ledger.room import RoomLook
@@ -60,6 +61,7 @@ class Ledger(
     BulkJobs,
     CatalogueAnswers,
     CrawlBook,
+    OldCrawls,
     GaugeReads,
     LlmAnswers,
     LlmBatches,

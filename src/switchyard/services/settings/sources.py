@@ -76,6 +76,13 @@ class SourceSettings(BaseSettings):
     crawl_max_pages: int = Field(
         default=10_000, ge=1, le=1_000_000, description="Maximum number of pages of a crawl."
     )
+    crawls_kept_days: OrUnset[int] = Field(
+        default=90,
+        ge=1,
+        le=36_500,
+        description="Days after its start at which `cleanup_expired` deletes a finished crawl and "
+        "the list of its pages. Empty: never.",
+    )
     web_hosts: Hosts = Field(
         default=(),
         description="Internal hosts from which web pages may be fetched, comma-separated "

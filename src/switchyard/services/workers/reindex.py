@@ -24,7 +24,8 @@ SHIFT = 120.0
 """Seconds after which a job that builds an index leaves the rest to the next one."""
 REBUILD_TIMEOUT = SHIFT + 480.0
 COMPACT_TIMEOUT = 1500.0
-LEASES_KEPT = 24 * 3600.0
+DAY = 24 * 3600.0
+LEASES_KEPT = DAY
 """Seconds after its end for which a lease is kept."""
 
 
@@ -102,11 +103,14 @@ async def compact_storage(payload: UpkeepJob, ctx: JobContext) -> Outcome:
 @job("cleanup_expired", worker="reindex", lanes=("maintenance",), timeout=COMPACT_TIMEOUT)
 async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
     """Remove files that are older than the settings say, and that no job which is not over, and no
-    dead letter that can be redriven, names; and leases that ran out long ago."""
+    dead letter that can be redriven, names; leases that ran out long ago; and old crawls."""
     if ctx.ledger is None:
         raise PermanentError("cleanup_expired needs the ledger, which knows what is needed")
     settings = ctx.settings
     expiry = Expiry(settings.files_kept_hours, settings.documents_kept_hours)
     leases = await ctx.ledger.drop_old_leases(LEASES_KEPT)
     cleaned = await clean(Storage(settings.files_url), ctx.ledger, expiry)
-    return Done(asdict(cleaned) | {"leases": leases})
+    crawls = 0
+    if settings.crawls_kept_days is not None:
+        crawls = await ctx.ledger.drop_old_crawls(settings.crawls_kept_days * DAY)
+    return Done(asdict(cleaned) | {"leases": leases, "crawls": crawls})
