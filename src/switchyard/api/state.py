@@ -23,6 +23,7 @@ from switchyard.services.index.opening import OpenIndex, open_index
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.queue import LLMQueue
+from switchyard.services.llm.spending import Purse, Till
 from switchyard.services.monitoring.job_events import EventFeed
 from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.monitoring.metrics import Metrics, show_publishes, watch_ledger
@@ -31,6 +32,7 @@ from switchyard.services.monitoring.waiting import once_there
 from switchyard.services.publishing.prompt import PromptPublisher
 from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records.errors import LedgerError, LedgerRefuses, LedgerUnavailable
+from switchyard.services.records.spending import AskedBy
 from switchyard.services.settings import Settings
 from switchyard.services.webhooks.sources import WebhookSources
 
@@ -70,6 +72,11 @@ class ApiState:
         return self.broker
 
 
+def _purse(settings: Settings, ledger: Ledger) -> Purse:
+    """What the vectors of searches cost is noted, too."""
+    return Purse(Till.of(settings, ledger), AskedBy(source="search"))
+
+
 @asynccontextmanager
 async def open_state(
     settings: Settings, stop: Callable[[], None] = lambda: None
@@ -90,7 +97,7 @@ async def open_state(
         await Ledger.open(settings.ledger_url, prompt=True) as ledger,
         _looking_for(settings, ledger, stop),
         _open_broker(settings, registry, ledger) as broker,
-        open_index(settings) as index,
+        open_index(settings, _purse(settings, ledger)) as index,
         _open_direct(settings, registry, ledger) as direct,
     ):
         metrics = Metrics()

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from switchyard.services.index.embedder import embedder_named
+from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.llm_spend import DAY
 from switchyard.services.llm.errors import LlmLimited, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
-from switchyard.services.llm.spending import NoBudget
+from switchyard.services.llm.spending import NoBudget, Purse, Till
 from switchyard.services.records.spending import AskedBy, CallState, LlmCall, NoBudgetLeft
 from switchyard.services.settings import Settings
 from tests.support import llm_server
@@ -256,3 +258,26 @@ async def test_old_calls_are_forgotten(ledger: Ledger) -> None:
     assert await ledger.drop_llm_calls(max_age=0) == 0, "today's stay"
     assert await ledger.drop_llm_calls(max_age=-2 * DAY) == 1
     assert await ledger.llm_spend("day") == []
+
+
+async def test_vectors_of_a_server_are_paid_for_like_answers(
+    ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    given = given.model_copy(update={"llm_budget_per_day": 30.0})
+    served = {"embed_base_url": llm.url, "embed_model": "m", "embed_dimensions": 8}
+    purse = Purse(Till.of(given, ledger), BY)
+    embedder = embedder_named(given.model_copy(update=served), "m-8", 8, purse)
+    assert embedder is not None
+    assert len(await embedder.embed(["one two", "three"])) == 2
+    (row,) = await ledger.llm_spend("provider", since="2020-01-01", until=None, limit=10)
+    assert (row.name, row.calls, row.input_tokens, row.cost) == ("embeddings", 1, 10, 10.0)
+    (row,) = await ledger.llm_spend("document", since="2020-01-01", until=None, limit=10)
+    assert row.name == "doc-1"
+    with pytest.raises(NoBudget, match="has too little left"):
+        await embedder.embed(["a text that is longer than what is left of the budget" * 2])
+    assert len(llm.requests) == 1
+    llm.next(llm_server.fails(401))
+    with pytest.raises(PermanentError):
+        await embedder.embed(["one"])
+    (day,) = await ledger.llm_budgets(per_day=30.0)
+    assert (day.spent, day.reserved) == (10.0, 0.0)

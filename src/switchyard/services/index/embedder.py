@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from switchyard.services.index.scale import Scale
 from switchyard.services.settings import Settings
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.llm.spending import Purse
 
 OFFLINE = ("hashed", "wordllama")
 """Embedders that ask nobody; their names begin with these."""
@@ -64,9 +67,12 @@ def offline_embedder(kind: str, dimensions: int) -> Embedder:
     return WordllamaEmbedder(dimensions)
 
 
-def embedder_named(settings: Settings, name: str, dimensions: int) -> Embedder | None:
+def embedder_named(
+    settings: Settings, name: str, dimensions: int, purse: Purse | None = None
+) -> Embedder | None:
     """The embedder of that name, which these settings need not name; None where they can't make it:
-    a server's model without a server, or an older version of an offline one."""
+    a server's model without a server, or an older version of an offline one. The purse pays for
+    what a server is asked."""
     for kind in OFFLINE:
         if name.startswith(f"{kind}-"):
             found = offline_embedder(kind, dimensions)
@@ -74,10 +80,12 @@ def embedder_named(settings: Settings, name: str, dimensions: int) -> Embedder |
     model = name.removesuffix(f"-{dimensions}")
     if model == name or settings.embed_base_url is None:
         return None
-    return _served(settings, settings.embed_base_url, model, dimensions)
+    return _served(settings, settings.embed_base_url, model, dimensions, purse)
 
 
-def _served(settings: Settings, base_url: str, model: str, dimensions: int) -> Embedder:
+def _served(
+    settings: Settings, base_url: str, model: str, dimensions: int, purse: Purse | None = None
+) -> Embedder:
     from switchyard.services.index.remote import RemoteEmbedder
 
     return RemoteEmbedder(
@@ -87,5 +95,6 @@ def _served(settings: Settings, base_url: str, model: str, dimensions: int) -> E
         dimensions=dimensions,
         timeout=settings.llm_timeout,
         own_model=None if model == settings.embed_model else settings.embed_model,
+        purse=purse,
         scale=Scale(fits=settings.embed_fits, alike=settings.embed_alike, weight=_MODEL_WEIGHT),
     )

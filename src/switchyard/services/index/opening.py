@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from switchyard.services.identity.postgres import is_postgres
 from switchyard.services.index.chunk_index import ChunkIndex, IndexMismatch, way_back
@@ -19,6 +19,9 @@ from switchyard.services.index.generations import FIRST_TABLE, Generation, Gener
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.settings import Settings
 
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.llm.spending import Purse
+
 
 @dataclass(frozen=True, slots=True)
 class OpenIndex:
@@ -26,6 +29,8 @@ class OpenIndex:
 
     settings: Settings
     home: IndexHome
+    purse: Purse | None = None
+    """Pays for the vectors that a server makes; None where nobody does."""
 
     @property
     def wanted(self) -> Generation:
@@ -39,7 +44,9 @@ class OpenIndex:
 
     def embedder_of(self, generation: Generation) -> Embedder:
         """The embedder of its vectors. Raises IndexMismatch where these settings can't make it."""
-        found = embedder_named(self.settings, generation.embedder, generation.dimensions)
+        found = embedder_named(
+            self.settings, generation.embedder, generation.dimensions, self.purse
+        )
         if found is None:
             raise IndexMismatch(
                 f"the index holds vectors of {generation.embedder!r}, which this process can't "
@@ -112,23 +119,34 @@ def generation_of(embedder: Embedder, table: str) -> Generation:
 
 
 @asynccontextmanager
-async def open_index(settings: Settings) -> AsyncIterator[OpenIndex]:
+async def open_index(settings: Settings, purse: Purse | None = None) -> AsyncIterator[OpenIndex]:
     """The index of these settings; its connections are made when they are needed."""
     home = home_at(settings.vectors_url)
     try:
-        yield OpenIndex(settings, home)
+        yield OpenIndex(settings, home, purse)
     finally:
         await home.close()
 
 
 @asynccontextmanager
 async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
-    """The index for a job: that of its process, where it shares one with other jobs."""
+    """The index for a job, which pays for its vectors: that of its process, where it shares one
+    with other jobs."""
+    purse = _purse(ctx)
     if ctx.shared is None:
-        async with open_index(ctx.settings) as index:
+        async with open_index(ctx.settings, purse) as index:
             yield index
     else:
-        yield await ctx.shared.get(OpenIndex, lambda: open_index(ctx.settings))
+        shared = await ctx.shared.get(OpenIndex, lambda: open_index(ctx.settings))
+        yield replace(shared, purse=purse)
+
+
+def _purse(ctx: JobContext) -> Purse | None:
+    if ctx.settings.embed_base_url is None or ctx.ledger is None:
+        return None
+    from switchyard.services.llm.spending import Purse, Till, asked_by
+
+    return Purse(Till.of(ctx.settings, ctx.ledger), asked_by(ctx))
 
 
 def home_at(url: str) -> IndexHome:

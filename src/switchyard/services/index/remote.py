@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,8 @@ from switchyard.services.index.scale import Scale
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.llm.client import call, open_api
 from switchyard.services.llm.errors import LlmNonsense
-from switchyard.services.llm.reading import field_of
+from switchyard.services.llm.reading import Reading, field_of
+from switchyard.services.llm.spending import Bill, Purse
 
 BATCH = 64
 """Texts in one request."""
@@ -36,6 +38,8 @@ class RemoteEmbedder:
     """The model of the settings, where another is asked for. Servers of one model answer with that
     whatever they are asked for, so this one has to say whose vectors it gives: never do those of
     two models stand side by side in one index."""
+    purse: Purse | None = None
+    """Who pays, and notes what was paid; None where nobody does."""
 
     @property
     def name(self) -> str:
@@ -44,7 +48,7 @@ class RemoteEmbedder:
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Raises RetryableError when the server is away, overloaded or answers nonsense,
         PermanentError when it refuses or its vectors have another length, IndexMismatch when they
-        are another model's."""
+        are another model's, NoBudget."""
         key = self.api_key.get_secret_value() if self.api_key else None
         vectors: list[list[float]] = []
         async with open_api(self.base_url, key, self.timeout) as api:
@@ -56,10 +60,17 @@ class RemoteEmbedder:
                     asked = {"model": self.model, "input": batch, "encoding_format": "float"}
                     return await api.post("/embeddings", body=asked, cast_to=object)
 
-                answer = await call(create, within=self.timeout * _TRIES_TIMEOUT)
+                async with self._paid(batch) as bill:
+                    answer = await call(create, within=self.timeout * _TRIES_TIMEOUT)
+                    bill.answer = Reading(self.model).counted(answer)
                 self._check_model(answer)
                 vectors.extend(self._vectors(answer, len(batch)))
         return vectors
+
+    def _paid(self, batch: Sequence[str]) -> AbstractAsyncContextManager[Bill]:
+        return (
+            nullcontext(Bill()) if self.purse is None else self.purse.embedding(self.model, batch)
+        )
 
     def _check_model(self, answer: Any) -> None:
         said = field_of(answer, "model")

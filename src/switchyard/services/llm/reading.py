@@ -136,6 +136,11 @@ class Reading:
             self.tell(answer.text)
         return answer
 
+    def counted(self, answer: object) -> Answer:
+        """What an answer without text, as one of vectors, says of itself."""
+        self._note(field_of(answer, "model"), field_of(answer, "usage"))
+        return Answer("", self._model or self.asked_for, None, dict(self._usage))
+
     def _answer(self, text: str) -> Answer:
         refusal = "".join(self._refusals)
         if self._finish_reason == "content_filter" or (refusal and not text):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -42,6 +42,8 @@ BYTES_PER_TOKEN = 3
 """Fewer than in English text (4): an estimate is to be too high rather than too low."""
 TOKENS_OF_A_PICTURE = 1_500
 DAY = 24 * 3600.0
+EMBEDDER = "embeddings"
+"""The provider whose calls these are: the server of JOBS_EMBED_BASE_URL."""
 DEFAULT_ANSWER = 4_096
 """Tokens, where a question does not say how long its answer may be."""
 
@@ -94,6 +96,18 @@ class Bill:
     """Set when there is one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Purse:
+    """Pays for the vectors that somebody asks for."""
+
+    till: Till
+    asked_by: AskedBy
+
+    def embedding(self, model: str, texts: Sequence[str]) -> AbstractAsyncContextManager[Bill]:
+        """As `Till.embedding`."""
+        return self.till.embedding(model, texts, self.asked_by)
+
+
 class Till:
     """Keeps the accounts of one process; without a ledger there are none."""
 
@@ -113,7 +127,22 @@ class Till:
     ) -> AsyncIterator[Bill]:
         """Within it a call is made; its cost is set aside before, and noted after it. Raises
         NoBudget, LedgerError, before anything is paid for."""
-        call = self.estimate(server, asked, by)
+        async with self._accounted(self.estimate(server, asked, by)) as bill:
+            yield bill
+
+    @asynccontextmanager
+    async def embedding(self, model: str, texts: Sequence[str], by: AskedBy) -> AsyncIterator[Bill]:
+        """The same for a call that asks for the vectors of texts."""
+        length = sum(len(text.encode()) for text in texts)
+        usage = {"prompt_tokens": -(-length // BYTES_PER_TOKEN), "completion_tokens": 0}
+        price = self._prices.of(model)
+        cost = None if price is None else price.cost(usage)
+        call = LlmCall(uuid4().hex, CallState.OPEN, by, EMBEDDER, model, usage, cost)
+        async with self._accounted(call) as bill:
+            yield bill
+
+    @asynccontextmanager
+    async def _accounted(self, call: LlmCall) -> AsyncIterator[Bill]:
         bill = Bill()
         try:
             await self.reserve(call)
