@@ -12,7 +12,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import bulk, fairness, graph, http_api, limits, llm, measurements, redrives
+from benchmarks import (
+    bulk,
+    fairness,
+    graph,
+    http_api,
+    limits,
+    llm,
+    llm_http,
+    measurements,
+    redrives,
+)
 from benchmarks.documents import extract, recognise, vectors
 from benchmarks.measurements import Row
 from benchmarks.search import evaluation
@@ -26,6 +36,7 @@ ALL = {
     **redrives.ALL,
     **http_api.ALL,
     **llm.ALL,
+    **llm_http.ALL,
     **graph.ALL,
     **evaluation.ALL,
     **extract.ALL,
