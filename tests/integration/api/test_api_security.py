@@ -335,3 +335,16 @@ async def test_the_log_has_neither_keys_nor_bodies_nor_queries(
     assert "/jobs" in logged
     for secret in (keys["admin"], "private", "hidden"):
         assert secret not in logged
+
+
+async def test_each_key_is_a_source_of_its_own(
+    system: System, locked: RunningApi, keys: dict[str, str]
+) -> None:
+    said = {"source": "nightly"}
+    for key, more in ((keys["publish"], {}), (keys["admin"], {}), (keys["admin"], said)):
+        answer = await locked.client.post("/jobs", json=NOOP | more, headers=bearer(key))
+        assert answer.status_code == 202
+    found = {key.name: key.id for key in await system.ledger.list_api_keys()}
+    jobs = (await system.ledger.list_jobs()).items
+    wanted = {f"api:{found['publish']}", f"api:{found['admin']}", "nightly"}
+    assert {each.source for each in jobs} == wanted

@@ -80,6 +80,12 @@ async def identify(request: Request) -> Principal:
     return principal
 
 
+def source_of(request: Request, said: str | None) -> str:
+    """Who asks, for jobs: as the request says, or each API key for itself."""
+    principal: str = request.state.principal
+    return said or ("api" if principal == ANYBODY.id else f"api:{principal}"[:100])
+
+
 def key_in(request: Request) -> str | None:
     """The key that was sent, in either header; None when neither was.
 

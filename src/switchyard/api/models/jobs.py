@@ -96,12 +96,13 @@ class JobToPublish(BaseModel):
         description="If the job has not started by this time, it becomes a dead letter "
         "(`expired`).",
     )
-    source: str = Field(
-        default="api",
+    source: str | None = Field(
+        default=None,
         min_length=1,
         max_length=100,
         pattern=PLAIN,
-        description="Name of the client, for fairness and cost reports.",
+        description="Name of the client, for fairness and cost reports. Default: `api`, or with an "
+        "API key `api:` and the key's id.",
     )
     notify_url: str | None = Field(
         default=None,

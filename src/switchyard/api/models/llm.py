@@ -53,12 +53,13 @@ class QuestionToModel(BaseModel):
         le=LONGEST_WAIT,
         description="Seconds that this HTTP request waits for the answer.",
     )
-    source: str = Field(
-        default="api",
+    source: str | None = Field(
+        default=None,
         min_length=1,
         max_length=100,
         pattern=PLAIN,
-        description="Name of the client, for fairness and cost reports.",
+        description="Name of the client, for fairness and cost reports. Default: `api`, or with an "
+        "API key `api:` and the key's id.",
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from switchyard.api.dependencies import ReferenceDeskOf
-from switchyard.api.entry.access import needs
+from switchyard.api.entry.access import needs, source_of
 from switchyard.api.http.document_errors import RESULT_PROBLEMS
 from switchyard.api.http.problems import Problem, lane_full, responses, try_later
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
@@ -87,6 +87,7 @@ PlainText = Annotated[str | None, Query(pattern=models.PLAIN, max_length=200)]
 async def publish(
     body: models.JobToPublish,
     state: Shared,
+    asked: Request,
     response: Response,
     idempotency_key: IdempotencyKey = None,
     traceparent: Annotated[str | None, Header(pattern=TRACEPARENT)] = None,
@@ -95,7 +96,8 @@ async def publish(
     broker = state.require_broker()
     if body.notify_url is not None:
         _check_notify_url(state, body.notify_url)
-    request = _request(body, idempotency_key, traceparent, state.ledger.clock.now())
+    source = source_of(asked, body.source)
+    request = _request(body, source, idempotency_key, traceparent, state.ledger.clock.now())
     job = prepared(broker, request, by_routing_key=body.routing_key is not None)
     done = await published(broker, job)
     if done.duplicate:
@@ -238,6 +240,7 @@ async def known_job(state: Shared, job_id: str) -> JobRecord:
 
 def _request(
     body: models.JobToPublish,
+    source: str,
     idempotency_key: str | None,
     traceparent: str | None,
     now: datetime,
@@ -250,7 +253,7 @@ def _request(
         body.payload,
         priority=body.priority,
         max_attempts=body.max_attempts,
-        source=body.source,
+        source=source,
         delay=body.delay if body.run_at is None else delay_until(body.run_at, now),
         expires_at=body.expires_at,
         idempotency_key=idempotency_key,

@@ -10,9 +10,9 @@ from datetime import date, timedelta
 from typing import Annotated, Any
 
 import structlog
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
-from switchyard.api.entry.access import needs
+from switchyard.api.entry.access import needs, source_of
 from switchyard.api.http.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
 from switchyard.api.http.problems import lane_full, responses, try_later
 from switchyard.api.models import llm as models
@@ -73,6 +73,7 @@ WAITING: dict[int | str, dict[str, Any]] = {
 async def ask(
     body: models.QuestionToModel,
     state: Shared,
+    request: Request,
     response: Response,
     stream: Annotated[
         bool, Query(description="Answer as an event stream, like `Accept: text/event-stream`.")
@@ -86,29 +87,30 @@ async def ask(
     As a stream: `accepted` with its `job_id`; `text` for each piece of the answer, with its
     `offset` in the answer (0 if it starts again); `end` with the complete answer.
     """
+    source = source_of(request, body.source)
     if stream or MEDIA_TYPE in (accept or ""):
-        return await _streamed(body, state, idempotency_key)
+        return await _streamed(body, state, source, idempotency_key)
     if state.direct is not None:
-        return await _ask_directly(body, state.direct, response, idempotency_key)
+        return await _ask_directly(body, state.direct, response, source, idempotency_key)
     broker = state.require_broker()
     if body.wait:
         _check_room(state.settings.api_max_streams, broker)
     expires_at = None
     if body.expires_in is not None:
         expires_at = state.ledger.clock.now() + timedelta(seconds=body.expires_in)
-    request = JobRequest(
+    wanted = JobRequest(
         f"{body.lane}.{body.type}",
         body.payload,
         priority=body.priority,
-        source=body.source,
+        source=source,
         expires_at=expires_at,
         idempotency_key=idempotency_key,
         job_id=job_id_for(idempotency_key, body.type, body.payload),
     )
-    job = prepared(broker, request, by_routing_key=False)
+    job = prepared(broker, wanted, by_routing_key=False)
     accepted = await published(broker, job)
     if accepted.duplicate:
-        await check_same(state, request, accepted, expires_in=body.expires_in)
+        await check_same(state, wanted, accepted, expires_in=body.expires_in)
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"/llm/requests/{accepted.job_id}"
     record = None
@@ -149,7 +151,7 @@ async def answer(
 
 
 async def _streamed(
-    body: models.QuestionToModel, state: ApiState, idempotency_key: str | None
+    body: models.QuestionToModel, state: ApiState, source: str, idempotency_key: str | None
 ) -> EventStream:
     queue = state.direct
     if queue is None:
@@ -164,7 +166,7 @@ async def _streamed(
             priority=body.priority,
             expires_in=body.expires_in,
             key=idempotency_key,
-            source=body.source,
+            source=source,
         )
     except _REFUSALS as error:
         raise refused(error, by_routing_key=False) from error
@@ -200,6 +202,7 @@ async def _ask_directly(
     body: models.QuestionToModel,
     queue: LLMQueue,
     response: Response,
+    source: str,
     idempotency_key: str | None,
 ) -> models.AnswerOfModel:
     try:
@@ -210,7 +213,7 @@ async def _ask_directly(
             priority=body.priority,
             expires_in=body.expires_in,
             key=idempotency_key,
-            source=body.source,
+            source=source,
         )
     except _REFUSALS as error:
         raise refused(error, by_routing_key=False) from error
