@@ -2,25 +2,67 @@
 
 import os
 import re
+import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from switchyard.services.ledger import upgrade
-from tests.acceptance.conftest import CommandLine
+from tests.acceptance.conftest import JOBS_MODULE, CommandLine
 from tests.acceptance.test_doctor_outages import (
     PATIENCE,
     commands,
     findings,
+    ledger_file,
     until_gone,
 )
 from tests.support.brokers import TestBroker
+from tests.support.cluster import LocalCluster
 from tests.support.postgres import PostgresServer
 from tests.support.small_disk import fill, mounted
+
+
+def test_a_job_that_blocks_its_worker(jobctl: CommandLine, tmp_path: Path) -> None:
+    jobctl.environment["JOBS_MODULES"] = f"{JOBS_MODULE},tests.acceptance.blocking_jobs"
+    jobctl.ok("topology", "apply")
+    with jobctl.worker() as blocked:
+        job_id = jobctl.publish("hot.blocking", mark=str(tmp_path / "mark"))
+        jobctl.until_state(job_id, "running")
+        with closing(sqlite3.connect(ledger_file(jobctl))) as database, database:
+            database.execute("UPDATE jobs SET started_at = started_at - 60")
+        found = findings(jobctl)["job-overdue"]
+        assert f"blocking {job_id} on" in found["detail"]
+        (kill,) = commands(found, "kill")
+        assert kill == ["kill", "-9", str(blocked.pid)]
+        subprocess.run(kill, check=True)
+        blocked.wait()
+    with jobctl.worker():  # "and start it again: another takes the job over"
+        jobctl.until_state(job_id, "succeeded")
+    until_gone(jobctl, "job-overdue")
+
+
+@pytest.mark.long
+def test_a_node_of_a_cluster_that_does_not_run(jobctl: CommandLine, cluster: LocalCluster) -> None:
+    jobctl.environment |= {
+        "JOBS_AMQP_URL": cluster.amqp_url(),
+        "JOBS_MANAGEMENT_URL": cluster.management_url,
+        "JOBS_PROFILE": "quorum",
+    }
+    jobctl.ok("topology", "apply")
+    away = cluster.nodes[-1]
+    away.rabbitmqctl("stop_app")
+    deadline = time.monotonic() + PATIENCE
+    while "node-down" not in (found := findings(jobctl)):
+        assert time.monotonic() < deadline, found
+    ((_, *start),) = commands(found["node-down"], "rabbitmqctl")
+    assert start[-1] == "start_app"
+    away.rabbitmqctl(*start)
+    until_gone(jobctl, "node-down")
 
 
 def test_a_consumer_timeout_that_is_too_short(
