@@ -12,6 +12,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.records.classes import DocumentClass
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send, serving
+from tests.support.api_server import problem
 from tests.support.commands import jobctl
 
 
@@ -52,6 +53,16 @@ async def test_a_class_is_asked_for_in_every_look_for_documents_of_a_state(
     answer = await client.get("/documents", params=filters)
     assert answer.status_code == 200, answer.text
     assert [each["document_id"] for each in answer.json()["documents"]] == ["wanted"]
+
+
+async def test_a_state_in_which_no_document_can_be_is_an_error_and_no_empty_list(
+    client: httpx.AsyncClient,
+):
+    told = problem(await client.get("/documents", params={"state": "complete"}), 422, "invalid")
+    assert "no document state 'complete': did you mean 'completed'?" in told["detail"]
+    assert "needs_ocr" in told["detail"]
+    answer = await client.get("/documents", params={"state": "needs_ocr"})
+    assert answer.json()["documents"] == []
 
 
 async def test_a_class_that_no_document_has_is_said_with_those_that_there_are(

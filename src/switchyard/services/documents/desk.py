@@ -12,13 +12,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from switchyard.broker.wording import choices
 from switchyard.services.citations.kept import kept_references
 from switchyard.services.documents.extractions import ExtractionDesk
 from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.documents.reference_orders import ReferenceDesk
 from switchyard.services.documents.runs import PipelineRuns, recorded_run
-from switchyard.services.documents.status import DocumentStatus, status_of
-from switchyard.services.errors import Unknown, WrongState
+from switchyard.services.documents.status import STATES, DocumentStatus, status_of
+from switchyard.services.errors import InvalidInput, Unknown, WrongState
 from switchyard.services.files.keys import figures_key, result_key, stage_key
 from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.files.uploads import Upload
@@ -38,6 +39,10 @@ _LOOKS = 20
 
 class UnknownDocument(Unknown):
     """There is no document of that id, or its result was removed."""
+
+
+class UnknownDocumentState(InvalidInput):
+    """No document is ever in such a state."""
 
 
 class NotFinished(WrongState):
@@ -287,9 +292,11 @@ class DocumentDesk:
         """Documents that were taken in, newest first, each as `status` tells it.
 
         A page may have fewer than `limit` although others follow: states are told from jobs, so
-        documents are looked through for those in a `state`. Raises InvalidCursor, and ValueError
-        for a limit that is none.
+        documents are looked through for those in a `state`. Raises UnknownDocumentState,
+        InvalidCursor, and ValueError for a limit that is none.
         """
+        if state is not None and state not in STATES:
+            raise UnknownDocumentState(f"no document state {state!r}: {choices(state, STATES)}")
         recorded = state if state in FINISHED_STATES else None
         not_states = FINISHED_STATES if state is not None and recorded is None else ()
         found: list[DocumentStatus] = []

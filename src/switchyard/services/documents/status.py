@@ -16,6 +16,11 @@ from switchyard.services.records.document_states import COMPLETED, FAILED, FINIS
 from switchyard.services.workers.stages import INGEST, PIPELINE, Stage
 
 QUEUED = "queued"
+STATES = frozenset(
+    {QUEUED, FAILED, *FINISHED_STATES}
+    | {state for stage in PIPELINE for state in (stage.state, stage.waiting) if state is not None}
+)
+"""All that a document can be in."""
 STOPPED = (State.DEAD, State.CANCELLED)
 """A job in which a pipeline stands still."""
 
