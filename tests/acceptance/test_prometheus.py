@@ -26,6 +26,8 @@ from sqlalchemy import Connection, text
 from switchyard.cli.system.ports import free_port
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import BulkState, State
+from switchyard.services.schedules.book import Schedules
+from switchyard.services.schedules.entry import ScheduleEntry
 from switchyard.services.settings import Settings
 from tests.support.api_server import api_process, environment_of
 from tests.support.brokers import TestBroker
@@ -197,7 +199,19 @@ async def test_what_goes_wrong_makes_its_alert_fire_and_nothing_else_does(
                 scheduler.end()
                 job = system.jobs.prepare(JobRequest("hot.noop", {"n": 1}))
                 await system.ledger.record(replace(job, now=past))
+                # It was due an hour ago, and its last job was refused.
+                entry = {"name": "tidy", "cron": "0 3 * * *", "job": "hot.noop"}
+                book = Schedules(system.ledger, system.registry)
+                await book.add(ScheduleEntry.of(entry), remote=False, created_by="a test")
+                await change(system, "UPDATE schedules SET fire_at = :past", past=past)
+                await change(
+                    system,
+                    "INSERT INTO schedule_firings (schedule, due_at, outcome, noted_at, times) "
+                    "SELECT name, :past, 'refused', :past, 1 FROM schedules",
+                    past=past,
+                )
                 await server.wait_for("SwitchyardWorkerSilent", "SwitchyardNoActiveScheduler")
+                await server.wait_for("SwitchyardScheduleLate", "SwitchyardScheduleRefused")
                 await server.wait_for("SwitchyardOutboxStuck")
                 assert "SwitchyardDown" not in await server.firing()
                 api.kill()

@@ -11,13 +11,16 @@ from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
+from structlog.testing import capture_logs
 
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger import schedules as ledger_schedules
+from switchyard.services.monitoring import schedule_status
 from switchyard.services.monitoring.check import Finding
 from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.monitoring.checks.schedules import schedules as schedules_check
+from switchyard.services.monitoring.schedule_status import schedule_samples
 from switchyard.services.records import State
 from switchyard.services.records.schedules import FiringOutcome
 from switchyard.services.schedules.book import (
@@ -314,6 +317,41 @@ async def test_the_doctor_finds_what_was_due_and_what_was_refused(
     assert "no job type 'noop'" in refused.detail
 
 
+async def test_the_metrics_tell_how_late_schedules_are_with_bounded_labels(
+    system: System, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule_status, "SHOWN", 2)
+
+    async def shown() -> dict[tuple[str, ...], float]:
+        last = await system.ledger.last_firings()
+        entries = await system.ledger.schedules()
+        found = schedule_samples(entries, last, time.now)
+        return {
+            (metric.name, *labels): seen for metric, each in found for labels, seen in each.items()
+        }
+
+    for name in "abcd":
+        await add(system, entry(name))
+    await book(system).pause("b")
+    time.now += 90
+    late = "switchyard_schedule_late_seconds"
+    seen = await shown()
+    assert {key: seen[key] for key in seen if key[0] == late} == {
+        (late, "a"): 60,
+        (late, "b"): 0,
+        (late, "other"): 60,
+    }
+    await runner(system).turn()
+    time.now += 5
+    seen = await shown()
+    fired = "switchyard_schedule_last_fired_seconds"
+    assert {key: seen[key] for key in seen if key[0] == fired} == {
+        (fired, "a"): 5,
+        (fired, "other"): 5,
+    }
+    assert seen[late, "a"] == seen["switchyard_schedules_refused",] == 0
+
+
 # --- the file -----------------------------------------------------------------------------------
 
 
@@ -342,6 +380,36 @@ async def test_the_file_is_taken_over_and_what_it_no_longer_has_goes(
     write(tmp_path, "* * * * *", "d")
     with pytest.raises(ScheduleConflict, match="jobctl schedules remove d"):
         await book(system).adopt(own)
+
+
+async def test_the_active_scheduler_reads_the_file_again_when_it_has_changed(
+    system: System, time: Time, tmp_path: Path
+) -> None:
+    own = write(tmp_path, "* * * * *", "a")
+    firing = runner(system, schedules=own, default_schedules=False)
+
+    async def names() -> set[str]:
+        await firing.follow_file()
+        return {each.name for each, _ in await book(system).all()}
+
+    assert await names() == {"a"}
+    write(tmp_path, "*/5 * * * *", "a", "b")
+    with capture_logs() as said:
+        assert await names() == {"a", "b"}
+        assert await names() == {"a", "b"}
+    assert [(each["changed"], each["gone"]) for each in said] == [(["a", "b"], [])]
+    for broken in ("[a]\ncron = 7", "no TOML", "[a]\n[b]\ncron = '* * * * *'\njob = 'hot.nothing'"):
+        own.write_text(broken)
+        with capture_logs() as said:
+            assert await names() == {"a", "b"}  # nothing of it, and nothing lost
+            assert await names() == {"a", "b"}
+        assert [each["log_level"] for each in said] == ["error"]
+    own.unlink()
+    assert await names() == {"a", "b"}
+    write(tmp_path, "* * * * *", "b", "c")
+    assert await names() == {"b", "c"}
+    time.now += 60
+    assert await firing.turn() == 2
 
 
 async def test_what_fires_by_itself_can_be_had_otherwise(

@@ -33,6 +33,8 @@ SERIES: dict[str, tuple[str, ...]] = {
     "SwitchyardDown": ('up{job="switchyard-api"} 0x60',),
     "SwitchyardPartAway": ('switchyard_part_up{part="broker"} 0x60',),
     "SwitchyardNoActiveScheduler": ("switchyard_scheduler_active 0x60",),
+    "SwitchyardScheduleLate": ('switchyard_schedule_late_seconds{schedule="a"} 0+60x60',),
+    "SwitchyardScheduleRefused": ("switchyard_schedules_refused 1x60",),
     "SwitchyardHotJobsWait": ('switchyard_lane_oldest_seconds{lane="hot"} 31x60',),
     "SwitchyardHotWaitSlow": (
         'switchyard_job_wait_seconds_bucket{lane="hot",le="1.0"} 0x60',
@@ -77,6 +79,8 @@ QUIET = (
     'switchyard_part_up{part="broker"} 1x60',
     'switchyard_part_up{part="management"} 0x60',
     "switchyard_scheduler_active 1x60",
+    'switchyard_schedule_late_seconds{schedule="a"} 30x60',
+    "switchyard_schedules_refused 0x60",
     'switchyard_lane_oldest_seconds{lane="hot"} 1x60',
     'switchyard_lane_oldest_seconds{lane="backfill"} 9000x60',
     'switchyard_queue_ready{lane="hot",queue="hot.llm"} 10x60',

@@ -175,6 +175,25 @@ SCHEDULER_PUBLISHED = Metric(
 )
 
 # --- the system as a whole: API and scheduler -----------------------------------------------------
+SCHEDULE_LATE = Metric(
+    "switchyard_schedule_late_seconds",
+    "gauge",
+    "For how long a due time of the schedule has not been fired, 0 where none is due; the first "
+    "100 schedules by name, and the latest of the others as `other`.",
+    ("schedule",),
+)
+SCHEDULE_FIRED = Metric(
+    "switchyard_schedule_last_fired_seconds",
+    "gauge",
+    "Time since the schedule was fired, where that was the last that became of it; `schedule` as "
+    "above, the longest of the others.",
+    ("schedule",),
+)
+SCHEDULES_REFUSED = Metric(
+    "switchyard_schedules_refused",
+    "gauge",
+    "Schedules whose last job was given up, since it was refused until its grace had passed.",
+)
 UP = Metric(
     "switchyard_part_up",
     "gauge",

@@ -23,6 +23,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring import metrics as names
 from switchyard.services.monitoring.lane_report import QueueReport, Report, lane_report
 from switchyard.services.monitoring.metrics import OTHER, Metric, Metrics, Samples
+from switchyard.services.monitoring.schedule_status import schedule_samples
 from switchyard.services.monitoring.worker_status import is_current, status_of
 from switchyard.services.records import Gauges, LedgerError, WorkerRecord
 from switchyard.services.records.limits import LimitReport
@@ -122,6 +123,8 @@ class SystemMetrics:
             spent = await self._ledger.llm_spent_today()
             budgets = await self._ledger.llm_budgets(per_day=self._settings.llm_budget_per_day)
             batched = await self._ledger.llm_batch_counts()
+            schedules = await self._ledger.schedules()
+            firings = await self._ledger.last_firings()
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             up["ledger",] = 0
@@ -136,6 +139,7 @@ class SystemMetrics:
             *_limits(self._registry, limited),
             *self._llm_servers(servers),
             *self._llm_spending(spent, budgets),
+            *schedule_samples(schedules, firings, now),
             (
                 names.LLM_BATCHED,
                 {

@@ -23,7 +23,7 @@ ADDED = "added"
 FILE = "file"
 DEFAULT = "default"
 _OWNERS = {
-    FILE: "it stands in the file of JOBS_SCHEDULES: change it there, and restart the schedulers",
+    FILE: "it stands in the file of JOBS_SCHEDULES: change it there",
     DEFAULT: "it is one of the default ones: pause it, or set JOBS_DEFAULT_SCHEDULES=false",
 }
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/schedules")
@@ -128,18 +128,23 @@ class Schedules:
         await self.get(name)
         return await self._ledger.firings(name, limit)
 
-    async def adopt(self, settings: Settings) -> None:
-        """Make the ledger have the entries of the file and the default ones, as they are now.
+    async def adopt(self, settings: Settings) -> tuple[list[str], list[str]]:
+        """Make the ledger have the entries of the file and the default ones, as they are now; the
+        names of those that are new or changed, and of those that are gone.
 
         Raises InvalidScheduleFile, ScheduleConflict where a name is taken.
         """
         found = [] if settings.schedules is None else read_file(settings.schedules, self._registry)
         named = {each.name for each in found}
         usual = defaults(self._registry) if settings.default_schedules else []
-        await self._take(FILE, found)
-        await self._take(DEFAULT, [each for each in usual if each.name not in named])
+        changed, gone = await self._take(FILE, found)
+        usual = [each for each in usual if each.name not in named]
+        usually_changed, usually_gone = await self._take(DEFAULT, usual)
+        return changed + usually_changed, gone + usually_gone
 
-    async def _take(self, origin: str, entries: Sequence[ScheduleEntry]) -> None:
+    async def _take(
+        self, origin: str, entries: Sequence[ScheduleEntry]
+    ) -> tuple[list[str], list[str]]:
         known = {each.name: each for each in await self._ledger.schedules()}
         now = await self._now()
         changed = []
@@ -166,6 +171,7 @@ class Schedules:
         gone = [name for name in gone if name not in names]
         if changed or gone:
             await self._ledger.replace_schedules(origin, changed, gone)
+        return [each.name for each in changed], gone
 
     async def _now(self) -> float:
         """The ledger's time, which every host agrees on."""

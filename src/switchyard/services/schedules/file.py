@@ -32,6 +32,15 @@ def read_file(path: Path, registry: Registry) -> list[ScheduleEntry]:
     return entries
 
 
+def mark_of(path: Path) -> tuple[int, ...] | None:
+    """Another one whenever the file is another; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
+
+
 def _entry(name: str, table: object) -> ScheduleEntry:
     if not isinstance(table, dict):
         raise InvalidSchedule(f"it is no table: write [{name}], and what it says below")

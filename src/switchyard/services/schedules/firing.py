@@ -23,6 +23,7 @@ from switchyard.services.records import LedgerError
 from switchyard.services.records.schedules import Firing, FiringOutcome, ScheduleRecord
 from switchyard.services.schedules.book import Schedules, due_firing
 from switchyard.services.schedules.entry import ScheduleEntry
+from switchyard.services.schedules.file import mark_of
 from switchyard.services.schedules.rule import AT_ONCE, InvalidSchedule, put_off
 from switchyard.services.settings import Settings
 
@@ -30,6 +31,8 @@ BATCH = 200
 """Entries, and firings, that one turn looks at."""
 AGAIN = 5.0
 """Seconds until a job is tried again that was refused."""
+SAID = 20
+"""Names of schedules that one line of the log has."""
 
 
 class ScheduleRunner:
@@ -52,17 +55,17 @@ class ScheduleRunner:
         self._look = look
         self._refused: dict[tuple[str, float], tuple[float, str]] = {}
         """When a firing is tried again, and why it was refused."""
+        self._taken: tuple[tuple[int, ...] | None] | None = None
+        """The mark of the file that was read last; None before the first."""
         self._said: set[tuple[str, str]] = set()
         self._log = structlog.get_logger("schedules")
 
     async def run(self) -> None:
-        """Take over the entries of the file and the default ones, and fire until cancelled."""
-        adopted = False
+        """Take over the entries of the file, whenever it changes, and the default ones, and fire
+        until cancelled."""
         while True:
             try:
-                if not adopted:
-                    await self._adopt()
-                    adopted = True
+                await self.follow_file()
                 await self.turn()
             except LedgerError as error:
                 self._log.warning("ledger away", error=str(error))
@@ -81,14 +84,25 @@ class ScheduleRunner:
             fired += await self._fire(firing, entry, now)
         return fired
 
-    async def _adopt(self) -> None:
+    async def follow_file(self) -> None:
+        """Take over the entries of the file and the default ones: at first, and again when the
+        file has changed. Raises LedgerError."""
+        path = self._settings.schedules
+        # Before the file is read: what is written to it meanwhile makes another mark.
+        mark = None if path is None else await asyncio.to_thread(mark_of, path)
+        if (mark,) == self._taken:
+            return
         try:
-            await Schedules(self._ledger, self._registry).adopt(self._settings)
+            changed, gone = await Schedules(self._ledger, self._registry).adopt(self._settings)
         except LedgerError:
             raise
         except SwitchyardError as error:
             # What is in the ledger is fired nevertheless.
             self._log.error("the schedules of JOBS_SCHEDULES could not be loaded", error=str(error))
+        else:
+            if changed or gone:
+                self._log.info("schedules taken over", changed=changed[:SAID], gone=gone[:SAID])
+        self._taken = (mark,)
 
     async def _decide(self, entry: ScheduleRecord, now: float) -> None:
         name = entry.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from switchyard.services.monitoring.check import Check, Finding, some, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.monitoring.schedule_status import lateness
 from switchyard.services.records.schedules import FiringOutcome
 
 LATE = 60.0
@@ -17,13 +18,8 @@ async def schedules(system: Examined) -> list[Check]:
     if not entries:
         return []
     _, now = await ledger.due_schedules(1)
-    last = (await ledger.last_firings()).values()
-    late = {each.name for each in entries if each.paused_at is None and now - each.fire_at > LATE}
-    late |= {
-        each.schedule
-        for each in last
-        if each.outcome is FiringOutcome.DUE and now - each.noted_at > LATE
-    }
+    last = await ledger.last_firings()
+    late = {name for name, since in lateness(entries, last, now).items() if since > LATE}
     checks = []
     if late:
         checks.append(
@@ -34,7 +30,7 @@ async def schedules(system: Examined) -> list[Check]:
                 "`jobctl scheduler`; where one runs, its log says why",
             )
         )
-    refused = [each for each in last if each.outcome is FiringOutcome.REFUSED]
+    refused = [each for each in last.values() if each.outcome is FiringOutcome.REFUSED]
     if refused:
         told = some([f"{each.schedule} ({each.note})" for each in refused])
         checks.append(

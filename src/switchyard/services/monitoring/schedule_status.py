@@ -1,0 +1,53 @@
+"""How late schedules are, and what became of them last: for the doctor and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from switchyard.services.monitoring import metrics as names
+from switchyard.services.monitoring.metrics import OTHER, Metric, Samples
+from switchyard.services.records.schedules import Firing, FiringOutcome, ScheduleRecord
+
+SHOWN = 100
+"""Schedules that have a label of their own."""
+
+
+def lateness(
+    entries: Iterable[ScheduleRecord], last: Mapping[str, Firing], now: float
+) -> dict[str, float]:
+    """Seconds for which each has been due and its job is not published; 0 where nothing is due."""
+    late: dict[str, float] = {}
+    for entry in entries:
+        firing = last.get(entry.name)
+        since = [now] if entry.paused_at is not None else [now, entry.fire_at]
+        if firing is not None and firing.outcome is FiringOutcome.DUE:
+            since.append(firing.noted_at)
+        late[entry.name] = now - min(since)
+    return late
+
+
+def schedule_samples(
+    entries: Iterable[ScheduleRecord], last: Mapping[str, Firing], now: float
+) -> list[tuple[Metric, Samples]]:
+    """As metrics, with as many labels as are bounded."""
+    late = lateness(entries, last, now)
+    fired = {
+        name: max(0.0, now - firing.noted_at)
+        for name, firing in last.items()
+        if firing.outcome is FiringOutcome.FIRED and name in late
+    }
+    own = frozenset(sorted(late)[:SHOWN])
+    refused = sum(each.outcome is FiringOutcome.REFUSED for each in last.values())
+    return [
+        (names.SCHEDULE_LATE, _labelled(late, own)),
+        (names.SCHEDULE_FIRED, _labelled(fired, own)),
+        (names.SCHEDULES_REFUSED, {(): float(refused)}),
+    ]
+
+
+def _labelled(found: Mapping[str, float], own: frozenset[str]) -> dict[tuple[str, ...], float]:
+    shown: dict[tuple[str, ...], float] = {}
+    for name, seconds in found.items():
+        label = (name if name in own else OTHER,)
+        shown[label] = max(seconds, shown.get(label, 0.0))
+    return shown
