@@ -18,7 +18,7 @@ from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.files.keys import page_key, result_key
 from switchyard.services.index.opening import open_index
 from switchyard.services.index.ranking import search
-from switchyard.services.jobs.outcomes import Next
+from switchyard.services.jobs.outcomes import Next, PermanentError
 from switchyard.services.ledger import Ledger
 from switchyard.services.samples.articles import sample
 from switchyard.services.text.images import count_pages, draw
@@ -288,6 +288,19 @@ async def test_what_a_dead_job_has_not_read_is_read_when_all_is_put_together(
     merged = await pipeline.one("ocr_pdf", document | {"divided": True}, lane="vlm_ocr")
     assert merged.result["pages_read"] == 1  # type: ignore[union-attr]
     assert text_of(pipeline, document["document_id"]) == list(SLIPS)
+
+
+async def test_pages_that_a_document_has_not_are_refused_and_leave_nothing(
+    pipeline: Pipeline, tmp_path: Path
+):
+    path = tmp_path / "slips.pdf"
+    path.write_bytes(scan(slips(SLIPS)))
+    ingested = await pipeline.one("ingest_document", {"path": str(path)})
+    document = {"document_id": ingested.result["document_id"]}  # type: ignore[union-attr]
+    await pipeline.one("extract_text", document)
+    for number in (0, 4, 10**12):
+        with pytest.raises(PermanentError, match=f"3 pages, and no page {number:,}"):
+            await pipeline.one("ocr_pages", document | {"pages": [1, number]}, lane="vlm_ocr")
 
 
 async def test_pages_that_were_read_before_a_death_are_kept(

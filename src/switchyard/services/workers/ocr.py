@@ -129,6 +129,10 @@ async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
     document_id = payload.document_id
     files = DocumentFiles.of(ctx, document_id)
     text = await files.output_of_async(EXTRACT)
+    there = range(1, len(text.result["pages"]) + 1)
+    beyond = next((number for number in payload.pages if number not in there), None)
+    if beyond is not None:  # each would be kept as a file of a page without words
+        raise PermanentError(f"the document has {len(there):,} pages, and no page {beyond:,}")
     about = (await files.output_of_async(INGEST)).result
     pages = _Pages(ctx, payload, files, about, text.content)
     read = await pages.read(payload.pages)
