@@ -33,7 +33,7 @@ def test_what_a_document_says_is_what_the_truth_says(language: str):
 def test_a_seed_gives_the_same_bytes_in_every_run():
     program = (
         "from switchyard.services.samples.generating import generate\n"
-        "from switchyard.services.files.storage import content_hash\n"
+        "from switchyard.services.files.hashes import content_hash\n"
         "print([(s.filename, content_hash(s.content)) for s in generate(12, seed=7)])"
     )
     runs = [

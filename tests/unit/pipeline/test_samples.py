@@ -28,7 +28,7 @@ def test_a_sample_says_what_its_article_says(number: int):
 def test_samples_have_the_same_bytes_in_every_run():
     program = (
         "from switchyard.services.samples.articles import samples\n"
-        "from switchyard.services.files.storage import content_hash\n"
+        "from switchyard.services.files.hashes import content_hash\n"
         "print([content_hash(made.content) for made in samples()])"
     )
     done = subprocess.run(
