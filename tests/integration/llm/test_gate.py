@@ -67,12 +67,24 @@ async def test_a_limit_that_shrank_lets_nobody_in_until_there_is_room(ledger: Le
 async def test_slots_of_a_worker_that_was_killed_come_back(ledger: Ledger) -> None:
     assert await take(ledger, "slot-0", limit=1, ttl=0.3) == SlotTaken()
     assert await take(ledger, "slot-1", limit=1) == SlotsFull(1, 1)
-    assert await ledger.renew_llm_slots(["slot-0"], 0.3) == 1
+    assert await ledger.renew_llm_slots({"slot-0": "default"}, "somebody", 0.3) == set()
 
     async def free() -> bool:
         return await take(ledger, "slot-1", limit=1) == SlotTaken()
 
     assert await eventually(free)
+
+
+async def test_calls_of_a_worker_that_was_frozen_count_again_when_it_wakes(ledger: Ledger) -> None:
+    async with LlmGate.open(settings(llm_concurrency_max=1), ledger) as frozen:
+        entry = await frozen.enter(HOT, patience=1)
+        await ledger.end_llm_slot("default", entry.slot, None)  # as one that has run out
+        assert await take(ledger, "another's", limit=1) == SlotTaken()
+        await frozen._renew()
+        assert await take(ledger, "next", limit=1) == SlotsFull(2, 1)
+        await frozen.leave(entry, None)
+        await frozen._renew()
+        assert await take(ledger, "next", limit=1) == SlotsFull(1, 1)
 
 
 async def test_a_pause_holds_for_all_and_only_grows(ledger: Ledger) -> None:

@@ -7,7 +7,7 @@ of a killed worker come back by themselves. All times are the database's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select, update
@@ -76,16 +76,27 @@ class LlmSlots(LedgerBase):
 
         await self._database.write(work)
 
-    async def renew_llm_slots(self, slots: Sequence[str], ttl: float) -> int:
-        """Keep slots for `ttl` seconds more; how many there still are."""
+    async def renew_llm_slots(self, held: Mapping[str, str], holder: str, ttl: float) -> set[str]:
+        """Keep slots, each with its server, for `ttl` seconds more. Gives those that had run out
+        and are there again: whoever was frozen for longer has its calls under way all the same, and
+        nobody else gets a slot until they fit into the limit again."""
 
-        def work(connection: Connection) -> int:
-            kept = connection.execute(
+        def work(connection: Connection) -> set[str]:
+            until = db_now(connection) + ttl
+            renewed = connection.execute(
                 update(llm_slots)
-                .where(llm_slots.c.id.in_(slots))
-                .values(expires_at=db_now(connection) + ttl)
+                .where(llm_slots.c.id.in_(held))
+                .values(expires_at=until)
+                .returning(llm_slots.c.id)
             )
-            return kept.rowcount
+            lost = held.keys() - set(renewed.scalars())
+            if lost:
+                values = [
+                    {"id": slot, "server": held[slot], "holder": holder, "expires_at": until}
+                    for slot in sorted(lost)
+                ]
+                connection.execute(insert_into(connection, llm_slots).values(values))
+            return lost
 
         return await self._database.write(work)
 

@@ -111,7 +111,7 @@ class LlmGate:
         self._rule = rule
         self._bounds = bounds
         self._holder = new_instance_id()
-        self._slots: set[str] = set()
+        self._held: dict[str, str] = {}
         self._numbers = count(1)
         self._waiting: list[tuple[Urgency, int, asyncio.Event]] = []
         self._dice = random.Random()
@@ -165,7 +165,7 @@ class LlmGate:
 
     async def leave(self, entry: Admission, lesson: Lesson | None) -> None:
         """Give the slot back, with what the call has taught; None where it was broken off."""
-        self._slots.discard(entry.slot)
+        self._held.pop(entry.slot, None)
         bounds, rule = self._bounds_of(entry.server), self._rule
         dice = self._dice.uniform(1.0, 1.1)
 
@@ -222,28 +222,23 @@ class LlmGate:
             for server in self._shuffled(group):
                 slot = f"{self._holder}/{next(self._numbers)}"
                 bounds = self._bounds_of(server)
-                self._slots.add(slot)
-                try:
-                    answer = await self._ledger.take_llm_slot(
-                        server.name,
-                        slot,
-                        self._holder,
-                        ttl=SLOT_LIFE,
-                        keep_free=urgency.keep_free,
-                        first=bounds.within(bounds.start),
-                        most=bounds.most,
-                    )
-                except asyncio.CancelledError:
-                    # It may have been given: it is not renewed, and so it runs out.
-                    self._slots.discard(slot)
-                    raise
+                # Cancelled here, it may have been given: it is not renewed, and so it runs out.
+                answer = await self._ledger.take_llm_slot(
+                    server.name,
+                    slot,
+                    self._holder,
+                    ttl=SLOT_LIFE,
+                    keep_free=urgency.keep_free,
+                    first=bounds.within(bounds.start),
+                    most=bounds.most,
+                )
                 if isinstance(answer, SlotsFull):
                     full = answer
                 elif isinstance(answer, ServerPaused):
                     pauses.append(answer)
                 else:
+                    self._held[slot] = server.name
                     return Admission(server, slot)
-                self._slots.discard(slot)
             if full is not None:
                 return full
         return min(pauses, key=lambda each: each.seconds)
@@ -259,11 +254,17 @@ class LlmGate:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(SLOT_LIFE / 3)
-            if self._slots:
+            if self._held:
                 try:
-                    await self._ledger.renew_llm_slots(sorted(self._slots), SLOT_LIFE)
+                    await self._renew()
                 except LedgerError as error:
                     self._log.warning("LLM slots could not be renewed", error=str(error))
+
+    async def _renew(self) -> None:
+        held = dict(self._held)
+        for slot in await self._ledger.renew_llm_slots(held, self._holder, SLOT_LIFE):
+            if slot not in self._held:  # given back meanwhile
+                await self._ledger.end_llm_slot(held[slot], slot, None)
 
 
 def learned(
