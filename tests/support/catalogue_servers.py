@@ -107,6 +107,13 @@ class CrossrefServer(CatalogueServer):
 
 
 class WikidataServer(CatalogueServer):
+    people: dict[str, str]
+    """Labels of authors who are items; a work names them by their ids."""
+
+    def __init__(self, works: Iterable[KnownWork] = (), people: dict[str, str] | None = None):
+        super().__init__(works)
+        self.people = people or {}
+
     def answer(self, exchange: Exchange, request: Request) -> None:
         """The action API: a search, and the entities that it finds."""
         parameters = request.parameters
@@ -116,6 +123,11 @@ class WikidataServer(CatalogueServer):
                 f"Q{work.number}": self._entity(work)
                 for work in self.works
                 if f"Q{work.number}" in ids
+            }
+            entities |= {
+                each: {"id": each, "labels": {"mul": {"language": "mul", "value": name}}}
+                for each, name in self.people.items()
+                if each in ids
             }
             send(exchange, {"entities": entities, "success": 1})
             return
@@ -130,20 +142,31 @@ class WikidataServer(CatalogueServer):
         send(exchange, {"batchcomplete": "", "query": {"search": found}})
 
     def _entity(self, work: KnownWork) -> dict[str, Any]:
-        claims: dict[str, list[Any]] = {
+        values: dict[str, list[Any]] = {
             "P356": [work.doi.upper()] if work.doi else [],
             "P818": [work.arxiv_id] if work.arxiv_id else [],
             "P577": [{"time": f"+{work.year}-00-00T00:00:00Z"}],
-            "P2093": list(work.authors),
         }
+        claims = {
+            name: [{"mainsnak": _snak(each)} for each in said] for name, said in values.items()
+        }
+        for place, author in reversed(list(enumerate(work.authors, 1))):
+            is_item = author in self.people
+            claims.setdefault("P50" if is_item else "P2093", []).append(
+                {
+                    "mainsnak": _snak({"id": author} if is_item else author),
+                    "qualifiers": {"P1545": [_snak(str(place))]},
+                }
+            )
         return {
             "id": f"Q{work.number}",
             "labels": {"en": {"language": "en", "value": work.title}},
-            "claims": {
-                name: [{"mainsnak": {"datavalue": {"value": value}}} for value in values]
-                for name, values in claims.items()
-            },
+            "claims": claims,
         }
+
+
+def _snak(value: Any) -> dict[str, Any]:
+    return {"datavalue": {"value": value}}
 
 
 def send(exchange: Exchange, value: Any, status: int = 200) -> None:

@@ -135,6 +135,22 @@ async def test_by_doi_by_arxiv_id_and_by_search_in_the_order_of_the_settings(
     assert [len(site.requests) for site in (openalex, crossref, wikidata)] == asked
 
 
+async def test_authors_that_are_items_of_wikidata_are_named_in_their_order(
+    linking_settings: Settings, ledger: Ledger, wikidata: WikidataServer
+):
+    wikidata.people = {"Q901": "Jean Pilote", "Q902": "Anne Marin"}
+    charts = KnownWork(7, "Charts for pilots", 1851, authors=("Q901", "Paul Phare", "Q902", "Q903"))
+    wikidata.works.append(charts)
+    wikidata.people["Q903"] = ""
+    said = Reference(text="", title=charts.title, authors=(Person("Pilote", "J"),), year=1851)
+    (link,) = await linked(linking_settings, ledger, said)
+    assert link.work is not None
+    assert [each.family for each in link.work.authors] == ["Pilote", "Phare", "Marin"]
+    # The item of the work, then all people in one request.
+    asked = [each.parameters["ids"] for each in wikidata.requests if "ids" in each.parameters]
+    assert asked[-1] == "Q901|Q902|Q903"
+
+
 async def test_what_fits_several_works_is_kept_as_ambiguous(
     linking_settings: Settings, ledger: Ledger, openalex: OpenAlexServer
 ):

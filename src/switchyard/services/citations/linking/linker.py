@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from switchyard.broker.background import Background
-from switchyard.services.citations.linking.catalogues import BATCH, CATALOGUES, Catalogue
+from switchyard.services.citations.linking.catalogue import BATCH, Catalogue
+from switchyard.services.citations.linking.catalogues import CATALOGUES
 from switchyard.services.citations.linking.matching import chosen, named
 from switchyard.services.citations.linking.questions import Means, WorkQuestion, questions_of
 from switchyard.services.citations.reference import Reference
