@@ -514,7 +514,7 @@ async def test_a_consumer_that_the_broker_forgot_is_made_anew_and_its_jobs_run_o
         await lanes.publish("hot", ["hot"])
         await handler.started("hot")
     assert not handler.deliveries["held-hot"].is_lost
-    lost = [line for line in logs if "gives this consumer nothing" in line["event"]]
+    lost = [line for line in logs if "delivers nothing to this consumer" in line["event"]]
     assert [(line["log_level"], line["queue"]) for line in lost] == [("error", HOT)]
 
 
