@@ -15,7 +15,7 @@ from benchmarks.llm_batch import Machine
 from benchmarks.llm_server import serving
 from switchyard.services.jobs.outcomes import RetryableError
 from switchyard.services.ledger import Ledger
-from switchyard.services.llm.errors import LlmAway, LlmLimited, LlmRefused, LlmUnavailable
+from switchyard.services.llm.errors import LlmAway, LlmBusy, LlmLimited, LlmRefused, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.llm.pacing import Adaptive
@@ -126,6 +126,20 @@ async def test_a_cancelled_call_stops_the_server_and_frees_its_slot(plain_ledger
             await eventually(lambda: app.counts.abandoned == 1 and app.batch.running == 0)
             (report,) = await plain_ledger.llm_servers()
             assert report.in_flight == 0
+
+
+async def test_who_gets_room_late_does_not_begin_what_it_has_no_time_for(
+    plain_ledger: Ledger,
+) -> None:
+    with serving(Machine(tokens=100, scale=1)) as (url, app):
+        await plain_ledger.take_llm_slot(
+            "default", "another's", "somebody", ttl=1.5, keep_free=0, first=1, most=1
+        )
+        async with LlmLane.open(settings(url, llm_concurrency=1), plain_ledger) as lane:
+            with pytest.raises(LlmBusy) as refused:
+                await ask(lane, "too late", within=2.0)
+    assert not refused.value.counts
+    assert not app.counts.by_question
 
 
 async def test_a_server_killed_and_started_again_costs_no_attempt(plain_ledger: Ledger) -> None:

@@ -158,7 +158,9 @@ class LlmLane:
             if len(tried) == len(self._clients) or left <= 0:
                 break
             try:
-                entry = await self._enter(urgency, min(PATIENCE, left), tried)
+                # Half of its time is left for the call: one that began too late for an answer
+                # would be a time-out of the server, and an attempt of the job.
+                entry = await self._enter(urgency, min(PATIENCE, left / 2), tried)
             except LlmBusy as error:
                 # What a server answered says more than that the others have no room.
                 raise last or error from error
