@@ -6,8 +6,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from switchyard.services.monitoring import metrics as names
-from switchyard.services.monitoring.metrics import ALL, Metrics, watch_ledger
+from switchyard.services.monitoring import metric_names as names
+from switchyard.services.monitoring.metric_names import ALL
+from switchyard.services.monitoring.metrics import Metrics, watch_ledger
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -49,7 +50,7 @@ async def test_what_is_counted_is_shown() -> None:
 
 
 async def test_a_look_that_fails_or_hangs_leaves_the_other_metrics(monkeypatch) -> None:
-    monkeypatch.setattr(names, "LOOK_TIMEOUT", 0.01)
+    monkeypatch.setattr("switchyard.services.monitoring.metrics.LOOK_TIMEOUT", 0.01)
 
     async def fails() -> None:
         raise OSError("the disk is gone")

@@ -12,7 +12,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.hedging import ENOUGH
 from switchyard.services.llm.lane import LlmLane
-from switchyard.services.monitoring.metrics import LLM_HEDGES
+from switchyard.services.monitoring.metric_names import LLM_HEDGES
 from switchyard.services.settings import Settings
 from tests.support import llm_server
 from tests.support.llm_server import LlmServer

@@ -22,7 +22,7 @@ from switchyard.services.index.embedder import embedder_for
 from switchyard.services.index.opening import generation_of, home_at, open_index
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.check import Finding
-from switchyard.services.monitoring.metrics import STORAGE_QUOTA, STORAGE_USED
+from switchyard.services.monitoring.metric_names import STORAGE_QUOTA, STORAGE_USED
 from switchyard.services.monitoring.system_metrics import SystemMetrics
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import serving

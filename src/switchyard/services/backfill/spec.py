@@ -24,7 +24,7 @@ from switchyard.services.jobs.registry import (
     Registry,
     UnknownJobType,
 )
-from switchyard.services.monitoring.metrics import LLM
+from switchyard.services.monitoring.metric_names import LLM
 from switchyard.services.publishing.preparing import (
     InvalidJob,
     JobRequest,

@@ -28,7 +28,7 @@ from switchyard.services.llm.hedging import Hedges
 from switchyard.services.llm.pacing import Ended, Rule
 from switchyard.services.llm.reading import Answer
 from switchyard.services.llm.spending import NoBudget, Till
-from switchyard.services.monitoring.metrics import LLM_HEDGES, Metric, Samples
+from switchyard.services.monitoring.metric_names import LLM_HEDGES, Metric, Samples
 from switchyard.services.records.spending import AskedBy
 from switchyard.services.settings import LlmServer, Settings
 

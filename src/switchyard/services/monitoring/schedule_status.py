@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from switchyard.services.monitoring import metrics as names
-from switchyard.services.monitoring.metrics import OTHER, Metric, Samples
+from switchyard.services.monitoring import metric_names as names
+from switchyard.services.monitoring.metric_names import OTHER, Metric, Samples
 from switchyard.services.records.schedules import Firing, FiringOutcome, ScheduleRecord
 
 SHOWN = 100

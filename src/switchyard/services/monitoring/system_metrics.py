@@ -20,9 +20,10 @@ from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import StorageAway
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.monitoring import metrics as names
+from switchyard.services.monitoring import metric_names as names
 from switchyard.services.monitoring.lane_report import QueueReport, Report, lane_report
-from switchyard.services.monitoring.metrics import OTHER, Metric, Metrics, Samples
+from switchyard.services.monitoring.metric_names import OTHER, Metric, Samples
+from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.monitoring.schedule_status import schedule_samples
 from switchyard.services.monitoring.worker_status import is_current, status_of
 from switchyard.services.records import Gauges, LedgerError, WorkerRecord

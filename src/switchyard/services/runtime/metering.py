@@ -11,8 +11,9 @@ from switchyard.broker.dead.certificate import Reason
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Died, Succeeded
 from switchyard.services.ledger.sql.clock import Clock
-from switchyard.services.monitoring import metrics as names
-from switchyard.services.monitoring.metrics import LLM, OTHER, Metric, Metrics, Samples
+from switchyard.services.monitoring import metric_names as names
+from switchyard.services.monitoring.metric_names import LLM, OTHER, Metric, Samples
+from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.runtime.endings import Ending, outcome_of
 from switchyard.services.runtime.running import RunningJob
 

@@ -28,8 +28,9 @@ from switchyard.services.ledger.leases import SCHEDULER
 from switchyard.services.llm.answers import DAY, drop_old_answers
 from switchyard.services.llm.batch_sending import BatchSender
 from switchyard.services.llm.spending import tidy_spending
-from switchyard.services.monitoring import metrics as names
-from switchyard.services.monitoring.metrics import Metric, Metrics, Samples, show_publishes
+from switchyard.services.monitoring import metric_names as names
+from switchyard.services.monitoring.metric_names import Metric, Samples
+from switchyard.services.monitoring.metrics import Metrics, show_publishes
 from switchyard.services.publishing.recorded import publish_recorded
 from switchyard.services.records import JobRecord, LedgerError, State
 from switchyard.services.redrive.returning import LOOK, Returner

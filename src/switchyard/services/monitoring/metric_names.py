@@ -1,0 +1,318 @@
+"""Every metric of the system, by name.
+
+docs/metrics.md lists the same names, and a test compares. Labels are bounded: lanes, kinds of
+worker, queues, registered job types, and closed sets of outcomes. Never an id or an error's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+
+OTHER = "other"
+"""The label of what is not in a closed set: a lane or job type that nobody has declared."""
+
+LLM = "llm"
+"""The kind of worker that asks language models."""
+
+Samples = Mapping[tuple[str, ...], float]
+"""Values by the labels, in the metric's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. The name is as a dashboard asks for it; a histogram's without `_bucket`."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    def family(self, samples: Samples) -> Family:
+        """These values, as they are shown."""
+        make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
+        family = make(self.name, self.help, labels=self.labels)
+        for labels, value in samples.items():
+            family.add_metric(labels, value)
+        return family
+
+
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_LONG = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0)
+_WAIT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 14400.0)
+
+# --- jobs: every worker ---------------------------------------------------------------------------
+ATTEMPTS = Metric(
+    "switchyard_job_attempts_total",
+    "counter",
+    "Attempts that have ended; `outcome`: succeeded, retried, snoozed, dead or cancelled.",
+    ("worker", "lane", "job_type", "outcome"),
+)
+DEATHS = Metric(
+    "switchyard_job_deaths_total",
+    "counter",
+    "Jobs that this worker gave up, by `reason` (exhausted, permanent, expired, crashed).",
+    ("worker", "lane", "job_type", "reason"),
+)
+DURATION = Metric(
+    "switchyard_job_duration_seconds",
+    "histogram",
+    "From the claim of a job to the end of its attempt, acknowledgement included.",
+    ("worker", "job_type"),
+    _LONG,
+)
+WAIT = Metric(
+    "switchyard_job_wait_seconds",
+    "histogram",
+    "From a job's entry into its lane to the start of its first attempt.",
+    ("worker", "lane"),
+    _WAIT,
+)
+ATTEMPTS_USED = Metric(
+    "switchyard_job_attempts_used",
+    "histogram",
+    "Attempts that jobs had used up, themselves included, when they succeeded or were given up.",
+    ("worker", "job_type"),
+    (1, 2, 3, 5, 10, 20),
+)
+NOT_RUN = Metric(
+    "switchyard_deliveries_not_run_total",
+    "counter",
+    "Deliveries without a run; `why`: skipped (ended before, or an older copy), returned to the "
+    "queue, put_off (no room in a named limit), or buried as malformed.",
+    ("why",),
+)
+LLM_PROCESSED = Metric(
+    "llm_requests_processed_total",
+    "counter",
+    "Attempts of the workers for language models; `status`: as the outcome of any attempt.",
+    ("status", "request_type"),
+)
+LLM_LATENCY = Metric(
+    "llm_request_latency_seconds",
+    "histogram",
+    "From the claim of such a request to its answer, the wait for its turn included.",
+    ("request_type",),
+    _LONG,
+)
+LLM_HEDGES = Metric(
+    "switchyard_llm_hedges_total",
+    "counter",
+    "Second requests for hot questions whose first was late to begin; `outcome`: won (it began "
+    "first), lost, or failed.",
+    ("outcome",),
+)
+LLM_CONCURRENCY = Metric(
+    "llm_worker_concurrency",
+    "gauge",
+    "Requests to language models that this worker has under way.",
+    ("worker_id",),
+)
+SLOTS = Metric("switchyard_slots", "gauge", "Jobs that this worker runs at once.", ("worker",))
+SLOTS_USED = Metric("switchyard_slots_used", "gauge", "Slots in use.", ("worker",))
+SLOTS_RESERVED = Metric(
+    "switchyard_slots_reserved", "gauge", "Slots that only the most urgent lane uses.", ("worker",)
+)
+CONSUMING = Metric(
+    "switchyard_queue_consuming",
+    "gauge",
+    "1 where this worker has its consumer on the queue, 0 where it is away.",
+    ("worker", "queue"),
+)
+
+# --- every process --------------------------------------------------------------------------------
+PUBLISHES = Metric(
+    "switchyard_publishes_total",
+    "counter",
+    "Jobs sent to the broker; `outcome`: accepted, full, unroutable, blocked, away or refused.",
+    ("lane", "outcome"),
+)
+LEDGER_SECONDS = Metric(
+    "switchyard_ledger_seconds",
+    "histogram",
+    "Transactions of the ledger, `work` is read or write.",
+    ("work",),
+    _SHORT,
+)
+LEDGER_FAILURES = Metric(
+    "switchyard_ledger_failures_total",
+    "counter",
+    "Transactions of the ledger that did not come to their end.",
+    ("work",),
+)
+
+# --- the scheduler --------------------------------------------------------------------------------
+SCHEDULER_ACTIVE = Metric(
+    "switchyard_scheduler_active", "gauge", "1 for the scheduler that has the lease, 0 for others."
+)
+SCHEDULER_PUBLISHED = Metric(
+    "switchyard_scheduler_published_total",
+    "counter",
+    "Jobs that this scheduler has published; `what`: scheduled (due), outbox (left unconfirmed), "
+    "lost (of silent workers) or refused.",
+    ("what",),
+)
+
+# --- the system as a whole: API and scheduler -----------------------------------------------------
+SCHEDULE_LATE = Metric(
+    "switchyard_schedule_late_seconds",
+    "gauge",
+    "For how long a due time of the schedule has not been fired, 0 where none is due; the first "
+    "100 schedules by name, and the latest of the others as `other`.",
+    ("schedule",),
+)
+SCHEDULE_FIRED = Metric(
+    "switchyard_schedule_last_fired_seconds",
+    "gauge",
+    "Time since the schedule was fired, where that was the last that became of it; `schedule` as "
+    "above, the longest of the others.",
+    ("schedule",),
+)
+SCHEDULES_REFUSED = Metric(
+    "switchyard_schedules_refused",
+    "gauge",
+    "Schedules whose last job was given up, since it was refused until its grace had passed.",
+)
+UP = Metric(
+    "switchyard_part_up",
+    "gauge",
+    "1 where the part answers: broker, management, ledger.",
+    ("part",),
+)
+READY = Metric(
+    "switchyard_queue_ready", "gauge", "Messages that wait for a worker.", ("lane", "queue")
+)
+UNACKED = Metric(
+    "switchyard_queue_unacked",
+    "gauge",
+    "Messages that workers hold; only where the management API answers.",
+    ("lane", "queue"),
+)
+CONSUMERS = Metric("switchyard_queue_consumers", "gauge", "Consumers of it.", ("lane", "queue"))
+LIMIT = Metric(
+    "switchyard_queue_limit", "gauge", "Messages that may wait in it at most.", ("lane", "queue")
+)
+OLDEST = Metric(
+    "switchyard_queue_oldest_seconds",
+    "gauge",
+    "Age of the job that has waited longest in the queue, as the ledger knows it.",
+    ("lane", "queue"),
+)
+LANE_DEPTH = Metric(
+    "switchyard_lane_depth", "gauge", "Ready messages of all its queues.", ("lane",)
+)
+LANE_OLDEST = Metric("switchyard_lane_oldest_seconds", "gauge", "Oldest of its queues.", ("lane",))
+OPEN_JOBS = Metric(
+    "switchyard_jobs_open", "gauge", "Jobs in the ledger that have not ended.", ("lane", "state")
+)
+OUTBOX_OLDEST = Metric(
+    "switchyard_outbox_oldest_seconds",
+    "gauge",
+    "Age of the oldest job that is recorded and not confirmed by the broker; 0 without any.",
+)
+DEAD_LETTERS = Metric(
+    "switchyard_dead_letters",
+    "gauge",
+    "Dead letters that wait for a redrive, by cause.",
+    ("lane", "reason"),
+)
+WORKERS = Metric(
+    "switchyard_workers",
+    "gauge",
+    "Workers by kind and `status`, alive or silent, as their beats tell.",
+    ("worker", "status"),
+)
+LIMIT_IN_USE = Metric(
+    "switchyard_limit_in_use", "gauge", "Jobs that run under a named limit, all keys.", ("limit",)
+)
+LIMIT_WAITING = Metric(
+    "switchyard_limit_waiting",
+    "gauge",
+    "Jobs that were put off for want of room in a named limit, all keys.",
+    ("limit",),
+)
+LLM_DEPTH = Metric(
+    "llm_queue_depth", "gauge", "Requests to language models that wait in their lane.", ("lane",)
+)
+LLM_SERVER_LIMIT = Metric(
+    "switchyard_llm_server_limit", "gauge", "Calls that the fleet may make at once.", ("server",)
+)
+LLM_SERVER_CALLS = Metric(
+    "switchyard_llm_server_calls", "gauge", "Calls of the whole fleet under way.", ("server",)
+)
+LLM_SERVER_PAUSED = Metric(
+    "switchyard_llm_server_paused_seconds",
+    "gauge",
+    "For how long yet the server is left alone; 0 when it is not.",
+    ("server",),
+)
+LLM_TOKENS = Metric(
+    "switchyard_llm_tokens_today",
+    "gauge",
+    "Tokens that calls of language models have used since 00:00 UTC; `kind`: input, cached (of "
+    "the input) or output.",
+    ("server", "kind"),
+)
+LLM_COST = Metric(
+    "switchyard_llm_cost_today",
+    "gauge",
+    "What these calls have cost, in the currency of JOBS_LLM_PRICES.",
+    ("server",),
+)
+LLM_UNPRICED = Metric(
+    "switchyard_llm_unpriced_calls_today",
+    "gauge",
+    "Calls of them whose cost is not known, as their model has no price.",
+    ("server",),
+)
+LLM_SAVED = Metric(
+    "switchyard_llm_saved_today",
+    "gauge",
+    "What calls would have cost today whose answer was kept.",
+)
+LLM_BUDGET_LEFT = Metric(
+    "switchyard_llm_budget_left",
+    "gauge",
+    "What is left of today's budget; only where there is one.",
+)
+LLM_BUDGETS_SHORT = Metric(
+    "switchyard_llm_budgets_short",
+    "gauge",
+    "Budgets, today's and backfills', in which the last call has found too little: jobs wait.",
+)
+LLM_BATCHED = Metric(
+    "switchyard_llm_batched_questions",
+    "gauge",
+    "Questions for Batch APIs; `state`: collected, sent, and answered or live where their jobs "
+    "have not come yet.",
+    ("server", "state"),
+)
+BULK = Metric(
+    "switchyard_bulk_operations",
+    "gauge",
+    "Backfills and redrives that have not ended, by `kind` and state.",
+    ("kind", "state"),
+)
+BULK_IDLE = Metric(
+    "switchyard_bulk_idle_seconds",
+    "gauge",
+    "Longest time in which a running operation of this kind has noted no progress.",
+    ("kind",),
+)
+STORAGE_USED = Metric(
+    "switchyard_storage_bytes",
+    "gauge",
+    "Bytes in the file storage, measured once a minute at most; only with JOBS_STORAGE_QUOTA.",
+)
+STORAGE_QUOTA = Metric(
+    "switchyard_storage_quota_bytes",
+    "gauge",
+    "JOBS_STORAGE_QUOTA: from so many bytes on, uploads are refused.",
+)
+
+ALL: Final = tuple(each for each in list(vars().values()) if isinstance(each, Metric))
