@@ -131,10 +131,11 @@ class DeadLetters(LedgerBase):
                     if each is None or is_foreign_letter(letter, each, at, known.get(job_id))
                 }
 
-            doubted = {found[place][1] for place in foreign()} & known.keys()
-            if not doubted:
-                return foreign()
-            load_edits(connection, dialect, known, doubted)
+            doubted = foreign()
+            unsure = {found[place][1] for place in doubted} & known.keys()
+            if not unsure:
+                return doubted
+            load_edits(connection, dialect, known, unsure)
             return foreign()
 
         return await self._database.read(work) if found else set()

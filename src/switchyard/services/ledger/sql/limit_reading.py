@@ -108,22 +108,18 @@ def read_waiting(
     connection: Connection, places: Collection[Place], now: float, at_most: int
 ) -> dict[Place, list[Row[Any]]]:
     """Of each of these limits so many jobs that may be called, who waits longest first."""
-    mine = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
-    names = ("job_id", "tokens", "since")
-    first = select(*(limit_waits.c[name] for name in names)).where(*mine, *_callable(now))
-    first = first.order_by(limit_waits.c.since, limit_waits.c.job_id).limit(at_most)
-    found: dict[Place, list[Row[Any]]] = {place: [] for place in places}
+
+    def first(name: Any, key: Any) -> Select[Any]:
+        wanted = (limit_waits.c.name == name, limit_waits.c.key == key, *_callable(now))
+        query = select(limit_waits.c.job_id, limit_waits.c.tokens, limit_waits.c.since)
+        query = query.where(*wanted).order_by(limit_waits.c.since, limit_waits.c.job_id)
+        return query.limit(at_most)
+
     if is_sqlite(connection):
         # It has no LATERAL, and no journey to save.
-        for name, key in places:
-            of_limit = (limit_waits.c.name == name, limit_waits.c.key == key)
-            query = select(*(limit_waits.c[each] for each in names)).where(
-                *of_limit, *_callable(now)
-            )
-            query = query.order_by(limit_waits.c.since, limit_waits.c.job_id).limit(at_most)
-            found[name, key] = list(connection.execute(query))
-        return found
-    each = lateral(first, "first")
+        return {place: list(connection.execute(first(*place))) for place in places}
+    found: dict[Place, list[Row[Any]]] = {place: [] for place in places}
+    each = lateral(first(limits.c.name, limits.c.key), "first")
     query = (
         select(limits.c.name, limits.c.key, *each.c)
         .select_from(limits.join(each, true()))
