@@ -20,6 +20,11 @@ _MOMENT = 0.01
 class UnknownCrawl(Unknown):
     """There is no crawl of that id."""
 
+    def __init__(self, crawl_id: str) -> None:
+        super().__init__(
+            f"there is no crawl {crawl_id!r}: `jobctl crawl list` shows those there are"
+        )
+
 
 class CrawlKeyTaken(WrongState):
     """The idempotency key was used before, for a crawl with other bounds."""
@@ -71,9 +76,7 @@ class Crawls:
         """Raises UnknownCrawl."""
         found = await self._ledger.crawl_progress(crawl_id)
         if found is None:
-            raise UnknownCrawl(
-                f"there is no crawl {crawl_id!r}: `jobctl crawl list` shows those there are"
-            )
+            raise UnknownCrawl(crawl_id)
         return found
 
     async def all(self, *, limit: int = 50, cursor: str | None = None) -> Page[CrawlProgress]:
@@ -90,9 +93,7 @@ class Crawls:
     async def cancel(self, crawl_id: str) -> CrawlProgress:
         """Visit no more of its pages; documents that it has found stay. Raises UnknownCrawl."""
         if await self._ledger.cancel_crawl(crawl_id, self._ledger.clock.time()) is None:
-            raise UnknownCrawl(
-                f"there is no crawl {crawl_id!r}: `jobctl crawl list` shows those there are"
-            )
+            raise UnknownCrawl(crawl_id)
         return await self.show(crawl_id)
 
 
