@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from switchyard.cli.base.common import IncludeOption, NotifyOption
+from switchyard.cli.base.common import IncludeOption, NotifyOption, PriorityOption
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.bulk.rates import RateOption, WhyOption, optional_rate
@@ -38,14 +38,6 @@ PayloadOption = Annotated[
         metavar="JSON|@FILE",
         help="Template of the payload: {field} is replaced by the item's value. "
         "Default: the item itself.",
-    ),
-]
-PriorityOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=10,
-        help="Priority within the lane; a higher number runs first. Default: the lane's.",
     ),
 ]
 AttemptsOption = Annotated[

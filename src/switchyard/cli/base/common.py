@@ -35,6 +35,15 @@ NotifyOption = Annotated[
     ),
 ]
 
+PriorityOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=10,
+        help="Priority within the lane; a higher number runs first. Default: the lane's.",
+    ),
+]
+
 MetricsPortOption = Annotated[
     int | None,
     typer.Option(

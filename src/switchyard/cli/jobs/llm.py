@@ -11,6 +11,7 @@ import typer
 
 from switchyard.broker.wording import counted
 from switchyard.cli.base.common import (
+    PriorityOption,
     load_settings,
     open_ledger,
     quiet_logs,
@@ -84,14 +85,7 @@ def ask(
         typer.Option(metavar="JSON|@FILE", help="JSON Schema that the answer must match."),
     ] = None,
     lane: Annotated[str, typer.Option(help="Lane of the request: hot or backfill.")] = "hot",
-    priority: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=10,
-            help="Priority within the lane; a higher number runs first. Default: the lane's.",
-        ),
-    ] = None,
+    priority: PriorityOption = None,
     timeout: Annotated[
         str,
         typer.Option(metavar="TIME", help=f"Cancel the request after this time, {DURATION_HELP}."),

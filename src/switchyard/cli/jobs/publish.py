@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 from switchyard.cli.base.common import (
     IncludeOption,
     NotifyOption,
+    PriorityOption,
     load_registry,
     load_settings,
     quiet_logs,
@@ -58,14 +59,7 @@ def publish(
             "input: one object, or JSON Lines with one job per line.",
         ),
     ],
-    priority: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=10,
-            help="Priority within the lane; a higher number runs first. Default: the lane's.",
-        ),
-    ] = None,
+    priority: PriorityOption = None,
     max_attempts: Annotated[
         int | None,
         typer.Option(

@@ -10,6 +10,7 @@ import typer
 from switchyard.broker.moments import clock
 from switchyard.cli.base.common import (
     IncludeOption,
+    PriorityOption,
     load_registry,
     load_settings,
     open_ledger,
@@ -92,14 +93,7 @@ def add(
             help="Time zone of CRON, an IANA name such as Europe/Berlin.",
         ),
     ] = "UTC",
-    priority: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=10,
-            help="Priority within the lane; a higher number runs first. Default: the lane's.",
-        ),
-    ] = None,
+    priority: PriorityOption = None,
     max_attempts: Annotated[
         int | None,
         typer.Option(min=1, max=1000, help="Maximum number of attempts. Default: the job type's."),
