@@ -11,12 +11,11 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import structlog
 
 from switchyard.broker.addresses import nodes_of
+from switchyard.broker.closing import Closing
 from switchyard.broker.errors import (
     LaneFull,
     PublishError,
@@ -60,7 +59,7 @@ class _Sent:
     """Seconds, on the monotonic clock."""
 
 
-class Publisher:
+class Publisher(Closing):
     """Publishes to the broker; safe to use from many coroutines at once.
 
     Use it as an async context manager, or call `close`. It connects at the first publish and
@@ -86,17 +85,6 @@ class Publisher:
         self.counts: dict[tuple[str, str], int] = {}
         """How many jobs ended how, by lane and outcome (`outcome_name`), since it was made."""
         self._queues = KnownQueues(self._ask_queue)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the connection. Publishes that still wait for their confirm fail."""

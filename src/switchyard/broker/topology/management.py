@@ -9,12 +9,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 
+from switchyard.broker.closing import Closing
 from switchyard.broker.errors import ManagementError, ManagementForbidden
 from switchyard.broker.topology.live import (
     LiveQueue,
@@ -33,7 +33,7 @@ REQUEST_TIMEOUT_SECONDS = 10.0
 _WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
 
 
-class ManagementClient:
+class ManagementClient(Closing):
     """Reads and declares exchanges, queues, bindings and policies of one virtual host.
 
     `url` is the address of the API with user and password, `http://user:password@host:15672`; of a
@@ -54,17 +54,6 @@ class ManagementClient:
         """Raises ManagementError where the address can't be one. Nothing is asked yet."""
         self._vhost = vhost
         self._http = ManagementHttp(url, timeout=timeout, transport=transport)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         await self._http.close()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from sqlalchemy import Connection, text
 
+from switchyard.broker.closing import Closing
 from switchyard.services.ledger.alerts import ToldAlerts
 from switchyard.services.ledger.api_keys import ApiKeys
 from switchyard.services.ledger.bulk_jobs import BulkJobs
@@ -75,6 +74,7 @@ class Ledger(
     GraphWalks,
     GraphRankings,
     RoomLook,
+    Closing,
 ):
     """One database, used by one event loop.
 
@@ -142,14 +142,3 @@ class Ledger(
         await self._committer.close()
         await self._rooms.close()
         await self._database.close()
-
-    async def __aenter__(self) -> Ledger:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()

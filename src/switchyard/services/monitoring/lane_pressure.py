@@ -12,12 +12,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 from aiormq.connection import Connection
 
+from switchyard.broker.closing import Closing
 from switchyard.broker.errors import BrokerAway, ManagementError
 from switchyard.broker.lanes import (
     DEAD_QUEUE,
@@ -97,7 +97,7 @@ class Snapshot:
         return next(found, None)
 
 
-class LanePressure:
+class LanePressure(Closing):
     """Asks the broker at most once a second, and only while somebody wants to know."""
 
     def __init__(
@@ -131,17 +131,6 @@ class LanePressure:
         self._limits_until = 0.0
         self._next_try = 0.0
         self._waited = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         if self._asking is not None:
