@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,47 +13,15 @@ import yaml
 
 from switchyard.broker.topology.users import ROLES
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+from tests.support.chart import CHART, of_kind, pods, render, rendered, values
 
 ROOT = Path(__file__).parents[2]
-CHART = ROOT / "charts" / "switchyard"
 EXAMPLES = ("small", "production", "external-broker")
 KUBERNETES = ("1.27", "1.31")
 FOREIGN = ("keda.sh/", "rabbitmq.com/", "monitoring.coreos.com/")
 """Kinds of operators, of which no schema is at hand."""
 
-Manifest = dict[str, Any]
 every_example = pytest.mark.parametrize("example", EXAMPLES)
-
-
-def values(example: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((CHART / "examples" / f"{example}.yaml").read_text())
-    return loaded
-
-
-@cache
-def rendered(example: str) -> tuple[Manifest, ...]:
-    return render(values(example))
-
-
-def render(given: dict[str, Any]) -> tuple[Manifest, ...]:
-    manifests = helm.Chart.load(CHART).render(given, name="switchyard", namespace="jobs")
-    return tuple(
-        document
-        for path, text in sorted(manifests.items())
-        if path.endswith(".yaml")
-        for document in yaml.safe_load_all(text)
-        if document is not None
-    )
-
-
-def of_kind(example: str, kind: str) -> dict[str, Manifest]:
-    return {each["metadata"]["name"]: each for each in rendered(example) if each["kind"] == kind}
-
-
-def pods(example: str) -> Iterator[tuple[str, Manifest]]:
-    for each in rendered(example):
-        if each["kind"] in ("Deployment", "Job"):
-            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
 
 
 @every_example
@@ -96,10 +63,11 @@ def test_no_container_may_do_what_it_need_not(example: str) -> None:
 @every_example
 def test_no_secret_stands_in_a_manifest(example: str) -> None:
     for _, pod in pods(example):
-        environment = {each["name"]: each for each in pod["containers"][0]["env"]}
-        assert "secretKeyRef" in environment["JOBS_DATABASE_URL"]["valueFrom"]
-        url = environment["JOBS_AMQP_URL"]
-        assert "valueFrom" in url or "$(BROKER_PASSWORD)" in url["value"]
+        for each in pod["containers"][0]["env"]:
+            if any(word in each["name"] for word in ("PASSWORD", "DATABASE_URL", "API_KEYS")):
+                assert "secretKeyRef" in each["valueFrom"]
+            if "_URL" in each["name"]:
+                assert "@" not in each.get("value", "").replace("$(BROKER_PASSWORD)@", "")
     assert not of_kind(example, "Secret")
 
 
@@ -199,6 +167,7 @@ def test_set_up_comes_before_the_processes_where_the_broker_is_there_already() -
 
     names = {"switchyard-migrations", "switchyard-topology"}
     assert hooks("external-broker") == dict.fromkeys(names, "pre-install,pre-upgrade")
+    names |= {"switchyard-users"}  # of the release's own broker
     assert hooks("production") == dict.fromkeys(names, "post-install,pre-upgrade")
     for job in of_kind("external-broker", "Job").values():  # nothing of the release is there yet
         pod = job["spec"]["template"]["spec"]
@@ -282,6 +251,43 @@ def test_each_process_has_the_broker_user_that_is_made_for_it_and_trusts_who_sig
     for _, pod in pods("production"):  # which names none
         assert "PGSSLROOTCERT" not in {each["name"] for each in pod["containers"][0]["env"]}
         assert "ca" not in {each["name"] for each in pod["volumes"]}
+
+
+@pytest.mark.parametrize("example", ["small", "production"])
+def test_with_the_operators_broker_its_administrator_only_makes_users(example: str) -> None:
+    """What the others log in as, and that it works: tests/acceptance/test_chart_hooks.py."""
+    for name, pod in pods(example):
+        asked = secrets_of(pod["containers"][0])
+        administrator = asked.get("switchyard-broker-default-user")
+        passwords = asked.get("switchyard-broker-users")
+        if name == "switchyard-users":
+            assert administrator == {"username", "password"}
+            assert passwords == {f"{role.name}-password" for role in ROLES}
+        else:
+            role = {"api": "publisher", "worker": "worker"}.get(name.split("-")[1], "admin")
+            assert (administrator, passwords) == (None, {f"{role}-password"}), name
+    for name, auth in of_kind(example, "TriggerAuthentication").items():
+        (secret,) = auth["spec"]["secretTargetRef"]
+        assert (secret["name"], secret["key"]) == ("switchyard-broker-users", "publisher-password")
+        (user,) = auth["spec"]["configMapTargetRef"]
+        assert of_kind(example, "ConfigMap")[user["name"]]["data"] == {
+            user["key"]: "switchyard-publisher"
+        }, name
+
+
+def secrets_of(container: Any) -> dict[str, set[str]]:
+    asked: dict[str, set[str]] = {}
+    for each in container["env"]:
+        if reference := each.get("valueFrom", {}).get("secretKeyRef"):
+            asked.setdefault(reference["name"], set()).add(reference["key"])
+    return asked
+
+
+def test_a_broker_of_the_operator_asks_for_the_passwords_of_its_users() -> None:
+    given = values("small")
+    del given["broker"]["operator"]["usersSecret"]
+    with pytest.raises(helm.HelmError, match=r"broker\.operator\.usersSecret"):
+        render(given)
 
 
 @pytest.mark.parametrize("missing", ["broker", "ledger", "api"])

@@ -22,27 +22,61 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
-{{/* Settings of every process: of `root`, with the broker's user in the secret `own`, if it names one.
-     Inline, for the set-up jobs run before any config map is there. */}}
-{{- define "switchyard.env" -}}
+{{/* The broker's address, with the user of `role` (publisher, worker or admin), or with the administrator that
+     the operator makes. `root`: the chart. A broker of one's own: a secret holds the address of each role. */}}
+{{- define "switchyard.brokerEnv" -}}
 {{- with .root }}
-{{- if and .Values.broker.operator.enabled (not $.own) }}
-{{- $user := printf "%s-broker-default-user" (include "switchyard.name" .) }}
+{{- $default := printf "%s-broker-default-user" (include "switchyard.name" .) }}
+{{- if .Values.broker.operator.enabled }}
 - name: BROKER_USER
-  valueFrom: {secretKeyRef: {name: {{ $user }}, key: username}}
+  {{- if eq $.role "administrator" }}
+  valueFrom: {secretKeyRef: {name: {{ $default }}, key: username}}
+  {{- else }}
+  value: switchyard-{{ $.role }}
+  {{- end }}
 - name: BROKER_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ $user }}, key: password}}
+  valueFrom:
+    secretKeyRef:
+      {{- if eq $.role "administrator" }}
+      name: {{ $default }}
+      key: password
+      {{- else }}
+      name: {{ include "switchyard.usersSecret" . }}
+      key: {{ $.role }}-password
+      {{- end }}
 - name: JOBS_AMQP_URL
   value: amqp://$(BROKER_USER):$(BROKER_PASSWORD)@{{ include "switchyard.name" . }}-broker:5672/
 - name: JOBS_MANAGEMENT_URL
   value: http://$(BROKER_USER):$(BROKER_PASSWORD)@{{ include "switchyard.name" . }}-broker:15672/
 {{- else }}
-{{- $secret := $.own | default .Values.broker.existingSecret | required "name a secret in broker.existingSecret, or set broker.operator.enabled" }}
+{{- $own := dict "publisher" .Values.broker.publisherSecret "worker" .Values.broker.workerSecret }}
+{{- $secret := get $own $.role | default .Values.broker.existingSecret | required "name a secret in broker.existingSecret, or set broker.operator.enabled" }}
 - name: JOBS_AMQP_URL
   valueFrom: {secretKeyRef: {name: {{ $secret }}, key: amqp-url}}
 - name: JOBS_MANAGEMENT_URL
   valueFrom: {secretKeyRef: {name: {{ $secret }}, key: management-url}}
 {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "switchyard.usersSecret" -}}
+{{- required "name a secret in broker.operator.usersSecret, with the passwords of the broker's users" .Values.broker.operator.usersSecret -}}
+{{- end -}}
+
+{{/* What makes the broker's users: its administrator, and the passwords they get. */}}
+{{- define "switchyard.usersEnv" -}}
+{{- include "switchyard.brokerEnv" (dict "root" . "role" "administrator") }}
+{{- range $role := list "publisher" "worker" "admin" }}
+- name: JOBS_{{ upper $role }}_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "switchyard.usersSecret" $ }}, key: {{ $role }}-password}}
+{{- end }}
+{{- end -}}
+
+{{/* Settings of every process: of `root`, as the broker's user of its `role`.
+     Inline, for the set-up jobs run before any config map is there. */}}
+{{- define "switchyard.env" -}}
+{{- include "switchyard.brokerEnv" . }}
+{{- with .root }}
 - name: JOBS_DATABASE_URL
   valueFrom:
     secretKeyRef:
