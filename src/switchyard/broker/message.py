@@ -21,6 +21,7 @@ from pydantic import (
     ValidationInfo,
 )
 
+from switchyard.broker import patterns
 from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.moments import bounded, nearest
 
@@ -30,10 +31,10 @@ MAX_BODY_BYTES = 1024 * 1024
 """Largest body accepted, in bytes. RabbitMQ 4 refuses more than 16 MiB; a job that needs a
 large input puts it in storage and carries a reference."""
 
-JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
+JobId = Annotated[str, Field(pattern=patterns.JOB_ID)]
 """Identifies a job for ever: AMQP `message_id`, ledger key, part of storage paths."""
 
-JobTypeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+JobTypeName = Annotated[str, Field(pattern=patterns.NAME)]
 
 STORED = "stored"
 """Validation context of what was taken in before: a time beyond the calendar becomes the nearest.
@@ -131,9 +132,9 @@ class JobMessage(BaseModel):
 def describe(error: ValidationError) -> str:
     """A validation error in one line, without the offending values (they may be private)."""
     parts = []
-    for item in error.errors(include_url=False, include_input=False, include_context=False)[:5]:
+    for item in error.errors(include_url=False, include_input=False)[:5]:
         where = ".".join(str(step) for step in item["loc"])
-        said = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
+        said = patterns.complaint(item)
         parts.append(f"{where}: {said}" if where else said)
     more = error.error_count() - len(parts)
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")

@@ -8,6 +8,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from switchyard.broker import patterns
+from switchyard.broker.message import describe
 from switchyard.services.toml_file import InvalidToml, read_toml
 
 MILLION = 1_000_000
@@ -42,7 +44,7 @@ class ModelPrices(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    currency: str = Field(default="USD", pattern=r"^[A-Za-z]{1,10}$")
+    currency: str = Field(default="USD", pattern=patterns.CURRENCY)
     models: dict[str, ModelPrice] = Field(default={}, max_length=10_000)
 
     @classmethod
@@ -54,9 +56,7 @@ class ModelPrices(BaseModel):
         try:
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"prices: {path}: {where}: {first['msg']}") from error
+            raise ValueError(f"prices: {path}: {describe(error)}") from error
         except InvalidToml as error:
             raise ValueError(f"prices: {error}") from error
 

@@ -122,9 +122,9 @@ async def no_jobs(system: System) -> bool:
     [
         ("ingest_document", {"path": "/etc/passwd"}, "path", "POST /documents"),
         ("ingest_document", {"key": UPLOAD}, "key", "POST /documents"),
-        ("ingest_document", {"key": "results/a/result.json"}, "key", "pattern"),
+        ("ingest_document", {"key": "results/a/result.json"}, "key", "a waiting upload"),
         ("extract_text", {"key": UPLOAD}, "key", "POST /extract/text"),
-        ("extract_text", {"key": "uploads/a/input.pdf"}, "key", "pattern"),
+        ("extract_text", {"key": "uploads/a/input.pdf"}, "key", "a waiting upload"),
         ("convert", {"where": "/etc/passwd"}, "where", "ask the archive"),
     ],
 )

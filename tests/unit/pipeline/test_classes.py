@@ -120,7 +120,7 @@ WRONG = {
     '[kinds.a]\nby = "rules"\n[kinds.a.labels.x]\nat_least = 1\nkeywords = {"…" = 1}': "0 words",
     '[kinds.a]\nby = "rules"\n[kinds.a.labels.x]\nat_least = 1\nkeywords = {"a*b" = 1}': "the last",
     '[kinds.a]\nby = "meaning"\n[kinds.a.labels.x]\ndescriptions = ["x"]': "at least 2",
-    '[kinds."A b"]\nby = "meaning"': "String should match",
+    '[kinds."A b"]\nby = "meaning"': "use lower-case letters",
 }
 
 

@@ -22,6 +22,7 @@ from switchyard.api.http.problems import (
     try_later,
 )
 from switchyard.broker.errors import BrokerAway, BrokerError, LaneFull, Unroutable
+from switchyard.broker.patterns import complaint
 from switchyard.services.backfill.sources import InvalidBackfill, SourceAway
 from switchyard.services.bulk.control import InvalidLimits
 from switchyard.services.dead.changes import InvalidRedrive
@@ -154,7 +155,7 @@ def _invalid_request(errors: Sequence[Any]) -> Problem:
     if any(error["type"] == "json_invalid" for error in errors):
         return Problem("malformed-request", "the body is not valid JSON")
     listed = [
-        {"location": list(error["loc"]), "message": str(error["msg"])} for error in errors[:50]
+        {"location": list(error["loc"]), "message": complaint(error)} for error in errors[:50]
     ]
     text = "; ".join(
         f"{'.'.join(map(str, each['location']))}: {each['message']}" for each in listed[:3]

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.api.models import jobs as models
+from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.backfill.formats import FileFormat
@@ -15,7 +16,6 @@ from switchyard.services.records import BulkState, State, WhenDead
 from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING
 from switchyard.services.records.requests import MAX_NOTIFY_URL
 
-BACKFILL_ID = r"^[a-z]{1,32}-[0-9a-f]{4,32}$"
 EXAMPLE_ID = "backfill-3fa9c01b22"
 
 
@@ -44,7 +44,8 @@ class BackfillPlan(BaseModel):
     )
 
     source: str = Field(
-        pattern=models.NAME, description="arxiv, github, huggingface, file, documents, or your own."
+        pattern=patterns.NAME,
+        description="Name of the source: arxiv, github, huggingface, file, documents, or your own.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
@@ -54,10 +55,10 @@ class BackfillPlan(BaseModel):
     )
     job_type: str | None = Field(
         default=None,
-        pattern=models.NAME,
+        pattern=patterns.NAME,
         description="Job type to publish for each item. Default: the source's own.",
     )
-    lane: str = Field(default=BACKFILL.name, pattern=models.NAME)
+    lane: str = Field(default=BACKFILL.name, pattern=patterns.NAME)
     payload: dict[str, Any] | None = Field(
         default=None,
         description="Template of the payload: `{field}` is replaced by the item's value. "
@@ -87,7 +88,7 @@ class BackfillPlan(BaseModel):
     until: models.Moment | None = Field(default=None, description="Publishing stops at this time.")
     then: str | None = Field(
         default=None,
-        pattern=r"^([a-z][a-z0-9_]{0,63}\.)?[a-z][a-z0-9_]{0,63}$",
+        pattern=patterns.TYPE_OR_KEY,
         description="Job to publish once, after all jobs of the backfill and their follow-up "
         "jobs have ended: a job type, or `<lane>.<job_type>`.",
     )
@@ -102,7 +103,7 @@ class BackfillPlan(BaseModel):
     notify_url: str | None = Field(
         default=None,
         max_length=MAX_NOTIFY_URL,
-        pattern="^https?://",
+        pattern=patterns.URL,
         description="Address that gets a signed HTTP POST when the backfill has ended "
         "(docs/notices.md).",
     )
@@ -120,7 +121,7 @@ class BackfillPlan(BaseModel):
         "no limit.",
     )
     budget: float | None = BUDGET
-    reason: str | None = Field(default=None, max_length=1000, pattern=models.PLAIN)
+    reason: str | None = Field(default=None, max_length=1000, pattern=patterns.PLAIN)
 
 
 class BackfillLimits(BaseModel):

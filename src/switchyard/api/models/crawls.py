@@ -14,8 +14,6 @@ from switchyard.services.records.crawls import (
     CrawlState,
 )
 
-CRAWL_ID = r"^[0-9a-f-]{36}$"
-
 
 class NewCrawl(BaseModel):
     """Where a crawl begins, and how far it may go."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.api.models import jobs as models
+from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.dead.causes import cause_of
 from switchyard.services.dead.changes import Change
@@ -15,9 +16,7 @@ from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.records import BulkState, DeadGroup
 from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE
 
-REDRIVE_ID = r"^redrive-[0-9a-f]{4,32}$"
 EXAMPLE_ID = "redrive-3fa9c01b22"
-GROUP_ID = r"^[0-9a-f]{1,10}$"
 
 
 class DeadLetterView(BaseModel):
@@ -109,17 +108,17 @@ class LetterChoice(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    ids: list[Annotated[str, Field(pattern=models.JOB_ID)]] = Field(
+    ids: list[Annotated[str, Field(pattern=patterns.JOB_ID)]] = Field(
         default_factory=list, max_length=10_000
     )
-    group: str | None = Field(default=None, pattern=GROUP_ID)
-    job_type: str | None = Field(default=None, pattern=models.NAME)
-    lane: str | None = Field(default=None, pattern=models.NAME)
-    reason: str | None = Field(default=None, pattern=models.NAME)
-    error_type: str | None = Field(default=None, pattern=models.PLAIN, max_length=200)
+    group: str | None = Field(default=None, pattern=patterns.GROUP_ID)
+    job_type: str | None = Field(default=None, pattern=patterns.NAME)
+    lane: str | None = Field(default=None, pattern=patterns.NAME)
+    reason: str | None = Field(default=None, pattern=patterns.NAME)
+    error_type: str | None = Field(default=None, pattern=patterns.PLAIN, max_length=200)
     operation: str | None = Field(
         default=None,
-        pattern=models.PLAIN,
+        pattern=patterns.PLAIN,
         max_length=100,
         description="Id of a backfill: its jobs and their follow-up jobs.",
     )
@@ -141,7 +140,9 @@ class LetterChange(BaseModel):
     )
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
-    to: str | None = Field(default=None, pattern=models.ROUTING_KEY, description="New routing key.")
+    to: str | None = Field(
+        default=None, pattern=patterns.ROUTING_KEY, description="New routing key."
+    )
 
     def change(self) -> Change:
         return Change(**self.model_dump())
@@ -193,7 +194,7 @@ class NewRedrive(BaseModel):
     from_ledger: bool = Field(
         default=False, description="Use the ledger's copy of letters that the broker no longer has."
     )
-    reason: str | None = Field(default=None, max_length=1000, pattern=models.PLAIN)
+    reason: str | None = Field(default=None, max_length=1000, pattern=patterns.PLAIN)
     dry_run: bool = Field(
         default=False, description="Change nothing; return what would be sent where."
     )

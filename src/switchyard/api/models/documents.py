@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from switchyard.api.models.jobs import Moment
+from switchyard.broker import patterns
 from switchyard.services.index.modes import MAX_LIMIT, Mode
-from switchyard.services.records.classes import CLASS_PATTERN, checked_class
+from switchyard.services.records.classes import checked_class
 
-SampleName = Annotated[str, Field(pattern="^[a-z]{2,20}$")]
+SampleName = Annotated[str, Field(pattern=patterns.PLAIN_WORD)]
 
 
 class FailureView(BaseModel):
@@ -171,11 +172,11 @@ class ExtractionView(BaseModel):
     )
 
 
-DocumentIdField = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-ClassField = Annotated[str, BeforeValidator(checked_class), Field(pattern=CLASS_PATTERN)]
-SourceField = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]+$")]
+DocumentIdField = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
+ClassField = Annotated[str, BeforeValidator(checked_class), Field(pattern=patterns.CLASS)]
+SourceField = Annotated[str, Field(min_length=1, max_length=2000, pattern=patterns.NO_NUL)]
 
-WorkField = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00]+$")]
+WorkField = Annotated[str, Field(min_length=1, max_length=300, pattern=patterns.NO_NUL)]
 
 
 class FiltersBody(BaseModel):

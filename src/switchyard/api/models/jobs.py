@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from switchyard.broker import message, moments
+from switchyard.broker import message, moments, patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.records import (
     AttemptRecord,
@@ -30,12 +30,6 @@ from switchyard.services.records import (
 )
 from switchyard.services.records.progress import ProgressRecord
 from switchyard.services.records.requests import MAX_DELAY, MAX_NOTIFY_URL
-
-JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
-ROUTING_KEY = r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$"
-NAME = r"^[a-z][a-z0-9_]{0,63}$"
-PLAIN = r"^[^\x00-\x1f\x7f]*$"
-CURSOR = r"^[A-Za-z0-9_=-]+$"
 
 
 def _iso_8601(value: object) -> object:
@@ -66,10 +60,10 @@ class JobToPublish(BaseModel):
     )
 
     routing_key: str | None = Field(
-        default=None, pattern=ROUTING_KEY, description="`<lane>.<job_type>`."
+        default=None, pattern=patterns.ROUTING_KEY, description="`<lane>.<job_type>`."
     )
-    lane: str | None = Field(default=None, pattern=NAME, description="hot, vlm_ocr, …")
-    job_type: str | None = Field(default=None, pattern=NAME, description="See `/schemas`.")
+    lane: str | None = Field(default=None, pattern=patterns.NAME, description="hot, vlm_ocr, …")
+    job_type: str | None = Field(default=None, pattern=patterns.NAME, description="See `/schemas`.")
     payload: dict[str, Any] = Field(
         default_factory=dict,
         description="Payload of the job; its JSON Schema is at `/schemas/{type}`.",
@@ -100,14 +94,14 @@ class JobToPublish(BaseModel):
         default=None,
         min_length=1,
         max_length=100,
-        pattern=PLAIN,
+        pattern=patterns.PLAIN,
         description="Name of the client, for fairness and cost reports. Default: `api`, or with an "
         "API key `api:` and the key's id.",
     )
     notify_url: str | None = Field(
         default=None,
         max_length=MAX_NOTIFY_URL,
-        pattern="^https?://",
+        pattern=patterns.URL,
         description="Address that gets a signed HTTP POST when the job and its follow-up jobs "
         "have ended (docs/notices.md).",
     )

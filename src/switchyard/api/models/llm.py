@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from switchyard.api.models.jobs import EXAMPLE, PLAIN
+from switchyard.api.models.jobs import EXAMPLE
+from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.records.spending import SpentBy
 
@@ -57,7 +58,7 @@ class QuestionToModel(BaseModel):
         default=None,
         min_length=1,
         max_length=100,
-        pattern=PLAIN,
+        pattern=patterns.PLAIN,
         description="Name of the client, for fairness and cost reports. Default: `api`, or with an "
         "API key `api:` and the key's id.",
     )

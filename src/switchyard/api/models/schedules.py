@@ -8,10 +8,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from switchyard.api.models.jobs import is_finite
+from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.records.schedules import FiringOutcome
-
-SCHEDULE_NAME = r"^[a-z][a-z0-9_-]{0,63}$"
 
 
 class NewSchedule(BaseModel):
@@ -30,7 +29,7 @@ class NewSchedule(BaseModel):
         },
     )
 
-    name: str = Field(pattern=SCHEDULE_NAME)
+    name: str = Field(pattern=patterns.DASHED_NAME)
     cron: str = Field(
         min_length=1,
         max_length=200,
@@ -38,11 +37,11 @@ class NewSchedule(BaseModel):
     )
     timezone: str = Field(
         default="UTC",
-        pattern=r"^[A-Za-z0-9_+/-]{1,64}$",
+        pattern=patterns.TIME_ZONE,
         description="IANA name, for example Europe/Berlin.",
     )
     job: str = Field(
-        pattern=r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$",
+        pattern=patterns.ROUTING_KEY,
         description="Routing key: `<lane>.<job_type>`.",
     )
     payload: dict[str, Any] = Field(default_factory=dict)

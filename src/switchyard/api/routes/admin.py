@@ -21,6 +21,7 @@ from switchyard.api.models.lanes import (
 )
 from switchyard.api.routes.pressure import queue_view
 from switchyard.api.state import Shared
+from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.index.opening import report
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
@@ -29,7 +30,7 @@ from switchyard.services.records import DeadLetter, DeadLetterFilter, DeadLetter
 
 router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
-LetterId = Annotated[str, Path(pattern=models.JOB_ID)]
+LetterId = Annotated[str, Path(pattern=patterns.JOB_ID)]
 
 
 @router.get("/lanes", responses=responses("broker-away", "no-broker"))
@@ -104,12 +105,12 @@ async def index(state: Shared, request: Request) -> IndexView:
 async def list_dead(
     state: Shared,
     letter_state: Annotated[DeadLetterState | None, Query(alias="state")] = None,
-    reason: Annotated[str | None, Query(pattern=models.NAME)] = None,
-    job_type: Annotated[str | None, Query(pattern=models.NAME)] = None,
-    lane: Annotated[str | None, Query(pattern=models.NAME)] = None,
-    error_type: Annotated[str | None, Query(pattern=models.PLAIN, max_length=200)] = None,
+    reason: Annotated[str | None, Query(pattern=patterns.NAME)] = None,
+    job_type: Annotated[str | None, Query(pattern=patterns.NAME)] = None,
+    lane: Annotated[str | None, Query(pattern=patterns.NAME)] = None,
+    error_type: Annotated[str | None, Query(pattern=patterns.PLAIN, max_length=200)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-    cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
+    cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
 ) -> DeadLetterPage:
     """List dead letters, newest first, as indexed by the scheduler."""
     wanted = DeadLetterFilter(

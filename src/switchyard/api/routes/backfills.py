@@ -13,7 +13,6 @@ from switchyard.api.entry.access import PrincipalOf, needs, require_scope
 from switchyard.api.entry.uploads import InvalidUpload, UploadForm
 from switchyard.api.http.problems import invalid, responses
 from switchyard.api.models.backfills import (
-    BACKFILL_ID,
     EXAMPLE_ID,
     BackfillInput,
     BackfillLimits,
@@ -27,6 +26,7 @@ from switchyard.api.models.backfills import (
 from switchyard.api.routes.backfill_views import preview_view, spec_of, view_of
 from switchyard.api.routes.bulk import BulkRoutes
 from switchyard.api.state import ApiState, Shared
+from switchyard.broker import patterns
 from switchyard.broker.message import describe
 from switchyard.services.access.api_keys import Principal, Scope
 from switchyard.services.backfill.files import format_of, store_input
@@ -47,7 +47,7 @@ PATIENCE = 5.0
 BACKFILLS = BulkRoutes(
     kind=KIND,
     path="",
-    id_pattern=BACKFILL_ID,
+    id_pattern=patterns.BACKFILL_ID,
     view=BackfillView,
     view_of=view_of,
     page=BackfillPage,
@@ -56,7 +56,7 @@ BACKFILLS = BulkRoutes(
     changes=[needs(Scope.PUBLISH)],
 )
 BackfillId = Annotated[
-    str, Path(pattern=BACKFILL_ID, description="The backfill's id.", examples=[EXAMPLE_ID])
+    str, Path(pattern=patterns.BACKFILL_ID, description="The backfill's id.", examples=[EXAMPLE_ID])
 ]
 FORM = {
     "requestBody": {

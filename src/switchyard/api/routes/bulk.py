@@ -11,8 +11,8 @@ from fastapi.params import Depends
 from pydantic import BaseModel
 
 from switchyard.api.http.problems import responses
-from switchyard.api.models import jobs as models
 from switchyard.api.state import ApiState, Shared
+from switchyard.broker import patterns
 from switchyard.services.bulk import control
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkOperation, BulkState
@@ -76,7 +76,7 @@ class BulkRoutes(Generic[V]):
             state: Shared,
             wanted: Annotated[BulkState | None, Query(alias="state")] = None,
             limit: Annotated[int, Query(ge=1, le=100)] = 20,
-            cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
+            cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
         ) -> BaseModel:
             """List them, newest first."""
             states = [] if wanted is None else [wanted]

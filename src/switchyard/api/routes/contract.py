@@ -11,10 +11,10 @@ from switchyard.api.http.problems import (
     Problem,
     responses,
 )
-from switchyard.api.models import jobs as models
 from switchyard.api.models.problems import KINDS, TYPE_BASE, Kind
 from switchyard.api.models.service import JobTypes, JobTypeView, ProblemKind, ProblemKinds
 from switchyard.api.state import Shared
+from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.jobs.registry import JobType
 from switchyard.services.publishing.asyncapi import asyncapi, payload_schema
@@ -34,7 +34,7 @@ async def list_schemas(state: Shared) -> JobTypes:
     responses=responses("not-found"),
 )
 async def show_schema(
-    job_type: Annotated[str, Path(pattern=models.NAME)], state: Shared
+    job_type: Annotated[str, Path(pattern=patterns.NAME)], state: Shared
 ) -> dict[str, Any]:
     """Get the JSON Schema of the payload of a job type."""
     return payload_schema(state.registry.get(job_type))
@@ -53,7 +53,7 @@ async def list_problems() -> ProblemKinds:
 
 
 @router.get("/problems/{name}", responses=responses("not-found"))
-async def show_problem(name: Annotated[str, Path(pattern=r"^[a-z-]{1,40}$")]) -> ProblemKind:
+async def show_problem(name: Annotated[str, Path(pattern=patterns.PROBLEM_NAME)]) -> ProblemKind:
     """Show a problem type: the target of the `type` of a problem. Needs no key."""
     if name not in KINDS:
         raise Problem("not-found", f"there is no problem {name}")

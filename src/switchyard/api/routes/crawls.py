@@ -9,9 +9,9 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, invalid, responses
 from switchyard.api.models import crawls as models
-from switchyard.api.models.jobs import CURSOR
 from switchyard.api.routes.jobs import ACCEPTED_HEADERS, IdempotencyKey
 from switchyard.api.state import ApiState, Shared
+from switchyard.broker import patterns
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.moments import shown
 from switchyard.services.access.api_keys import Scope
@@ -29,13 +29,13 @@ FULL_RETRY_AFTER = 60
 CrawlId = Annotated[
     str,
     Path(
-        pattern=models.CRAWL_ID,
+        pattern=patterns.CRAWL_ID,
         description="Id of the crawl.",
         examples=["0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"],
     ),
 ]
 Limit = Annotated[int, Query(ge=1, le=1000)]
-Cursor = Annotated[str | None, Query(pattern=CURSOR, max_length=500)]
+Cursor = Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)]
 READS, CHANGES = [needs(Scope.READ)], [needs(Scope.PUBLISH)]
 
 

@@ -11,7 +11,6 @@ from switchyard.api.http.answers import JSONAnswer
 from switchyard.api.http.problems import responses
 from switchyard.api.models.dead import (
     EXAMPLE_ID,
-    REDRIVE_ID,
     DeadGroupList,
     DeadGroupView,
     NewRedrive,
@@ -23,6 +22,7 @@ from switchyard.api.models.dead import (
 from switchyard.api.routes.bulk import BulkRoutes
 from switchyard.api.routes.redrive_views import plan_view, spec_of, view_of
 from switchyard.api.state import Shared
+from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.dead.scan import wait_at_most
@@ -40,14 +40,14 @@ REDRIVES = BulkRoutes(
     kind=KIND,
     path="/redrives",
     suffix="_redrive",
-    id_pattern=REDRIVE_ID,
+    id_pattern=patterns.REDRIVE_ID,
     view=RedriveView,
     view_of=view_of,
     page=RedrivePage,
     resume=redrive_spec.resume_redrive,
 )
 RedriveId = Annotated[
-    str, Path(pattern=REDRIVE_ID, description="The redrive's id.", examples=[EXAMPLE_ID])
+    str, Path(pattern=patterns.REDRIVE_ID, description="The redrive's id.", examples=[EXAMPLE_ID])
 ]
 
 

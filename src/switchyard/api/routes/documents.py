@@ -30,6 +30,7 @@ from switchyard.api.models.documents import (
     FigureView,
     PageView,
 )
+from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.citations.formats.export import Format
 from switchyard.services.documents.desk import NotFinished
@@ -52,7 +53,7 @@ _NOT_TOLD |= {"classes": []}
 DocumentIdOf = Annotated[
     str,
     InPath(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+        pattern=patterns.DOCUMENT_ID,
         description="Id of the document, from the answer to the upload.",
     ),
 ]
@@ -140,8 +141,10 @@ async def send_document(
 )
 async def list_documents(
     documents: DocumentsOf,
-    state: Annotated[str | None, Query(max_length=40, pattern=r"^[a-z_]+$")] = None,
-    source: Annotated[str | None, Query(max_length=2000, pattern=r"^[^\x00]+$")] = None,
+    state: Annotated[str | None, Query(pattern=patterns.WORD)] = None,
+    source: Annotated[
+        str | None, Query(max_length=2000, min_length=1, pattern=patterns.NO_NUL)
+    ] = None,
     classes: Annotated[
         list[ClassField] | None,
         Query(
@@ -152,7 +155,7 @@ async def list_documents(
         ),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-    cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
+    cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
 ) -> DocumentList:
     """List documents, newest first. With `state`, a page may have fewer than `limit` entries
     although more follow.

@@ -18,6 +18,7 @@ from switchyard.api.http.problems import responses, try_later
 from switchyard.api.models import jobs as models
 from switchyard.api.routes.jobs import JobIdInPath, known_job
 from switchyard.api.state import ApiState, BrokerSide, Shared
+from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.monitoring.job_events import ENDINGS, TEXT, JobEvent
 from switchyard.services.records import FINISHED, LedgerUnavailable
@@ -54,8 +55,8 @@ LastEventId = Annotated[
 )
 async def follow(
     state: Shared,
-    lane: Annotated[str | None, Query(pattern=models.NAME)] = None,
-    job_type: Annotated[str | None, Query(pattern=models.NAME)] = None,
+    lane: Annotated[str | None, Query(pattern=patterns.NAME)] = None,
+    job_type: Annotated[str | None, Query(pattern=patterns.NAME)] = None,
     last_event_id: LastEventId = None,
 ) -> EventStream:
     """Stream events of all jobs, or of one lane or job type.

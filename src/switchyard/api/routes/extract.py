@@ -16,6 +16,7 @@ from switchyard.api.http.document_errors import (
 )
 from switchyard.api.models.documents import ExtractionView
 from switchyard.api.routes.documents import FORM, POLL_AFTER, receive_upload
+from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.documents.extractions import ExtractionNotFinished
 
@@ -55,7 +56,7 @@ async def order_text(
     responses=RESULT_PROBLEMS,
 )
 async def extracted_text(
-    job_id: Annotated[str, InPath(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")],
+    job_id: Annotated[str, InPath(pattern=patterns.DOCUMENT_ID)],
     extractions: ExtractionsOf,
 ) -> dict[str, Any]:
     """Get the extracted text by page. 409 if the job is unfinished or failed."""

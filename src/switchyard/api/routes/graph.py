@@ -12,6 +12,7 @@ from switchyard.api.http.problems import Problem, responses
 from switchyard.api.models import graph as models
 from switchyard.api.models import jobs
 from switchyard.api.state import Shared
+from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.ledger.graph_walks import MAX_DEPTH, MAX_NEARBY, MAX_PATH, MAX_PATHS
 from switchyard.services.records.graph import (
@@ -32,7 +33,7 @@ NodeKey = Annotated[
     Query(
         min_length=1,
         max_length=300,
-        pattern=r"^[^\x00]+$",
+        pattern=patterns.NO_NUL,
         description="Any key of the node, for example `doi:10.1000/182`, or the id of its "
         "document.",
     ),
@@ -42,7 +43,7 @@ EdgeKinds = Annotated[
     Query(alias="kind", max_length=5, description="Only edges of this kind; repeatable."),
 ]
 LimitOf = Annotated[int, Query(ge=1, le=1000)]
-CursorOf = Annotated[str | None, Query(pattern=jobs.CURSOR, max_length=500)]
+CursorOf = Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)]
 
 PROBLEMS = responses("invalid", "ledger-away")
 NODE_PROBLEMS = responses("not-found", "invalid", "ledger-away")

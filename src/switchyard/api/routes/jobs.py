@@ -14,6 +14,7 @@ from switchyard.api.http.problems import Problem, lane_full, responses, try_late
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.models import jobs as models
 from switchyard.api.state import ApiState, BrokerSide, Shared
+from switchyard.broker import patterns
 from switchyard.broker.errors import LaneFull, PublishError
 from switchyard.broker.lanes import LANES, queue_name
 from switchyard.services.access.api_keys import Scope
@@ -44,12 +45,11 @@ from switchyard.services.records import State as JobState
 from switchyard.services.runtime.control import send_cancel
 
 JobIdInPath = Annotated[
-    str, Path(pattern=models.JOB_ID, description="The job's id.", examples=["0b0f6c1e"])
+    str, Path(pattern=patterns.JOB_ID, description="The job's id.", examples=["0b0f6c1e"])
 ]
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-TRACEPARENT = r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
 ACCEPTED_HEADERS: dict[str, Any] = {
     "Location": {"description": "The job.", "schema": {"type": "string"}},
     "X-Lane-Pressure": {
@@ -66,13 +66,13 @@ IdempotencyKey = Annotated[
     Header(
         min_length=1,
         max_length=200,
-        pattern=r"^[\x21-\x7e]+$",
+        pattern=patterns.NO_SPACE,
         description="The same key, and the same in the request: what was made then is the answer.",
     ),
 ]
-LaneName = Annotated[str | None, Query(pattern=models.NAME, examples=[LANES[0].name])]
-TypeName = Annotated[str | None, Query(pattern=models.NAME)]
-PlainText = Annotated[str | None, Query(pattern=models.PLAIN, max_length=200)]
+LaneName = Annotated[str | None, Query(pattern=patterns.NAME, examples=[LANES[0].name])]
+TypeName = Annotated[str | None, Query(pattern=patterns.NAME)]
+PlainText = Annotated[str | None, Query(pattern=patterns.PLAIN, max_length=200)]
 
 
 @router.post(
@@ -90,7 +90,7 @@ async def publish(
     asked: Request,
     response: Response,
     idempotency_key: IdempotencyKey = None,
-    traceparent: Annotated[str | None, Header(pattern=TRACEPARENT)] = None,
+    traceparent: Annotated[str | None, Header(pattern=patterns.TRACEPARENT)] = None,
 ) -> models.AcceptedJob:
     """Publish a job. Answers within two seconds, even if the broker is unreachable."""
     broker = state.require_broker()
@@ -126,12 +126,12 @@ async def list_jobs(
     job_type: TypeName = None,
     worker: TypeName = None,
     source: PlainText = None,
-    parent_id: Annotated[str | None, Query(pattern=models.JOB_ID)] = None,
+    parent_id: Annotated[str | None, Query(pattern=patterns.JOB_ID)] = None,
     since: Annotated[
         models.Moment | None, Query(description="Only jobs created at or after this time.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-    cursor: Annotated[str | None, Query(pattern=models.CURSOR, max_length=500)] = None,
+    cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
 ) -> models.JobPage:
     """List jobs, newest first; all filters must match."""
     wanted = JobFilter(

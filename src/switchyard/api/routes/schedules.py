@@ -10,6 +10,7 @@ from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import invalid, responses
 from switchyard.api.models import schedules as models
 from switchyard.api.state import ApiState, Shared
+from switchyard.broker import patterns
 from switchyard.broker.moments import shown
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.publishing.requests import Complaint
@@ -23,7 +24,7 @@ router = APIRouter(prefix="/schedules", tags=["schedules"])
 Name = Annotated[
     str,
     Path(
-        pattern=models.SCHEDULE_NAME,
+        pattern=patterns.DASHED_NAME,
         description="Name of the schedule.",
         examples=["papers-of-the-day"],
     ),

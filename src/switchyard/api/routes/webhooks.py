@@ -10,10 +10,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from switchyard.api.http.problems import Problem
-from switchyard.api.models import jobs as models
 from switchyard.api.models.webhooks import DeliveryView
 from switchyard.api.routes.jobs import prepared
 from switchyard.api.state import Shared
+from switchyard.broker import patterns
 from switchyard.broker.errors import PublishError
 from switchyard.services.access.signing import is_signed
 from switchyard.services.publishing.preparing import JobRequest
@@ -49,7 +49,7 @@ async def github(request: Request, state: Shared, response: Response) -> Deliver
 
 @router.post("/{source}")
 async def of_source(
-    source: Annotated[str, Path(pattern=models.NAME)],
+    source: Annotated[str, Path(pattern=patterns.NAME)],
     request: Request,
     state: Shared,
     response: Response,

@@ -83,10 +83,12 @@ def load_settings() -> Settings:
 
 def _described(problems: Iterable[Any]) -> str:
     # The values are left out: one of them may be a password.
+    from switchyard.broker.patterns import complaint
+
     parts = [
-        f"JOBS_{str(problem['loc'][0]).upper()}: {problem['msg']}"
+        f"JOBS_{str(problem['loc'][0]).upper()}: {complaint(problem)}"
         if problem["loc"]
-        else str(problem["msg"])
+        else complaint(problem)
         for problem in problems
     ]
     return "; ".join(parts)

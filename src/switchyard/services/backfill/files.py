@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.broker import patterns
 from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.sources import (
     Cursor,
@@ -54,7 +55,7 @@ class FileOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    key: str = Field(pattern=rf"^{INPUT_PREFIX}/[A-Za-z0-9._-]+$")
+    key: str = Field(pattern=patterns.INPUT_KEY)
     """Where the file lies in the storage."""
     format: FileFormat
     name: str | None = None

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from switchyard.broker import patterns
 from switchyard.services.backfill.sources import Cursor, Item, Source, Unusable, asked
 from switchyard.services.sources.asking import SourceClient
 from switchyard.services.sources.document import mapping
@@ -25,7 +26,7 @@ class GithubOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    org: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,38}$")
+    org: str | None = Field(default=None, pattern=patterns.GITHUB_ORG)
     """An organisation: all its repositories."""
     query: str | None = Field(default=None, min_length=1, max_length=256)
     """In GitHub's language: `topic:ocr language:python stars:>100`; the first 1,000."""

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from switchyard.broker import patterns
 from switchyard.services.backfill.sources import Cursor, Item, Source, Unusable, asked
 from switchyard.services.sources.errors import SourceNonsense
 from switchyard.services.sources.huggingface import Kind, hub_name, hub_server
@@ -22,7 +23,7 @@ class HuggingfaceOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     search: str | None = Field(default=None, min_length=1, max_length=200)
-    author: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][\w.-]{0,95}$")
+    author: str | None = Field(default=None, pattern=patterns.HUB_AUTHOR)
     kind: Kind = "model"
 
     @model_validator(mode="after")

@@ -8,10 +8,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from switchyard.broker import patterns
 from switchyard.broker.message import Moment
 from switchyard.services.backfill.sources import Cursor, Item, Source, Unusable
 from switchyard.services.records import DocumentFilter
-from switchyard.services.records.classes import CLASS_PATTERN, checked_class
+from switchyard.services.records.classes import checked_class
 
 PAGE = 500
 
@@ -21,15 +22,15 @@ class DocumentOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    state: str | None = Field(default=None, pattern=r"^[a-z_]{1,40}$")
+    state: str | None = Field(default=None, pattern=patterns.WORD)
     """queued, extracting, …, completed or failed."""
-    source: str | None = Field(default=None, max_length=2000, pattern=r"^[^\x00]*$")
+    source: str | None = Field(default=None, max_length=2000, pattern=patterns.NO_NUL)
     """What their source begins with: `arxiv:`."""
     label: Annotated[str | None, BeforeValidator(checked_class)] = Field(
-        default=None, alias="class", pattern=CLASS_PATTERN
+        default=None, alias="class", pattern=patterns.CLASS
     )
     """What they are classified as: `privacy:public`."""
-    media_type: str | None = Field(default=None, max_length=200, pattern=r"^[^\x00]*$")
+    media_type: str | None = Field(default=None, max_length=200, pattern=patterns.NO_NUL)
     since: Moment | None = None
     """Taken in at this time or later."""
     until: Moment | None = None

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from switchyard.broker import patterns
+from switchyard.broker.message import describe
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.text.plain import words
@@ -17,7 +19,7 @@ from switchyard.services.toml_file import InvalidToml, read_toml
 MAX_KEYWORD_WORDS = 8
 _MOST_KEYWORDS = 5_000
 
-ClassName = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,39}$")]
+ClassName = Annotated[str, Field(pattern=patterns.SHORT_NAME)]
 """Of a kind or a label."""
 Description = Annotated[str, Field(min_length=1, max_length=2_000)]
 
@@ -121,6 +123,4 @@ def _parsed(tables: dict[str, Any], name: str) -> ClassDefinitions:
     try:
         return ClassDefinitions.model_validate(tables)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        parts = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found[:5]]
-        raise BadClasses(f"JOBS_CLASSES: {name}: {'; '.join(parts)}") from error
+        raise BadClasses(f"JOBS_CLASSES: {name}: {describe(error)}") from error

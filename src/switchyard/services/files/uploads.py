@@ -22,9 +22,6 @@ from switchyard.services.jobs.outcomes import PermanentError
 
 INCOMING = "uploads/incoming/"
 """Where uploads wait for their job."""
-INCOMING_KEY = rf"^{INCOMING}[A-Za-z0-9_-]{{1,64}}$"
-"""What a job's payload may name in the storage: a waiting upload, never what is kept of another
-document."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from aiormq.connection import Connection
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json, to_json
 
+from switchyard.broker import patterns
 from switchyard.broker.consume.listening import hear_exchange, keep_listening
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.lanes import EVENTS_EXCHANGE
@@ -49,7 +50,7 @@ ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
 class _Said(BaseModel):
     """What every event says."""
 
-    event: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
+    event: Annotated[str, Field(pattern=patterns.WORD)]
     job_id: JobId
     at: Annotated[float, Field(ge=0, le=LATEST)]
 

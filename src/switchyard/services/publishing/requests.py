@@ -13,6 +13,7 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from pydantic import ValidationError
 
+from switchyard.broker.patterns import complaint
 from switchyard.services.errors import InvalidInput
 from switchyard.services.jobs.registry import (
     InvalidPayload,
@@ -90,8 +91,8 @@ def _payload_complaints(error: InvalidPayload) -> Iterator[Complaint]:
         yield Complaint(("payload",), str(error))
         return
     # Without the values: they may be private, and they are the caller's own anyway.
-    for each in cause.errors(include_url=False, include_input=False, include_context=False):
-        yield Complaint(("payload", *each["loc"]), each["msg"])
+    for each in cause.errors(include_url=False, include_input=False):
+        yield Complaint(("payload", *each["loc"]), complaint(each))
 
 
 def job_id_for(idempotency_key: str | None, job_type: str, payload: Mapping[str, Any]) -> str:

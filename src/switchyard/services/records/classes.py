@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CLASS_PATTERN = "^[a-z][a-z0-9_]{0,39}:[a-z][a-z0-9_]{0,39}$"
-"""How a class is written in a filter: `privacy:restricted`."""
+from switchyard.broker import patterns
 
 
 def checked_class(value: object) -> object:
@@ -16,7 +15,7 @@ def checked_class(value: object) -> object:
 
     Raises ValueError, which says how one is written.
     """
-    if isinstance(value, str) and not re.match(CLASS_PATTERN.replace("$", r"\Z"), value):
+    if isinstance(value, str) and not re.match(patterns.CLASS.replace("$", r"\Z"), value):
         raise ValueError(
             f"{value[:100]!r} is no class: write kind:label, such as privacy:restricted"
         )

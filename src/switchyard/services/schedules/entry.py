@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY, describe
 from switchyard.services.jobs.registry import InvalidPayload, Registry, UnknownJobType
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
@@ -15,7 +16,6 @@ from switchyard.services.records.schedules import ScheduleRecord
 from switchyard.services.schedules.rule import CronRule, InvalidSchedule, put_off
 
 DAY = 24 * 3600.0
-NAME = r"^[a-z][a-z0-9_-]{0,63}$"
 
 
 class ScheduleEntry(BaseModel):
@@ -23,10 +23,10 @@ class ScheduleEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=NAME)
+    name: str = Field(pattern=patterns.DASHED_NAME)
     cron: str = Field(min_length=1, max_length=200)
     """Minute, hour, day of the month, month, day of the week; six fields begin with seconds."""
-    timezone: str = Field(default="UTC", pattern=r"^[A-Za-z0-9_+/-]{1,64}$")
+    timezone: str = Field(default="UTC", pattern=patterns.TIME_ZONE)
     job: str
     """Routing key: `<lane>.<job_type>`."""
     payload: dict[str, Any] = Field(default_factory=dict)

@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings
 
+from switchyard.broker import patterns
 from switchyard.services.settings.values import Listed, OrUnset
 
 
@@ -32,7 +33,7 @@ class ApiSettings(BaseSettings):
     )
     api_url: str = Field(
         default="http://127.0.0.1:8000",
-        pattern="^https?://",
+        pattern=patterns.URL,
         description="Address of the HTTP API for its clients: `jobctl documents`, `jobctl "
         "search`, the Python client.",
     )

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
+from switchyard.broker import patterns
 from switchyard.services.settings.values import Listed, OrUnset
 
 
@@ -73,7 +74,7 @@ class DocumentSettings(BaseSettings):
     contact: OrUnset[str] = Field(
         default=None,
         max_length=200,
-        pattern=r"^[\x20-\x7e]*$",
+        pattern=patterns.PRINTABLE,
         description="Your e-mail or web address, sent in the `User-Agent` of requests to "
         "external servers, so that their operators can contact you.",
     )
@@ -90,7 +91,7 @@ class DocumentSettings(BaseSettings):
     )
     grobid_url: OrUnset[str] = Field(
         default=None,
-        pattern="^https?://",
+        pattern=patterns.URL,
         description="Address of a GROBID server, for example http://localhost:8070.",
     )
     link_citations: bool = Field(
@@ -118,17 +119,17 @@ class DocumentSettings(BaseSettings):
     )
     openalex_base_url: str = Field(
         default="https://api.openalex.org",
-        pattern="^https?://",
+        pattern=patterns.URL,
         description="Address of the OpenAlex API.",
     )
     crossref_base_url: str = Field(
         default="https://api.crossref.org",
-        pattern="^https?://",
+        pattern=patterns.URL,
         description="Address of the Crossref API.",
     )
     wikidata_base_url: str = Field(
         default="https://www.wikidata.org/w/api.php",
-        pattern="^https?://",
+        pattern=patterns.URL,
         description="Address of Wikidata's API.",
     )
     graph_memory_mb: int = Field(

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings
 
+from switchyard.broker import patterns
 from switchyard.services.prices import ModelPrices
 from switchyard.services.settings.values import OrUnset
 
@@ -17,7 +18,7 @@ class LlmServer(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(default="default", pattern=r"^[a-z][a-z0-9_-]{0,63}$")
+    name: str = Field(default="default", pattern=patterns.DASHED_NAME)
     """Names it in the ledger: the same in all processes."""
     base_url: str
     model: str = "default"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic_settings import BaseSettings
 
@@ -55,14 +57,12 @@ class ProcessSettings(BaseSettings):
         description="Port for metrics and health checks; 0 selects a free one. Default: none "
         "are served.",
     )
-    log_format: str = Field(
+    log_format: Literal["auto", "json", "console"] = Field(
         default="auto",
-        pattern="^(auto|json|console)$",
         description="Format of logs: `json`, `console`, or `auto` (console on a terminal, "
         "JSON otherwise).",
     )
-    log_level: str = Field(
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info",
-        pattern="^(debug|info|warning|error)$",
         description="Minimum level of log entries.",
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
+from switchyard.broker import patterns
 from switchyard.services.settings.values import Hosts, OrUnset
 
 
@@ -15,7 +16,7 @@ class SourceSettings(BaseSettings):
 
     arxiv_base_url: str = Field(
         default="https://export.arxiv.org/api/query",
-        pattern="^https?://",
+        pattern=patterns.URL,
         description="Address of the arXiv API.",
     )
     arxiv_interval: float = Field(
@@ -27,7 +28,7 @@ class SourceSettings(BaseSettings):
     )
     github_base_url: str = Field(
         default="https://api.github.com",
-        pattern="^https?://",
+        pattern=patterns.URL,
         description="Address of GitHub's REST API.",
     )
     github_token: OrUnset[SecretStr] = Field(
@@ -53,7 +54,7 @@ class SourceSettings(BaseSettings):
     )
     hf_base_url: str = Field(
         default="https://huggingface.co",
-        pattern="^https?://",
+        pattern=patterns.URL,
         description="Address of the Hugging Face hub.",
     )
     hf_token: OrUnset[SecretStr] = Field(

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 
+from switchyard.broker import patterns
 from switchyard.broker.message import describe
 from switchyard.services.backfill.template import MissingField, Unfillable, render
 from switchyard.services.errors import Misconfigured
@@ -31,7 +32,7 @@ from switchyard.services.webhooks.deliveries import (
     parsed,
 )
 
-_Header = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{1,100}$")]
+_Header = Annotated[str, StringConstraints(pattern=patterns.HEADER)]
 
 
 class InvalidWebhooks(Misconfigured):
@@ -43,9 +44,9 @@ class WebhookSource(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    secret: str = Field(pattern=r"^[A-Z][A-Z0-9_]{0,99}$")
+    secret: str = Field(pattern=patterns.VARIABLE)
     """The environment variable that has the secret."""
-    routing_key: str = Field(pattern=r"^[a-z_]{1,32}\.[a-z][a-z0-9_]{0,63}$")
+    routing_key: str = Field(pattern=patterns.ROUTING_KEY)
     payload: dict[str, Any] = Field(default_factory=dict)
     """Template of the job's payload: `{a.b}` is field `b` of `a` in the delivery."""
     when: dict[str, list[str | int | bool]] = Field(default_factory=dict)

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
+from switchyard.broker import patterns
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.keys import page_key
 from switchyard.services.files.storage_errors import NotStored
@@ -41,9 +42,6 @@ RANGES = 20
 """Such jobs of a document at most: their lane takes 100, and is not there for one document."""
 
 
-LANGUAGE = "^[a-z]{2,20}(_[a-z]{2,10})?$"
-
-
 class NoTextFound(PermanentError):
     """OCR has read all pages of a document, and there are no words on them."""
 
@@ -51,7 +49,7 @@ class NoTextFound(PermanentError):
 class OcrPdf(DocumentJob):
     """Read the pages of a document that have no text; with `force`, all of them."""
 
-    language: str | None = Field(default=None, pattern=LANGUAGE)
+    language: str | None = Field(default=None, pattern=patterns.LANGUAGE)
     """A code such as `de` or `ar`; None is any that the model of the package reads."""
     scanned: bool = False
     """Only the pages that are pictures, of a document that has text as well: not empty ones, and
@@ -74,7 +72,7 @@ class OcrPdf(DocumentJob):
 class OcrPages(DocumentJob):
     """Read these pages of a document, and keep their text for the job that waits for it."""
 
-    language: str | None = Field(default=None, pattern=LANGUAGE)
+    language: str | None = Field(default=None, pattern=patterns.LANGUAGE)
     pages: list[int] = Field(min_length=1, max_length=10_000)
 
 

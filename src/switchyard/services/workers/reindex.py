@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.broker import patterns
 from switchyard.services.files.expiry import Expiry, clean
 from switchyard.services.files.storage import Storage
 from switchyard.services.index.embedder import embedder_for
@@ -36,7 +37,7 @@ class RebuildIndex(BaseModel):
 
     offline: Literal["wordllama", "hashed"] | None = None
     """An embedder that asks nobody."""
-    model: str | None = Field(default=None, min_length=1, max_length=200, pattern="^[^\\x00]+$")
+    model: str | None = Field(default=None, min_length=1, max_length=200, pattern=patterns.NO_NUL)
     """A model of the server at JOBS_EMBED_BASE_URL."""
     dimensions: int | None = Field(default=None, ge=8, le=4096)
     """Length of the vectors."""

@@ -7,6 +7,7 @@ from uuid import UUID, uuid5
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.broker import patterns
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.uploads import INCOMING
@@ -21,7 +22,7 @@ MAX_SEED = 2**53 - 1
 """What every reader of JSON takes as it is."""
 _UPLOADS = UUID("b7f5a3f2-3d0e-5c55-9a0d-2f4f8a6f1d77")
 
-Name = Annotated[str, Field(pattern="^[a-z]{2,20}$")]
+Name = Annotated[str, Field(pattern=patterns.PLAIN_WORD)]
 
 
 class GenerateDocuments(BaseModel):

@@ -17,6 +17,7 @@ from uuid import UUID, uuid5
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.broker import patterns
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError, RetryableError
 from switchyard.services.records.document_states import (
@@ -28,7 +29,7 @@ from switchyard.services.records.document_states import (
 
 _DOCUMENT_NAMESPACE = UUID("5d3f6c0e-3a0b-5f7e-8c55-0a7b6a1f4c21")
 
-DocumentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+DocumentId = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
 
 
 class DocumentJob(BaseModel):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from switchyard.broker import patterns
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.lanes import BACKFILL
 from switchyard.services.crawls.bounds import belongs, host_of
@@ -43,7 +44,7 @@ class CrawlPagePayload(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    crawl_id: str = Field(pattern=r"^[0-9a-f-]{36}$")
+    crawl_id: str = Field(pattern=patterns.CRAWL_ID)
     url: Annotated[str, AfterValidator(page_address)] = Field(min_length=1, max_length=2000)
 
 

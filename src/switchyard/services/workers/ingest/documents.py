@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from switchyard.broker import patterns
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.keys import extraction_key, job_folder
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.files.uploads import (
-    INCOMING_KEY,
     identify,
     read_path,
     read_upload,
@@ -65,7 +65,7 @@ class IngestDocument(BaseModel):
         default=None, min_length=1, max_length=4096
     )
     key: Annotated[str | None, LocalOnly(_SEND_DOCUMENT)] = Field(
-        default=None, pattern=INCOMING_KEY
+        default=None, pattern=patterns.INCOMING_KEY
     )
     source: Annotated[str, AfterValidator(checked_source)] | None = Field(
         default=None, min_length=1, max_length=MAX_SOURCE
@@ -153,7 +153,9 @@ class ExtractText(BaseModel):
     document_id: DocumentId | None = None
     force: bool = False
     """As in DocumentJob."""
-    key: Annotated[str | None, LocalOnly(_SEND_TEXT)] = Field(default=None, pattern=INCOMING_KEY)
+    key: Annotated[str | None, LocalOnly(_SEND_TEXT)] = Field(
+        default=None, pattern=patterns.INCOMING_KEY
+    )
     title: str | None = Field(default=None, max_length=1000)
     filename: str | None = Field(default=None, max_length=1000)
 

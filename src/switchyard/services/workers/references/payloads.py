@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from switchyard.broker import patterns
 from switchyard.services.citations.limits import MAX_AT_ONCE, OneReference, Text
-from switchyard.services.files.uploads import INCOMING_KEY
 from switchyard.services.jobs.local_fields import LocalOnly
 from switchyard.services.workers.stages import DocumentId
 
@@ -17,7 +17,7 @@ class _FromFile(BaseModel):
 
     key: Annotated[
         str | None, LocalOnly("send the file to POST /process/references and its kin")
-    ] = Field(default=None, pattern=INCOMING_KEY)
+    ] = Field(default=None, pattern=patterns.INCOMING_KEY)
     filename: str | None = Field(default=None, max_length=1000)
     text: Text | None = None
 

@@ -1,0 +1,116 @@
+"""How names, ids and keys are spelled, and the same in words, for who has spelled one wrong.
+
+A field's `pattern=` is one of these, so that no error shows a regular expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+NAME = r"^[a-z][a-z0-9_]{0,63}$"
+"""Of lanes, worker kinds, job types and what stands beside them."""
+DASHED_NAME = r"^[a-z][a-z0-9_-]{0,63}$"
+"""Of schedules and models' servers."""
+SHORT_NAME = r"^[a-z][a-z0-9_]{0,39}$"
+"""Of a kind of classes, and of a class in it."""
+WORD = r"^[a-z_]{1,40}$"
+"""Of states and events."""
+PLAIN_WORD = r"^[a-z]{2,20}$"
+PROBLEM_NAME = r"^[a-z-]{1,40}$"
+FIELD_NAME = r"^[A-Za-z_][A-Za-z0-9_ -]{0,63}$"
+CLASS = r"^[a-z][a-z0-9_]{0,39}:[a-z][a-z0-9_]{0,39}$"
+ROUTING_KEY = r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$"
+TYPE_OR_KEY = r"^([a-z][a-z0-9_]{0,63}\.)?[a-z][a-z0-9_]{0,63}$"
+JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
+DOCUMENT_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+CRAWL_ID = r"^[0-9a-f-]{36}$"
+REDRIVE_ID = r"^redrive-[0-9a-f]{4,32}$"
+BACKFILL_ID = r"^[a-z]{1,32}-[0-9a-f]{4,32}$"
+GROUP_ID = r"^[0-9a-f]{1,10}$"
+CURSOR = r"^[A-Za-z0-9_=-]+$"
+INPUT_KEY = r"^backfills/[A-Za-z0-9._-]+$"
+"""Of a file for a backfill, in the storage."""
+INCOMING_KEY = r"^uploads/incoming/[A-Za-z0-9_-]{1,64}$"
+"""What a job's payload may name in the storage: a waiting upload, never what is kept of another
+document."""
+URL = r"^https?://"
+PLAIN = r"^[^\x00-\x1f\x7f]*$"
+"""A line of text."""
+NO_NUL = r"^[^\x00]*$"
+"""PostgreSQL keeps no text with a NUL."""
+PRINTABLE = r"^[\x20-\x7e]*$"
+NO_SPACE = r"^[\x21-\x7e]+$"
+TIME_ZONE = r"^[A-Za-z0-9_+/-]{1,64}$"
+LANGUAGE = r"^[a-z]{2,20}(_[a-z]{2,10})?$"
+CURRENCY = r"^[A-Za-z]{1,10}$"
+HEADER = r"^[A-Za-z0-9-]{1,100}$"
+VARIABLE = r"^[A-Z][A-Z0-9_]{0,99}$"
+TRACEPARENT = r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
+GITHUB_ORG = r"^[A-Za-z0-9][A-Za-z0-9-]{0,38}$"
+HUB_AUTHOR = r"^[A-Za-z0-9][\w.-]{0,95}$"
+
+_NAME = "lower-case letters, digits and _, beginning with a letter"
+
+IN_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        NAME: f"use {_NAME}, at most 64 characters",
+        DASHED_NAME: "use lower-case letters, digits, _ and -, beginning with a letter, at most 64 "
+        "characters",
+        SHORT_NAME: f"use {_NAME}, at most 40 characters",
+        WORD: "use lower-case letters and _, at most 40 characters",
+        PLAIN_WORD: "use 2 to 20 lower-case letters",
+        PROBLEM_NAME: "use lower-case letters and -, at most 40 characters",
+        FIELD_NAME: "use letters, digits, spaces, _ and -, beginning with a letter or _, at most "
+        "64 characters",
+        CLASS: "write kind:class, for example privacy:restricted, each of "
+        f"{_NAME}, at most 40 characters",
+        ROUTING_KEY: "write <lane>.<job_type>, for example hot.ingest_document",
+        TYPE_OR_KEY: "write a job type or <lane>.<job_type>, for example "
+        "maintenance.recompute_graph",
+        JOB_ID: "use letters, digits, '.', '_', ':' and '-', beginning with a letter or digit, at "
+        "most 128 characters",
+        DOCUMENT_ID: "use letters, digits, _ and -, beginning with a letter or digit, at most 64 "
+        "characters",
+        CRAWL_ID: "give the id of a crawl: 36 characters, as `jobctl crawl list` and GET /crawl "
+        "show it",
+        REDRIVE_ID: "give the id of a redrive, for example redrive-3fa9c01b22",
+        BACKFILL_ID: "give the id of a backfill, for example backfill-3fa9c01b22",
+        GROUP_ID: "give the id of a group, or its beginning: at most 10 of 0-9 and a-f, as "
+        "`jobctl dead groups` and GET /admin/dead/groups show it",
+        CURSOR: "give the `next_cursor` of the page before, unchanged",
+        INPUT_KEY: "give the `key` that POST /backfills/inputs answered",
+        INCOMING_KEY: "give the key of a waiting upload: uploads/incoming/ and 1 to 64 letters, "
+        "digits, _ and -",
+        URL: "begin with http:// or https://",
+        PLAIN: "use one line, without control characters",
+        NO_NUL: "use no NUL character",
+        PRINTABLE: "use printable ASCII characters",
+        NO_SPACE: "use printable ASCII characters without spaces, at least one",
+        TIME_ZONE: "give the name of a time zone, for example Europe/Berlin or UTC",
+        LANGUAGE: "give a language code of lower-case letters, for example de or ar",
+        CURRENCY: "give a currency of 1 to 10 letters, for example USD",
+        HEADER: "give the name of an HTTP header: letters, digits and -, at most 100 characters",
+        VARIABLE: "give the name of an environment variable: upper-case letters, digits and _, "
+        "beginning with a letter, at most 100 characters",
+        TRACEPARENT: "give a W3C trace context: 00-<32 hexadecimal digits>-<16>-<2>, lower case",
+        GITHUB_ORG: "give the name of an organisation on GitHub: letters, digits and -, at most "
+        "39 characters",
+        HUB_AUTHOR: "give the name of a user or organisation of the hub: letters, digits, '_', "
+        "'.' and '-', at most 96 characters",
+    }
+)
+"""What to do, for each pattern."""
+
+
+def complaint(error: Mapping[str, Any]) -> str:
+    """What one of pydantic's errors says, for people: what is allowed rather than how it is
+    checked. It does not name the offending value, which may be private."""
+    message = str(error["msg"])
+    if error["type"] == "extra_forbidden":
+        return "there is no such field"
+    if error["type"] == "string_pattern_mismatch":
+        pattern = (error.get("ctx") or {}).get("pattern")
+        return IN_WORDS.get(str(pattern), message)  # a pattern of a user's own job type: itself
+    return message.removeprefix("Value error, ")
