@@ -78,6 +78,10 @@ test-compose: venv ## Bring up the whole system from compose.yml in containers, 
 fault-run: venv test-deps ## Break a running system at random (ARGS="--minutes 10 --seed 7"; ARGS=--help)
 	@$(BIN)/python -m tests.support.fault_run $(ARGS)
 
+.PHONY: join-run
+join-run: venv test-deps ## Join a thousand jobs while processes are killed (ARGS="--runs 20"; ARGS=--help)
+	@$(BIN)/python -m tests.support.join_run $(ARGS)
+
 .PHONY: cluster
 cluster: venv test-deps ## Run three RabbitMQ 4.3 nodes as one cluster until Ctrl-C, and print its addresses
 	@$(BIN)/python -m tests.support.cluster $(ARGS)
