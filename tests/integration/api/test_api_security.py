@@ -348,3 +348,23 @@ async def test_each_key_is_a_source_of_its_own(
     jobs = (await system.ledger.list_jobs()).items
     wanted = {f"api:{found['publish']}", f"api:{found['admin']}", "nightly"}
     assert {each.source for each in jobs} == wanted
+
+
+async def test_what_a_key_sends_to_other_paths_is_of_its_source_too(
+    system: System, locked: RunningApi, keys: dict[str, str]
+) -> None:
+    """Fair shares and spend go by the source, and most documents come as uploads."""
+    files = [{"file": ("a.md", f"# Text {number}\n\nwith words".encode())} for number in range(3)]
+    sent: list[tuple[str, dict[str, Any]]] = [
+        ("/documents", {"files": files[0]}),
+        ("/extract/text", {"files": files[1]}),
+        ("/extract/references", {"files": files[2]}),
+        ("/parse/references", {"json": {"text": "A. Author, A title, 2020."}}),
+        ("/documents/generate", {"json": {"count": 1}}),
+    ]
+    for path, content in sent:
+        answer = await locked.client.post(path, headers=bearer(keys["publish"]), **content)
+        assert answer.status_code == 202, answer.text
+    [own] = [key.id for key in await system.ledger.list_api_keys() if key.name == "publish"]
+    jobs = (await system.ledger.list_jobs()).items
+    assert [each.source for each in jobs] == [f"api:{own}"] * len(sent)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
 
 from switchyard.api.dependencies import DocumentsOf
-from switchyard.api.entry.access import PrincipalOf, needs
+from switchyard.api.entry.access import PrincipalOf, needs, source_of
 from switchyard.api.entry.uploads import UploadForm
 from switchyard.api.http.document_errors import (
     READ_PROBLEMS,
@@ -91,7 +91,7 @@ async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]
     upload = await inbox.receive(form.file(), lambda: form.filename)
     try:
         await form.rest()
-        about = About.of(form.filename, form.fields)
+        about = About.of(form.filename, form.fields, asked_by=source_of(request, None))
         inbox.check(about)
     except BaseException:
         await inbox.discard(upload)

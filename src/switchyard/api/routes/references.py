@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
 from switchyard.api.dependencies import ReferenceDeskOf
-from switchyard.api.entry.access import needs
+from switchyard.api.entry.access import needs, source_of
 from switchyard.api.http.document_errors import UPLOAD_PROBLEMS, unreadable
 from switchyard.api.http.problems import Problem
 from switchyard.api.models.references import (
@@ -99,17 +99,21 @@ async def order_processing(
 async def _ordered(
     request: Request, desk: ReferenceDesk, order: Order, model: type[M], most: int
 ) -> str:
+    asked_by = source_of(request, None)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         upload, about = await receive_upload(request, desk.inbox)
         return await desk.order_from_file(order, upload, about)
     if kind == "text/plain":
         upload = await desk.inbox.receive(request.stream())
-        return await desk.order_from_file(order, upload, About(filename="references.txt"))
+        return await desk.order_from_file(
+            order, upload, About(filename="references.txt", asked_by=asked_by)
+        )
     if kind == "application/json":
         body = _read(model, await _body(request, most))
         payload = body.model_dump(exclude_none=True, exclude={"lane"})
-        return await desk.order_from_text(order, payload, body.lane)
+        about = About(lane="hot" if body.lane == "hot" else "backfill", asked_by=asked_by)
+        return await desk.order_from_text(order, payload, about)
     raise Problem(
         "unsupported-media-type",
         "send a form with a file (multipart/form-data), text/plain, or application/json",

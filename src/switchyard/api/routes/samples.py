@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from switchyard.api.dependencies import DocumentsOf
-from switchyard.api.entry.access import needs
+from switchyard.api.entry.access import needs, source_of
 from switchyard.api.http.problems import responses
 from switchyard.api.models.documents import GenerateBody, SamplesView, SampleView
 from switchyard.api.routes.documents import POLL_AFTER
@@ -28,7 +28,11 @@ router = APIRouter(tags=["samples"])
     },
 )
 async def generate_documents(
-    body: GenerateBody, response: Response, documents: DocumentsOf, state: Shared
+    body: GenerateBody,
+    request: Request,
+    response: Response,
+    documents: DocumentsOf,
+    state: Shared,
 ) -> SamplesView:
     """Generate sample documents and send them through the pipeline. With a broker, the result of
     the job lists them.
@@ -41,6 +45,7 @@ async def generate_documents(
         kinds=body.kinds,
         languages=body.languages,
         lane=body.lane,
+        asked_by=source_of(request, None),
     )
     response.headers["Location"] = f"/jobs/{ordered.job_id}"
     if ordered.documents is None:

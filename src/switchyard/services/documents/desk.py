@@ -132,7 +132,7 @@ class DocumentDesk:
             await self.inbox.discard(upload)
         job_id = submitted.status.job_id
         if about.notify_url is not None and submitted.duplicate and job_id is not None:
-            await self.inbox.tell_as_well(about.notify_url, job_id)
+            await self.inbox.tell_as_well(about.notify_url, job_id, asked_by=about.asked_by)
         return submitted
 
     async def _ended(self, submitted: Submitted) -> Submitted:
@@ -160,7 +160,7 @@ class DocumentDesk:
         request = JobRequest(
             f"{about.lane}.{INGEST.name}",
             about.payload(upload, "source", "title", "filename"),
-            source="api",
+            source=about.asked_by,
             job_id=runs.next_id,
             vouched=upload.vouched,
             notify_url=about.notify_url,

@@ -52,7 +52,7 @@ class ExtractionDesk:
         request = JobRequest(
             f"{about.lane}.{EXTRACT.name}",
             about.payload(upload, "title", "filename"),
-            source="api",
+            source=about.asked_by,
             job_id=str(uuid4()),
             vouched=upload.vouched,
             notify_url=about.notify_url,

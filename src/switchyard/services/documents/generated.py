@@ -35,6 +35,7 @@ async def order_samples(
     kinds: Sequence[str],
     languages: Sequence[str],
     lane: Literal["hot", "backfill"] = "hot",
+    asked_by: str = "api",
 ) -> Ordered:
     """Have samples made and taken in. Inline, this returns when their pipelines have ended.
 
@@ -47,7 +48,7 @@ async def order_samples(
     request = JobRequest(
         f"{lane}.generate_documents",
         {"count": count, "seed": seed, "kinds": list(kinds), "languages": list(languages)},
-        source="api",
+        source=asked_by,
         job_id=str(uuid4()),
     )
     published = await inbox.publish(request)

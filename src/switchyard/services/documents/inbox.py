@@ -47,9 +47,11 @@ class About:
     lane: Literal["hot", "backfill"] = "hot"
     notify_url: str | None = None
     """Is told of the end."""
+    asked_by: str = "api"
+    """The source of the job: fair shares and spend go by it. `source` is that of the file."""
 
     @classmethod
-    def of(cls, filename: str | None, fields: Mapping[str, str]) -> About:
+    def of(cls, filename: str | None, fields: Mapping[str, str], *, asked_by: str) -> About:
         """From a form: `source`, `title`, `lane`, `notify_url`. Raises InvalidAbout for a field
         that does not exist, is too long, or names another lane."""
         said = {name: clean(value) for name, value in fields.items()}
@@ -74,6 +76,7 @@ class About:
             title=said.get("title") or None,
             lane="hot" if lane == "hot" else "backfill",
             notify_url=said.get("notify_url") or None,
+            asked_by=asked_by,
         )
 
     def payload(self, upload: Upload, *names: str) -> dict[str, str]:
@@ -152,10 +155,10 @@ class Inbox:
         """Start a job that reads no upload. Raises as `start` does."""
         return await self._starter.publish(request)
 
-    async def tell_as_well(self, url: str, job_id: str) -> None:
+    async def tell_as_well(self, url: str, job_id: str, *, asked_by: str) -> None:
         """Tell somebody of the end of a run that another has started. Raises as `start` does."""
         notice = {"url": url, "job_id": job_id}
-        await self.publish(JobRequest(NOTICE_KEY, notice, source="api", vouched=notice))
+        await self.publish(JobRequest(NOTICE_KEY, notice, source=asked_by, vouched=notice))
 
     async def see_through(self, job_id: str | None) -> None:
         """Inline, return when the job and all that follow from it have ended; else at once."""

@@ -52,7 +52,7 @@ class ReferenceDesk:
         Raises as Inbox.start does.
         """
         payload = about.payload(upload, "filename")
-        request = _request(order, about.lane, payload, upload.vouched, about.notify_url)
+        request = _request(order, about, payload, upload.vouched)
         job_id = (await self.inbox.start(request, upload)).job_id
         if self.inbox.is_inline:
             try:
@@ -61,11 +61,9 @@ class ReferenceDesk:
                 await self.inbox.discard(upload)
         return job_id
 
-    async def order_from_text(
-        self, order: Order, payload: Mapping[str, Any], lane: Literal["hot", "maintenance"]
-    ) -> str:
+    async def order_from_text(self, order: Order, payload: Mapping[str, Any], about: About) -> str:
         """Start the job on what the payload has, else the same. Raises InvalidPayload."""
-        job_id = (await self.inbox.start_alone(_request(order, lane, payload))).job_id
+        job_id = (await self.inbox.start_alone(_request(order, about, payload))).job_id
         await self.inbox.see_through(job_id)
         return job_id
 
@@ -132,17 +130,16 @@ def _has_output(record: JobRecord) -> bool:
 
 def _request(
     order: Order,
-    lane: str,
+    about: About,
     payload: Mapping[str, Any],
     vouched: Mapping[str, Any] | None = None,
-    notify_url: str | None = None,
 ) -> JobRequest:
     # Its worker has no backfill lane: what is not urgent is maintenance.
     return JobRequest(
-        f"{'hot' if lane == 'hot' else 'maintenance'}.{order}",
+        f"{'hot' if about.lane == 'hot' else 'maintenance'}.{order}",
         payload,
-        source="api",
+        source=about.asked_by,
         job_id=str(uuid4()),
         vouched=vouched,
-        notify_url=notify_url,
+        notify_url=about.notify_url,
     )
