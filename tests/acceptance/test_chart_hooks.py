@@ -45,7 +45,7 @@ def environment(
         "switchyard-broker:5672/": broker.amqp_url.rpartition("@")[2],
         "switchyard-broker:15672/": broker.management_url.rpartition("@")[2],
     }
-    every = ("broker-default-user", "broker-users", "ledger", "api")
+    every = ("broker-default-user", "broker-users", "ledger", "ledger-owner", "api")
     known = {f"switchyard-{name}": given for name in every}
 
     def of(container: Manifest) -> dict[str, str]:

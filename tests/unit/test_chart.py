@@ -13,6 +13,7 @@ import yaml
 
 from switchyard.broker.topology.users import ROLES
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.ledger.sql.users import DATABASE_ROLES
 from tests.support.chart import CHART, of_kind, pods, render, rendered, values
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +116,7 @@ def test_compose_has_a_service_for_every_kind_of_worker_with_its_replicas() -> N
 
 def test_in_compose_each_process_has_the_brokers_user_of_its_role_and_no_other_password() -> None:
     services = yaml.safe_load((ROOT / "compose.yml").read_text())["services"]
-    role_of = {"api": "publisher", "scheduler": "admin", "topology": "admin", "migrations": None}
+    role_of = {"api": "publisher", "scheduler": "admin", "topology": "admin"}
     words = {"RABBITMQ_PASSWORD", *(f"{role.name.upper()}_PASSWORD" for role in ROLES)}
     for name, service in services.items():
         environment = service.get("environment", {})
@@ -251,6 +252,29 @@ def test_each_process_has_the_broker_user_that_is_made_for_it_and_trusts_who_sig
     for _, pod in pods("production"):  # which names none
         assert "PGSSLROOTCERT" not in {each["name"] for each in pod["containers"][0]["env"]}
         assert "ca" not in {each["name"] for each in pod["volumes"]}
+
+
+def test_only_what_upgrades_the_tables_logs_in_as_their_owner() -> None:
+    for name, pod in pods("production"):
+        asked = secrets_of(pod["containers"][0])
+        owner, application = ("switchyard-ledger-owner" in asked, "switchyard-ledger" in asked)
+        if name != "switchyard-users":
+            assert (owner, application) == (name == "switchyard-migrations", not owner), name
+    for name, pod in pods("small"):  # which names no owner: one user for all
+        if name != "switchyard-users":
+            assert secrets_of(pod["containers"][0])["switchyard-ledger"] == {"database-url"}, name
+    services = yaml.safe_load((ROOT / "compose.yml").read_text())["services"]
+    owners = set()
+    for name, service in services.items():
+        url = service.get("environment", {}).get("JOBS_DATABASE_URL", "")
+        if "//switchyard:${POSTGRES_PASSWORD" in url:
+            owners.add(name)
+        else:
+            assert not url or "//switchyard_application:${APPLICATION_PASSWORD" in url, name
+            assert "POSTGRES_PASSWORD" not in service.get("environment", {}) or name == "postgres"
+    assert owners == {"migrations", "database-users"}
+    made = (ROOT / "deploy" / "make_env.sh").read_text()
+    assert all(f"add {role.name.upper()}_PASSWORD " in made for role in DATABASE_ROLES)
 
 
 @pytest.mark.parametrize("example", ["small", "production"])

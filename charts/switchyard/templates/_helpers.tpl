@@ -72,7 +72,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end -}}
 
-{{/* Settings of every process: of `root`, as the broker's user of its `role`.
+{{/* Settings of every process: of `root`, as the broker's user of its `role`,
+     and where `ledger` is "owner" as the owner of the ledger's tables.
      Inline, for the set-up jobs run before any config map is there. */}}
 {{- define "switchyard.env" -}}
 {{- include "switchyard.brokerEnv" . }}
@@ -80,7 +81,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - name: JOBS_DATABASE_URL
   valueFrom:
     secretKeyRef:
-      name: {{ required "name a secret in ledger.existingSecret" .Values.ledger.existingSecret }}
+      {{- $ledger := required "name a secret in ledger.existingSecret" .Values.ledger.existingSecret }}
+      name: {{ ternary (.Values.ledger.ownerSecret | default $ledger) $ledger (eq ($.ledger | default "") "owner") }}
       key: database-url
 - name: JOBS_PROFILE
   value: {{ .Values.broker.profile }}

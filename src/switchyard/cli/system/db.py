@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+from urllib.parse import quote
+
 import typer
 
 from switchyard.cli.base.common import load_settings, run
-from switchyard.cli.base.output import echo
+from switchyard.cli.base.output import JsonOption, echo, print_json, say
 
 app = typer.Typer(
-    no_args_is_help=True, help="The ledger (database of jobs): create or upgrade its tables."
+    no_args_is_help=True,
+    help="The ledger (database of jobs): create or upgrade its tables, and its users.",
 )
 
 
@@ -31,3 +35,41 @@ def upgrade() -> None:
         echo(f"A new ledger: {done.where}")
     else:
         echo(f"The ledger is up to date: {done.where}")
+
+
+@app.command()
+def users(
+    prefix: Annotated[
+        str, typer.Option(help="Prefix of the user names: PREFIX_application, PREFIX_reader.")
+    ] = "switchyard",
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Also set new passwords for users that already exist.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Create PostgreSQL users: one that reads and writes rows, and one that only reads them.
+
+    Prints the JOBS_DATABASE_URL of each user with its password; passwords are shown only once.
+    A password from JOBS_APPLICATION_PASSWORD or JOBS_READER_PASSWORD is used as it is, and not
+    printed. JOBS_DATABASE_URL must name the owner of the tables, with the right CREATEROLE.
+    """
+    from switchyard.broker.addresses import with_login
+    from switchyard.services.ledger.sql.users import make_database_users
+
+    settings = load_settings()
+    url, given = settings.ledger_url, settings.database_passwords
+    made = run(make_database_users(url, prefix, renew=renew, given=given))
+    addresses = {
+        each.name: with_login(url, f"{quote(each.name)}:{each.password}") if each.password else None
+        for each in made
+    }
+    if as_json:
+        print_json([{"name": each.name, "url": addresses[each.name]} for each in made])
+        return
+    for each in made:
+        say(f"{each.name}: {each.role.purpose}")
+        if each.role.name in given:
+            known = f"its password is that of JOBS_{each.role.name.upper()}_PASSWORD"
+        else:
+            known = "it keeps its password; --renew gives it another"
+        echo(addresses[each.name] or f"  ({known})")

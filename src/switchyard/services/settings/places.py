@@ -32,6 +32,14 @@ class PlaceSettings(BaseSettings):
         "(docs/cluster.md). Default: a SQLite file in JOBS_DATA_DIR. Only `jobctl "
         "up`, `jobctl demo` and `jobctl db upgrade` create a ledger.",
     )
+    application_password: OrUnset[SecretStr] = Field(
+        default=None,
+        description="Password that `jobctl db users` sets for the PostgreSQL user of the "
+        "processes. Default: a random one. Only this command reads it.",
+    )
+    reader_password: OrUnset[SecretStr] = Field(
+        default=None, description="The same for the PostgreSQL user that only reads."
+    )
     storage_url: OrUnset[str] = Field(
         default=None,
         description="Address of the file storage: file:///…, s3://… or az://… "
@@ -85,6 +93,12 @@ class PlaceSettings(BaseSettings):
         if self.database_url is not None:
             return self.database_url.get_secret_value()
         return f"sqlite+aiosqlite:///{self.data_dir / 'ledger.db'}"
+
+    @property
+    def database_passwords(self) -> dict[str, str]:
+        """The passwords that are set for users of the ledger's database, by role."""
+        set_here = {"application": self.application_password, "reader": self.reader_password}
+        return {role: each.get_secret_value() for role, each in set_here.items() if each}
 
     @property
     def files_url(self) -> str:

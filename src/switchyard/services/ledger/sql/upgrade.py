@@ -14,8 +14,8 @@ from sqlalchemy import Connection, inspect, text
 
 from switchyard.services.ledger.sql.database import connect
 
-_LOCK = 0x5377697463687964
-"""PostgreSQL's advisory lock that one upgrade at a time holds."""
+LOCK = 0x5377697463687964
+"""PostgreSQL's advisory lock that one change of tables or their users at a time holds."""
 
 ID_BYTES = 6
 """Of a system's id: its digits are twice as many."""
@@ -64,7 +64,7 @@ def _migrate(name: str, connection: Connection) -> bool:
     from alembic.config import Config
 
     if connection.dialect.name == "postgresql":
-        connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
     is_new = not inspect(connection).has_table("alembic_version")
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))

@@ -1,0 +1,121 @@
+"""`jobctl db users`: whom the processes log in as may read and write rows, and nothing else."""
+
+import asyncio
+import json
+
+import pytest
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from switchyard.cli.system.db import app
+from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.sql.database import connect
+from switchyard.services.records import Created, LedgerError
+from tests.integration.ledger.made import new_job
+
+Logins = dict[str, str]
+
+
+@pytest.fixture
+def owner(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("JOBS_DATABASE_URL", postgres_url)
+    return postgres_url
+
+
+@pytest.fixture
+def prefix(owner: str) -> str:
+    """Of users that no other test has: they are the server's, not the database's."""
+    return owner.rpartition("/")[2]
+
+
+@pytest.fixture
+def logins(owner: str, prefix: str) -> Logins:
+    """The address of each role's user, made by the command."""
+    made = json.loads(CliRunner().invoke(app, ["users", "--prefix", prefix, "--json"]).stdout)
+    return {each["name"].rpartition("_")[2]: each["url"] for each in made}
+
+
+async def execute(url: str, statement: str) -> None:
+    database = connect(url)
+    try:
+        await database.write(lambda connection: connection.execute(text(statement)))
+    finally:
+        await database.close()
+
+
+async def test_the_application_works_with_the_ledger_and_the_reader_sees_it(
+    logins: Logins,
+) -> None:
+    async with await Ledger.open(logins["application"], check=True) as ledger:
+        assert await ledger.record(new_job()) == Created("job-1")
+    async with await Ledger.open(logins["reader"], check=True) as ledger:
+        assert await ledger.get("job-1") is not None
+        with pytest.raises(LedgerError, match="permission denied for table"):
+            await ledger.record(new_job("job-2"))
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        ("application", "DROP TABLE jobs"),
+        ("application", "ALTER TABLE jobs ADD COLUMN more text"),
+        ("application", "TRUNCATE jobs"),
+        ("application", "CREATE TABLE more (id int)"),
+        ("application", "UPDATE alembic_version SET version_num = '0001'"),
+        ("application", "CREATE ROLE another"),
+        ("reader", "DELETE FROM jobs"),
+        ("reader", "DROP TABLE jobs"),
+    ],
+)
+async def test_it_may_not(logins: Logins, role: str, statement: str) -> None:
+    with pytest.raises(LedgerError, match=r"permission denied|must be owner"):
+        await execute(logins[role], statement)
+
+
+async def test_a_table_of_a_later_upgrade_is_theirs_without_another_command(
+    owner: str, logins: Logins
+) -> None:
+    await execute(owner, "CREATE TABLE later (id bigserial PRIMARY KEY, word text)")
+    await execute(logins["application"], "INSERT INTO later (word) VALUES ('in')")
+    await execute(logins["reader"], "SELECT * FROM later")
+    with pytest.raises(LedgerError, match="permission denied"):
+        await execute(logins["reader"], "DELETE FROM later")
+
+
+def test_passwords_are_kept_renewed_or_given(
+    logins: Logins, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*options: str) -> str:
+        done = CliRunner().invoke(app, ["users", "--prefix", prefix, *options])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "it keeps its password" in run()
+    asyncio.run(execute(logins["reader"], "SELECT 1"))
+    assert logins["reader"] not in run("--renew")
+    with pytest.raises(LedgerError, match="password authentication failed"):
+        asyncio.run(execute(logins["reader"], "SELECT 1"))
+    monkeypatch.setenv("JOBS_READER_PASSWORD", 'it\'s %1 "given" $1 :x')
+    assert "given" not in run()
+    where = logins["reader"].rpartition("@")[2]
+    password = "it%27s%20%251%20%22given%22%20%241%20%3Ax"
+    asyncio.run(execute(f"postgresql+asyncpg://{prefix}_reader:{password}@{where}", "SELECT 1"))
+
+
+def test_whoever_does_not_own_the_tables_is_told_who_does(
+    logins: Logins, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBS_DATABASE_URL", logins["application"])
+    done = CliRunner().invoke(app, ["users", "--prefix", prefix])
+    assert done.exit_code != 0
+    assert "the ledger's tables belong to 'test'" in str(done.exception)
+
+
+def test_an_empty_database_and_a_file_say_what_is_missing(
+    empty_postgres_url: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBS_DATABASE_URL", empty_postgres_url)
+    assert "jobctl db upgrade" in str(CliRunner().invoke(app, ["users"]).exception)
+    monkeypatch.setenv("JOBS_DATABASE_URL", sqlite_url)
+    assert CliRunner().invoke(app, ["upgrade"]).exit_code == 0
+    assert "SQLite, which has no users" in str(CliRunner().invoke(app, ["users"]).exception)
