@@ -56,10 +56,20 @@ class Either:
 
     async def items(self, name: str, *args: Any, **options: Any) -> list[Any]:
         """All that it iterates over."""
+        found: list[Any] = []
+        await self.follow(found, name, *args, **options)
+        return found
+
+    async def follow(self, seen: list[Any], name: str, *args: Any, **options: Any) -> None:
+        """Add to `seen` what it iterates over, as it comes."""
         iterator = getattr(self.client, name)(*args, **options)
         if isinstance(self.client, AsyncClient):
-            return [item async for item in iterator]
-        return await asyncio.to_thread(list, iterator)
+            async for item in iterator:
+                seen += [item]
+            return
+        end = object()
+        while (item := await asyncio.to_thread(next, iterator, end)) is not end:
+            seen += [item]
 
 
 @pytest.fixture(params=[Client, AsyncClient])
@@ -153,10 +163,11 @@ async def test_events_of_a_job_to_its_end(system: System, api: RunningApi, clien
     await system.start_worker()
     job_id = await system.publish("hot.gated")
     await journal.started(job_id)
-    following = asyncio.create_task(client.items("job_events", job_id))
-    await eventually(lambda: api.state.broker.feed.subscribers == 1, 10, "the stream")
+    events: list[Event] = []
+    following = asyncio.create_task(client.follow(events, "job_events", job_id))
+    await eventually(lambda: events, 10, "how it stands, which comes first")
     journal.release(job_id)
-    events: list[Event] = await asyncio.wait_for(following, 20)
+    await asyncio.wait_for(following, 20)
     assert [event.name for event in events] == ["state", "succeeded", "end"]
     assert events[-1].data["state"] == "succeeded"
 
@@ -174,7 +185,7 @@ async def test_a_stream_that_is_cut_goes_on_after_the_last_event(
         either(kind, proxy.url(api.url)) as client,
     ):
         seen: list[Event] = []
-        following = asyncio.create_task(_follow(client, seen))
+        following = asyncio.create_task(client.follow(seen, "events", lane="hot"))
         await eventually(lambda: feed.subscribers == 1, 10, "the stream")
         first = await system.publish("hot.noop")
         await eventually(lambda: _ended(seen, first), 15, "the first job's events")
@@ -187,16 +198,6 @@ async def test_a_stream_that_is_cut_goes_on_after_the_last_event(
         await eventually(lambda: _ended(seen, missed), 20, "what was missed")
         following.cancel()
         assert [event.id for event in seen] == list(dict.fromkeys(event.id for event in seen))
-
-
-async def _follow(client: Either, seen: list[Event]) -> None:
-    if isinstance(client.client, AsyncClient):
-        async for event in client.client.events(lane="hot"):
-            seen += [event]
-        return
-    iterator = client.client.events(lane="hot")
-    while True:
-        seen.append(await asyncio.to_thread(next, iterator))
 
 
 def _ended(seen: list[Event], job_id: str) -> bool:

@@ -62,7 +62,7 @@ def asked(text: str, most: int = 7) -> dict[str, Any]:
 
 
 async def ask(lane: LlmLane, text: str, *, by: AskedBy = BY, most: int = 7) -> bool:
-    _, reused = await lane.answer(asked(text, most), urgency=Urgency(), within=20.0, by=by)
+    _, reused = await lane.answer(asked(text, most), urgency=Urgency(), within=60.0, by=by)
     return reused
 
 
