@@ -107,14 +107,22 @@ def answers(text: str | None = ANSWER, *, finish_reason: str = "stop") -> Behavi
 
 
 def embeds(
-    dimensions: int = DIMENSIONS, *, backwards: bool = False, model: str | None = None
+    dimensions: int = DIMENSIONS,
+    *,
+    backwards: bool = False,
+    model: str | None = None,
+    weights: str = "",
 ) -> Behaviour:
     """Proper embeddings: made of the text's hash. With a `model`, those of that one, whichever is
-    asked for."""
+    asked for; with `weights`, others under the same name."""
 
     def behave(exchange: Exchange, request: Request) -> None:
         items = [
-            {"object": "embedding", "index": index, "embedding": _vector(text, dimensions)}
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": _vector(weights + text, dimensions),
+            }
             for index, text in enumerate(request.body["input"])
         ]
         data = items[::-1] if backwards else items

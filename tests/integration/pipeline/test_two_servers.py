@@ -1,11 +1,20 @@
 """Workers whose settings name different embedding servers, on one index."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+from pydantic import SecretStr
+
+from switchyard.services.index.checking import index as look_at_index
 from switchyard.services.index.chunk_index import ChunkIndex, IndexMismatch
 from switchyard.services.index.embedder import Embedder, embedder_for
+from switchyard.services.index.generations import Generation
+from switchyard.services.index.modes import Mode
 from switchyard.services.index.opening import OpenIndex, open_index
-from switchyard.services.index.rebuilding import begin
+from switchyard.services.index.probing import SEEN_FOR
+from switchyard.services.index.ranking import search
+from switchyard.services.index.rebuilding import begin, build
+from switchyard.services.monitoring.check import Finding
 from switchyard.services.settings import Settings
 from switchyard.services.text.chunks import Chunk, chunk_id
 from tests.support import llm_server as server
@@ -45,3 +54,89 @@ async def test_a_server_of_another_model_writes_nothing_into_an_index(settings: 
                 await put(before, "c")
             with pytest.raises(IndexMismatch, match=r"'old-model'.*'new-model'"):
                 await put(after, "d")
+
+
+@pytest.fixture(params=["lancedb", pytest.param("pgvector", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "pgvector":
+        return request.getfixturevalue("pgvector_url")
+    return str(tmp_path / "index")
+
+
+async def test_other_weights_under_the_name_of_the_model_write_and_find_nothing_until_a_rebuild(
+    settings: Settings, url: str
+) -> None:
+    def of(server_url: str) -> Settings:
+        return settings.model_copy(
+            update={
+                "index_url": SecretStr(url),
+                "embed_base_url": server_url,
+                "embed_model": "model",
+                "embed_dimensions": DIMENSIONS,
+            }
+        )
+
+    with LlmServer() as one, LlmServer() as two:
+        two.always(server.embeds(weights="others "))
+        async with open_index(of(one.url)) as before, open_index(of(two.url)) as after:
+            await put(before, "a")
+            with pytest.raises(IndexMismatch, match=r"'model-8'.*jobctl index rebuild --force"):
+                await put(after, "b")
+            async with after.searched() as (table, embedder):
+                with pytest.raises(IndexMismatch):
+                    await search(table, embedder, "tide")
+                assert await search(table, embedder, "tide", mode=Mode.KEYWORD)
+            assert (await before.count("a"), await before.count("b")) == (1, 0)
+            *_, check = await look_at_index(after.settings)
+            assert (check.status, check.finding) == ("wrong", Finding.INDEX_VECTORS)
+            assert "rebuild --force" in check.remedy
+            *_, check = await look_at_index(before.settings)
+            assert check.status == "ok"
+
+            state = await begin(after, embedder_for(after.settings), force=True)
+            assert state.building is not None
+            assert await build(after, state.building, lambda: False)
+            await put(after, "b")
+            assert (await after.count("a"), await after.count("b")) == (1, 1)
+            with pytest.raises(IndexMismatch):
+                await put(before, "c")
+
+
+async def test_a_server_that_gets_other_weights_is_noticed_by_who_asks_it_for_long(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LlmServer() as one:
+        changes = {
+            "embed_base_url": one.url,
+            "embed_model": "model",
+            "embed_dimensions": DIMENSIONS,
+        }
+        async with open_index(settings.model_copy(update=changes)) as index:
+            await put(index, "a")
+            asked = len(one.requests)
+            await put(index, "b")
+            assert len(one.requests) == asked + 1  # it was compared a moment ago
+            one.always(server.embeds(weights="others "))
+            for generation in index.seen.at:
+                index.seen.at[generation] -= SEEN_FOR + 1
+            with pytest.raises(IndexMismatch):
+                await put(index, "c")
+            # An index from before there were probes is known by what it holds.
+            monkeypatch.setattr(index.home, "probe", no_probe)
+            with pytest.raises(IndexMismatch):
+                await put(index, "c")
+
+
+async def no_probe(generation: Generation) -> None:
+    return None
+
+
+async def test_the_doctor_tells_of_an_embedding_server_that_is_away(settings: Settings) -> None:
+    with LlmServer() as one:
+        asked = settings.model_copy(
+            update={"embed_base_url": one.url, "embed_model": "m", "embed_dimensions": DIMENSIONS}
+        )
+        async with open_index(asked) as index:
+            await put(index, "a")
+    *_, check = await look_at_index(asked)
+    assert (check.status, check.finding) == ("warning", Finding.EMBEDDER_AWAY)

@@ -7,22 +7,29 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from switchyard.services.index.chunk_index import IndexAway, way_back
-from switchyard.services.index.opening import open_index
-from switchyard.services.jobs.outcomes import PermanentError
+from switchyard.services.index.embedder import is_offline
+from switchyard.services.index.generations import Generation, Generations
+from switchyard.services.index.opening import OpenIndex, open_index
+from switchyard.services.index.probing import LEAST_ALIKE, REMEDY, other_vectors, probed
+from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.monitoring.check import Check, Finding, warning, well, wrong
 from switchyard.services.settings import Settings
 
 TIMEOUT = 8.0
-"""Seconds that an index has to say what it is; an object store is asked again meanwhile."""
+"""Seconds that an index has to say what it is, and then the server of its vectors for one of
+them; an object store is asked again meanwhile."""
 
 
 async def index(settings: Settings) -> list[Check]:
-    """Whether it answers, and is of the settings' embedder. Nothing is made."""
+    """Whether it answers, is of the settings' embedder, and of the vectors that this makes. Nothing
+    is made."""
     if _is_none_here(settings.vectors_url):
         return [well("index", "nothing has been indexed yet")]
     try:
-        async with asyncio.timeout(TIMEOUT), open_index(settings) as opened:
-            state, wanted = await opened.generations(), opened.wanted
+        async with open_index(settings) as opened:
+            async with asyncio.timeout(TIMEOUT):
+                state, wanted = await opened.generations(), opened.wanted
+            return [_named(state, wanted), *await _made(opened, state.active)]
     except (IndexAway, TimeoutError) as error:
         detail = str(error) or f"it has not answered within {TIMEOUT:g} s"
         remedy = "see JOBS_INDEX_URL: is it right, does the database or object store run?"
@@ -30,17 +37,44 @@ async def index(settings: Settings) -> list[Check]:
     except PermanentError as error:
         remedy = "correct JOBS_INDEX_URL, or JOBS_EMBED_…"
         return [wrong("index", Finding.INDEX_UNUSABLE, str(error), remedy)]
+
+
+def _named(state: Generations, wanted: Generation) -> Check:
     active = state.active
     if (active.embedder, active.dimensions) == (wanted.embedder, wanted.dimensions):
-        return [well("index", f"it holds vectors of {active.embedder!r}, as the settings name")]
+        return well("index", f"it holds vectors of {active.embedder!r}, as the settings name")
     if any(each.embedder == wanted.embedder for each in state.written):
-        return [well("index", f"it is being built anew for {wanted.embedder!r}")]
+        return well("index", f"it is being built anew for {wanted.embedder!r}")
     detail = (
         f"it holds vectors of {active.embedder!r}, and is searched with them; the settings name "
         f"{wanted.embedder!r}"
     )
     back = way_back(active.embedder, active.dimensions)
-    return [warning("index", Finding.INDEX_EMBEDDER, detail, back)]
+    return warning(
+        "index", Finding.INDEX_EMBEDDER, detail, f"`jobctl index rebuild` for these; or {back}"
+    )
+
+
+async def _made(opened: OpenIndex, active: Generation) -> list[Check]:
+    """Whether a server still makes the vectors that are searched; nothing where none is asked, or
+    where none of them is known."""
+    if is_offline(active.embedder):
+        return []
+    embedder = opened.unprobed_of(active)
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            alike = await probed(opened.home, active, embedder)
+    except IndexAway:
+        raise
+    except (RetryableError, TimeoutError) as error:
+        detail = str(error) or f"it has not answered within {TIMEOUT:g} s"
+        remedy = "see JOBS_EMBED_BASE_URL: is it right, does the server run?"
+        return [warning("embedder", Finding.EMBEDDER_AWAY, detail, remedy)]
+    if alike is None:
+        return []
+    if alike < LEAST_ALIKE:
+        return [wrong("embedder", Finding.INDEX_VECTORS, other_vectors(active, alike), REMEDY)]
+    return [well("embedder", f"it makes the vectors that the index holds (likeness {alike:.2f})")]
 
 
 def _is_none_here(url: str) -> bool:

@@ -55,6 +55,11 @@ def embedder_for(settings: Settings) -> Embedder:
     return _served(settings, settings.embed_base_url, settings.embed_model, dimensions)
 
 
+def is_offline(name: str) -> bool:
+    """Whether an embedder of that name asks nobody: it makes the same vectors for ever."""
+    return any(name.startswith(f"{kind}-") for kind in OFFLINE)
+
+
 def offline_embedder(kind: str, dimensions: int) -> Embedder:
     """One of those that ask nobody: `hashed` or `wordllama`. Raises PermanentError when it has no
     vectors of that length."""

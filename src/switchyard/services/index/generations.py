@@ -87,6 +87,14 @@ class IndexHome(Protocol):
         """What `note` has kept; None where there is nothing."""
         ...
 
+    async def probe(self, generation: Generation) -> str | None:
+        """What `put_probe` has kept; None where there is nothing."""
+        ...
+
+    async def put_probe(self, generation: Generation, text: str) -> str:
+        """Keep by which vector its vectors are known, unless that is kept; gives what is kept."""
+        ...
+
     async def close(self) -> None:
         """Close the connections."""
         ...

@@ -91,15 +91,27 @@ class LanceHome:
             async with self._connected() as connection:
                 await connection.drop_table(generation.table, ignore_missing=True)
             await self._beside.delete_async(_note_key(generation))
+            await self._beside.delete_async(_probe_key(generation))
 
     async def note(self, generation: Generation, text: str) -> None:
         with self._reached():
             await self._beside.put_async(_note_key(generation), text.encode())
 
     async def noted(self, generation: Generation) -> str | None:
+        return await self._read(_note_key(generation))
+
+    async def probe(self, generation: Generation) -> str | None:
+        return await self._read(_probe_key(generation))
+
+    async def put_probe(self, generation: Generation, text: str) -> str:
+        with self._reached():
+            is_new = await self._beside.put_new_async(_probe_key(generation), text.encode())
+        return text if is_new else (await self.probe(generation) or text)
+
+    async def _read(self, key: str) -> str | None:
         try:
             with self._reached():
-                text = await self._beside.get_async(_note_key(generation), max_bytes=_LARGEST)
+                text = await self._beside.get_async(key, max_bytes=_LARGEST)
         except NotStored:
             return None
         return text.decode(errors="replace")
@@ -197,3 +209,7 @@ def mismatch(made_by: str, length: int, wanted: Generation) -> IndexMismatch:
 
 def _note_key(generation: Generation) -> str:
     return f"{generation.table}.noted"
+
+
+def _probe_key(generation: Generation) -> str:
+    return f"{generation.table}.probe"

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from switchyard.services.identity.postgres import is_postgres
 from switchyard.services.index.chunk_index import ChunkIndex, IndexMismatch, way_back
-from switchyard.services.index.embedder import Embedder, embedder_for, embedder_named
+from switchyard.services.index.embedder import (
+    Embedder,
+    embedder_for,
+    embedder_named,
+    is_offline,
+)
 from switchyard.services.index.generations import FIRST_TABLE, Generation, Generations, IndexHome
+from switchyard.services.index.probing import ProbedEmbedder, Seen
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.settings import Settings
 
@@ -31,6 +37,8 @@ class OpenIndex:
     home: IndexHome
     purse: Purse | None = None
     """Pays for the vectors that a server makes; None where nobody does."""
+    seen: Seen = field(default_factory=Seen)
+    """Which generations have been compared with what a server makes."""
 
     @property
     def wanted(self) -> Generation:
@@ -43,7 +51,16 @@ class OpenIndex:
         return await self.home.generations(self.wanted)
 
     def embedder_of(self, generation: Generation) -> Embedder:
-        """The embedder of its vectors. Raises IndexMismatch where these settings can't make it."""
+        """The embedder of its vectors, which sees to it that a server makes the same ones still.
+        Raises IndexMismatch where these settings can't make it."""
+        found = self.unprobed_of(generation)
+        if is_offline(found.name):
+            return found
+        return ProbedEmbedder(found, self.home, generation, self.seen)
+
+    def unprobed_of(self, generation: Generation) -> Embedder:
+        """The embedder of that name alone. Raises IndexMismatch where these settings can't make
+        it."""
         found = embedder_named(
             self.settings, generation.embedder, generation.dimensions, self.purse
         )

@@ -78,7 +78,10 @@ class PostgresHome:
     async def drop(self, generation: Generation) -> None:
         async with self._connection() as connection, self._alone(connection):
             await connection.execute(f"DROP TABLE IF EXISTS {generation.table}")
-            await connection.execute(f"DELETE FROM {_NOTES} WHERE name = $1", generation.table)
+            await connection.execute(
+                f"DELETE FROM {_NOTES} WHERE name = ANY($1)",
+                [generation.table, _probe_name(generation)],
+            )
 
     async def note(self, generation: Generation, text: str) -> None:
         async with self._connection() as connection:
@@ -90,9 +93,23 @@ class PostgresHome:
             )
 
     async def noted(self, generation: Generation) -> str | None:
+        return await self._read(generation.table)
+
+    async def probe(self, generation: Generation) -> str | None:
+        return await self._read(_probe_name(generation))
+
+    async def put_probe(self, generation: Generation, text: str) -> str:
+        name = _probe_name(generation)
+        async with self._connection() as connection:
+            await connection.execute(
+                f"INSERT INTO {_NOTES} VALUES ($1, $2) ON CONFLICT DO NOTHING", name, text
+            )
+        return await self._read(name) or text
+
+    async def _read(self, name: str) -> str | None:
         async with self._connection() as connection:
             found: str | None = await connection.fetchval(
-                f"SELECT noted FROM {_NOTES} WHERE name = $1", generation.table
+                f"SELECT noted FROM {_NOTES} WHERE name = $1", name
             )
         return found
 
@@ -168,3 +185,7 @@ class PostgresHome:
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
             yield
+
+
+def _probe_name(generation: Generation) -> str:
+    return f"{generation.table}.probe"

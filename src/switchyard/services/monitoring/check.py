@@ -46,6 +46,8 @@ class Finding(StrEnum):
     INDEX_AWAY = "index-away"
     INDEX_UNUSABLE = "index-unusable"
     INDEX_EMBEDDER = "index-embedder"
+    INDEX_VECTORS = "index-vectors"
+    EMBEDDER_AWAY = "embedder-away"
     LANE_FULL = "lane-full"
     LANE_FILLING = "lane-filling"
     QUEUE_UNWORKED = "queue-unworked"
