@@ -211,7 +211,7 @@ async def test_an_embedder_that_is_away_is_told(tmp_path: Path):
 async def test_an_index_from_before_there_were_keywords_gets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def nothing(table: object) -> None: ...
+    async def nothing(table: object, column: str) -> None: ...
 
     settings = Settings(data_dir=tmp_path, amqp_url=None)
     async with serving(settings) as client:

@@ -8,14 +8,21 @@ import multiprocessing
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from switchyard.services.index import lance_table
+from switchyard.services.index.checking import index as look_at_index
 from switchyard.services.index.chunk_index import ChunkIndex, IndexMismatch
+from switchyard.services.index.embedder import embedder_for
 from switchyard.services.index.generations import Generation
-from switchyard.services.index.opening import home_at
+from switchyard.services.index.opening import home_at, open_index
+from switchyard.services.index.rebuilding import begin, build
+from switchyard.services.monitoring.check import Finding
+from switchyard.services.settings import Settings
 from switchyard.services.text.chunks import Chunk, chunk_id
 
 DIMENSIONS = 8
@@ -331,9 +338,18 @@ async def test_a_chunk_is_found_by_its_words(url: str, query: str, first: str):
         ("CO₂", "The CO₂ rises."),
         ("co", "The CO₂ rises."),
         ("sample", "A sample₁ of it."),
+        ("CO2", "The CO₂ rises."),
+        ("CO₂", "The CO2 rises."),
+        ("10", "It is 5×10⁵ at most."),
+        ("efficient", "An eﬃcient way."),
+        ("eﬃcient", "An efficient way."),
+        ("full width", "All in ＦＵＬＬ　ＷＩＤＴＨ."),
+        ("co\u00adoperation", "The cooperation of all."),
+        ("cooperation", "The co\u00adoperation of all."),
+        ("strasse", "Die Straße."),
     ],
 )
-async def test_a_raised_or_lowered_number_hides_no_word(url: str, query: str, text: str):
+async def test_words_are_found_however_they_are_written(url: str, query: str, text: str):
     async with opened(url) as index:
         one = [Chunk(chunk_id("a", 0), "a", 0, 1, text)]
         await index.put("Title", one, [vector(1)])
@@ -399,3 +415,34 @@ async def test_many_chunks_get_an_index_of_neighbours_that_misses_hardly_any(
             shared += len({each.chunk.id for each in exact} & {each.chunk.id for each in quick})
         assert shared >= 180
         assert (await index.nearest(vector(0), 1, within=["later"]))[0].chunk.document_id == "later"
+
+
+async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    settings = Settings(index_url=SecretStr(url), embed_offline="hashed", embed_dimensions=64)
+    made = embedder_for(settings)
+    with monkeypatch.context() as before:
+        before.setattr(
+            "switchyard.services.index.lance_home.columns_of",
+            partial(lance_table.columns_of, has_words=False),
+        )
+        before.setattr("switchyard.services.index.lance_home.WORDS_COLUMN", "text")
+        before.setattr("switchyard.services.index.lance_home.WORDING", 0)
+        before.setattr("switchyard.services.index.postgres_table.WORDING", 0)
+        async with opened(url, made.name, 64) as index:
+            pass
+    async with opened(url, made.name, 64) as index:
+        one = [Chunk(chunk_id("a", 0), "a", 0, 1, "Every day¹² counts.")]
+        await index.put("Title", one, await made.embed(["Every day¹² counts."]))
+        assert len(await index.with_words("day", 10)) == 1
+    _, check = await look_at_index(settings)
+    assert (check.finding, check.remedy) == (Finding.INDEX_WORDS, "jobctl index rebuild --force")
+    async with open_index(settings) as whole:
+        state = await begin(whole, made, force=True)
+        assert state.building is not None
+        assert await build(whole, state.building, lambda: False)
+        async with whole.searched() as (index, _):
+            assert len(await index.with_words("12", 10)) == 1
+    (check,) = await look_at_index(settings)
+    assert check.status == "ok"

@@ -11,6 +11,7 @@ from switchyard.services.index.embedder import is_offline
 from switchyard.services.index.generations import Generation, Generations
 from switchyard.services.index.opening import OpenIndex, open_index
 from switchyard.services.index.probing import LEAST_ALIKE, REMEDY, other_vectors, probed
+from switchyard.services.index.words import WORDING
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.monitoring.check import Check, Finding, warning, well, wrong
 from switchyard.services.settings import Settings
@@ -29,7 +30,9 @@ async def index(settings: Settings) -> list[Check]:
         async with open_index(settings) as opened:
             async with asyncio.timeout(TIMEOUT):
                 state, wanted = await opened.generations(), opened.wanted
-            return [_named(state, wanted), *await _made(opened, state.active)]
+                wording = await opened.home.wording(state.active)
+            told = [_named(state, wanted), *_worded(wording, state)]
+            return told + await _made(opened, state.active)
     except (IndexAway, TimeoutError) as error:
         detail = str(error) or f"it has not answered within {TIMEOUT:g} s"
         remedy = "see JOBS_INDEX_URL: is it right, does the database or object store run?"
@@ -53,6 +56,15 @@ def _named(state: Generations, wanted: Generation) -> Check:
     return warning(
         "index", Finding.INDEX_EMBEDDER, detail, f"`jobctl index rebuild` for these; or {back}"
     )
+
+
+def _worded(wording: int | None, state: Generations) -> list[Check]:
+    """Whether its words are kept as those of a query are looked for."""
+    if wording in (None, WORDING) or state.building is not None:
+        return []
+    detail = "it keeps words as an earlier version did: `CO2` may not find `CO₂`"
+    remedy = "jobctl index rebuild --force"
+    return [warning("index words", Finding.INDEX_WORDS, detail, remedy)]
 
 
 async def _made(opened: OpenIndex, active: Generation) -> list[Check]:

@@ -75,6 +75,11 @@ class IndexHome(Protocol):
         """Its table; made if need be. Raises IndexMismatch where that is another embedder's."""
         ...
 
+    async def wording(self, generation: Generation) -> int | None:
+        """How the words of its table are kept (`words.WORDING`), 0 for any way before there were
+        such numbers; None where there is no table."""
+        ...
+
     async def drop(self, generation: Generation) -> None:
         """Remove its table; it does not matter whether there is one."""
         ...

@@ -26,12 +26,13 @@ from switchyard.services.index.generations import (
     decoded,
     encoded,
 )
-from switchyard.services.index.lance_table import LanceTable, columns_of
-from switchyard.services.index.words import add_word_index
+from switchyard.services.index.lance_table import WORDS_COLUMN, LanceTable, columns_of
+from switchyard.services.index.words import WORDING, add_word_index
 
 _CREATION_TIMEOUT = 30.0
 """Seconds after which a creation's marker belongs to a process that died."""
 _EMBEDDER = b"embedder"
+_WORDING = b"wording"
 _STATES = "generations"
 """Folder of the catalogue."""
 _LARGEST = 100_000
@@ -83,8 +84,15 @@ class LanceHome:
                 table = await _open_table(connection, generation.table)
                 if table is None:
                     table = await self._create(connection, generation)
-                _check(await table.schema(), generation)
-                yield LanceTable(table, generation.dimensions)
+                schema = await table.schema()
+                _check(schema, generation)
+                yield LanceTable(table, generation.dimensions, _wording_of(schema))
+
+    async def wording(self, generation: Generation) -> int | None:
+        with self._reached():
+            async with self._connected() as connection:
+                table = await _open_table(connection, generation.table)
+                return None if table is None else _wording_of(await table.schema())
 
     async def drop(self, generation: Generation) -> None:
         with self._reached():
@@ -152,10 +160,13 @@ class LanceHome:
                 try:
                     table = await _open_table(connection, generation.table)
                     if table is None:
-                        embedder = {_EMBEDDER: generation.embedder.encode()}
-                        schema = columns_of(generation.dimensions).with_metadata(embedder)
+                        made = {
+                            _EMBEDDER: generation.embedder.encode(),
+                            _WORDING: str(WORDING).encode(),
+                        }
+                        schema = columns_of(generation.dimensions).with_metadata(made)
                         table = await connection.create_table(generation.table, schema=schema)
-                        await add_word_index(table)
+                        await add_word_index(table, WORDS_COLUMN)
                     return table
                 finally:
                     await self._beside.delete_async(marker)
@@ -190,6 +201,12 @@ async def _open_table(connection: Any, name: str) -> Any | None:
 def _made_by(schema: Any) -> tuple[str, int]:
     embedder = (schema.metadata or {}).get(_EMBEDDER, b"unknown").decode()
     return embedder, schema.field("vector").type.list_size
+
+
+def _wording_of(schema: Any) -> int:
+    """How its words are kept; 0 where that is in the text alone."""
+    told = (schema.metadata or {}).get(_WORDING, b"")
+    return int(told) if told.isdigit() and WORDS_COLUMN in schema.names else 0
 
 
 def _check(schema: Any, generation: Generation) -> None:

@@ -32,8 +32,11 @@ from switchyard.services.index.words import (
     words_query,
 )
 from switchyard.services.text.chunks import Chunk
+from switchyard.services.text.plain import normalised
 
 _CHUNK_COLUMNS = ("id", "document_id", "index", "page", "text", "title")
+WORDS_COLUMN = "words"
+"""The text, normalised: words are looked for there, and the text is shown as it was."""
 _KEPT = timedelta(hours=1)
 """Versions of a table that are younger stay: a reader that is slow may still be at one."""
 _PROBED = 8
@@ -43,9 +46,11 @@ _PROBED = 8
 class LanceTable:
     """A table of LanceDB as a ChunkIndex. Cheap enough to open per job."""
 
-    def __init__(self, table: Any, dimensions: int) -> None:
+    def __init__(self, table: Any, dimensions: int, wording: int) -> None:
         self._table = table
         self.dimensions = dimensions
+        self._words = WORDS_COLUMN if wording else "text"
+        """A table from before words were kept beside the text is searched by the text."""
 
     async def put(
         self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
@@ -148,9 +153,9 @@ class LanceTable:
         query = words_query(text)
         if query is None or (within is not None and not within):
             return []
-        if not await has_word_index(self._table):
-            await retried(lambda: add_word_index(self._table))
-        found = self._table.query().nearest_to_text(query, columns=["text"]).limit(limit)
+        if not await has_word_index(self._table, self._words):
+            await retried(lambda: add_word_index(self._table, self._words))
+        found = self._table.query().nearest_to_text(query, columns=[self._words]).limit(limit)
         if within is not None:
             found = found.where(_one_of(within))
         rows = await found.select([*_CHUNK_COLUMNS, "_score"]).to_list()
@@ -197,10 +202,12 @@ class LanceTable:
                 "text": chunk.text,
                 "title": title,
                 "vector": list(vector),
+                WORDS_COLUMN: normalised(chunk.text),
             }
             for chunk, vector in zip(chunks, vectors, strict=True)
         ]
-        return pa.Table.from_pylist(rows, schema=columns_of(self.dimensions))
+        schema = columns_of(self.dimensions, has_words=self._words == WORDS_COLUMN)
+        return pa.Table.from_pylist(rows, schema=schema)
 
 
 def _parts_of(number: int) -> int:
@@ -220,11 +227,13 @@ def _add_up(sums: dict[str, Any], batch: Any, dimensions: int) -> None:
         sums[document_id] = sums[document_id] + part if document_id in sums else part
 
 
-def columns_of(dimensions: int) -> Any:
+def columns_of(dimensions: int, *, has_words: bool = True) -> Any:
+    """The schema; without words, that of a table from before they were kept."""
     import pyarrow as pa
 
     # Without a primary key, two upserts of the same new id at once insert it twice.
     primary_key = {"lance-schema:unenforced-primary-key": "true"}
+    words = [pa.field(WORDS_COLUMN, pa.string(), nullable=False)] if has_words else []
     return pa.schema(
         [
             pa.field("id", pa.string(), nullable=False, metadata=primary_key),
@@ -234,6 +243,7 @@ def columns_of(dimensions: int) -> Any:
             pa.field("text", pa.string(), nullable=False),
             pa.field("title", pa.string(), nullable=False),
             pa.field("vector", pa.list_(pa.float32(), dimensions), nullable=False),
+            *words,
         ]
     )
 

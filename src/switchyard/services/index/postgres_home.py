@@ -19,7 +19,12 @@ from switchyard.services.index.generations import (
     encoded,
 )
 from switchyard.services.index.lance_home import mismatch
-from switchyard.services.index.postgres_table import PostgresTable, create_table, made_by
+from switchyard.services.index.postgres_table import (
+    PostgresTable,
+    create_table,
+    made_by,
+    wording_of,
+)
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.ledger.sql.servers import session_settings
 
@@ -74,6 +79,10 @@ class PostgresHome:
         if found != (generation.embedder, generation.dimensions):
             raise mismatch(*found, generation)
         yield PostgresTable(self._connection, generation)
+
+    async def wording(self, generation: Generation) -> int | None:
+        async with self._connection() as connection:
+            return await wording_of(connection, generation.table)
 
     async def drop(self, generation: Generation) -> None:
         async with self._connection() as connection, self._alone(connection):

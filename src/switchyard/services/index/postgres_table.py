@@ -24,7 +24,7 @@ from switchyard.services.index.chunk_index import (
     unit,
 )
 from switchyard.services.index.generations import Generation
-from switchyard.services.index.words import MAX_QUERY_WORDS
+from switchyard.services.index.words import MAX_QUERY_WORDS, WORDING
 from switchyard.services.text.chunks import Chunk
 from switchyard.services.text.plain import content_words, words
 
@@ -63,19 +63,15 @@ async def create_table(connection: Any, generation: Generation) -> None:
     )
     await connection.execute(f"CREATE INDEX {name}_documents ON {name} (document_id, index)")
     await connection.execute(f"CREATE INDEX {name}_words ON {name} USING gin (words)")
-    told = json.dumps({"embedder": generation.embedder, "dimensions": length})
+    made = {"embedder": generation.embedder, "dimensions": length, "wording": WORDING}
+    told = json.dumps(made)
     quoted = await connection.fetchval("SELECT quote_literal($1::text)", told)
     await connection.execute(f"COMMENT ON TABLE {name} IS {quoted}")
 
 
 async def made_by(connection: Any, name: str) -> tuple[str, int] | None:
     """Embedder and length of the vectors of a table; None where there is no such table."""
-    # Not by to_regclass: what that has once not found, it may find only in the next transaction.
-    told = await connection.fetchval(
-        "SELECT obj_description(oid, 'pg_class') FROM pg_class "
-        "WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)",
-        name,
-    )
+    told = await _told_of(connection, name)
     if told is None:
         return None
     try:
@@ -83,6 +79,28 @@ async def made_by(connection: Any, name: str) -> tuple[str, int] | None:
         return str(found["embedder"]), int(found["dimensions"])
     except (ValueError, KeyError, TypeError):
         return "unknown", 0
+
+
+async def wording_of(connection: Any, name: str) -> int | None:
+    """How the words of a table were cut, 0 for any way before there were such numbers; None where
+    there is no such table."""
+    told = await _told_of(connection, name)
+    if told is None:
+        return None
+    try:
+        return int(json.loads(told)["wording"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+async def _told_of(connection: Any, name: str) -> str | None:
+    # Not by to_regclass: what that has once not found, it may find only in the next transaction.
+    told: str | None = await connection.fetchval(
+        "SELECT obj_description(oid, 'pg_class') FROM pg_class "
+        "WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)",
+        name,
+    )
+    return told
 
 
 class PostgresTable:

@@ -46,6 +46,7 @@ class Finding(StrEnum):
     INDEX_AWAY = "index-away"
     INDEX_UNUSABLE = "index-unusable"
     INDEX_EMBEDDER = "index-embedder"
+    INDEX_WORDS = "index-words"
     INDEX_VECTORS = "index-vectors"
     EMBEDDER_AWAY = "embedder-away"
     LANE_FULL = "lane-full"

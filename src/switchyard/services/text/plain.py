@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 from switchyard.services.text.stopwords import STOP_WORDS
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff\u00ad]")
 _UNREADABLE = re.compile(r"[\ud800-\udfff\ufffd]+")
+_UNSEEN = re.compile("[\u00ad\u2060]")
+"""Soft hyphens and joiners: inside of words, and no part of them."""
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _SPACES = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u3000]+")
 _HYPHENATED = re.compile(r"(?<=[^\W\d_])[-\u2010]\n(?=[^\W\d_])")
@@ -110,7 +113,7 @@ def words(text: str) -> list[str]:
     that stand raised or lowered hide no word: `day¹²` is `day` and `12`, `CO₂` is `co2` and `co`.
     """
     found = []
-    for match in _WORD.finditer(_fold(numbers_apart(text))):
+    for match in _WORD.finditer(_folded(text, _without_accents)):
         word = match.group()
         if is_in_pairs(word):
             found.extend(_pairs(word))
@@ -119,11 +122,15 @@ def words(text: str) -> list[str]:
     return found
 
 
-def numbers_apart(text: str) -> str:
+def normalised(text: str) -> str:
+    """The text as its words are looked for where others tell them apart: what `words` does, but for
+    accents and vowel marks, which dictionaries need. `CO₂` is `co2 co`, and `ﬁ` is `fi`."""
+    return _folded(text, _compatible)
+
+
+def _numbers_apart(text: str) -> str:
     """The text with raised numbers as words of their own, as markers of notes and exponents are;
     a lowered one is part of its word, as in formulas, and the word is there without it, too."""
-    if text.isascii():
-        return text
     return _LOWERED.sub(r"\g<0> \1", _RAISED.sub(r" \g<0> ", text))
 
 
@@ -158,16 +165,22 @@ def shorten(text: str, limit: int) -> str:
     return (head[:at] if at > limit // 2 else head).rstrip(" ,;:") + "…"
 
 
-def _fold(text: str) -> str:
+def _folded(text: str, fold: Callable[[str], str]) -> str:
+    """Numbers apart, each character folded so, lower case; soft hyphens are gone."""
     if text.isascii():
         return text.casefold()
+    text = _numbers_apart(_UNSEEN.sub("", text))
     # Character by character: of a whole text, `normalize` sorts every run of combining marks, by
     # insertion, and such a run can be as long as the text.
-    kept = text.translate({ord(char): _without_accents(char) for char in set(text)})
+    kept = text.translate({ord(char): fold(char) for char in set(text)})
     marks = "".join(char for char in set(kept) if unicodedata.combining(char))
     if marks:
         kept = re.sub(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+", r"\1", kept)
     return unicodedata.normalize("NFC", kept.casefold()).replace("\u0640", "")
+
+
+def _compatible(char: str) -> str:
+    return unicodedata.normalize("NFKC", char)
 
 
 def _without_accents(char: str) -> str:
