@@ -74,6 +74,51 @@ async def test_a_worker_counts_its_jobs_by_type_lane_and_end(system: System) -> 
     await system.wait_for_state(held, State.SUCCEEDED)
 
 
+async def test_of_many_jobs_at_once_and_in_processes_of_their_own_none_is_missed_or_twice(
+    system: System,
+) -> None:
+    metrics = Metrics()
+    await system.start_worker("llm", "embed", slots=20, metrics=metrics)
+    good = [await system.publish("backfill.noop", {"n": n}) for n in range(60)]
+    good += [await system.publish("hot.noop", {"n": n}) for n in range(20)]
+    good += [await system.publish("hot.crunched", {"n": n}) for n in range(6)]
+    good += [await system.publish("hot.scripted", {"steps": ["retry:0", "done"]}) for _ in range(5)]
+    bad = [await system.publish("backfill.scripted", {"steps": ["permanent"]}) for _ in range(7)]
+    seen: list[float] = []
+    for job_id in good:  # and scraped meanwhile: a counter never goes back
+        await system.wait_for_state(job_id, State.SUCCEEDED, timeout=30)
+        seen.append((await scraped(metrics)).value("switchyard_job_attempts_total"))
+    assert seen == sorted(seen)
+    for job_id in bad:
+        await system.wait_for_state(job_id, State.DEAD)
+
+    async def all_told() -> Scrape | None:  # each is told once its delivery is acknowledged
+        scrape = await scraped(metrics)
+        told = scrape.value("switchyard_job_attempts_total")
+        return scrape if told >= len(good) + len(bad) + 5 else None
+
+    shown: Scrape = await eventually(all_told)
+    attempts, seconds = "switchyard_job_attempts_total", "switchyard_job_duration_seconds_count"
+    used, waits = "switchyard_job_attempts_used", "switchyard_job_wait_seconds_count"
+    assert shown.value(attempts, lane="backfill", job_type="noop", outcome="succeeded") == 60
+    assert shown.value(attempts, lane="hot", job_type="noop", outcome="succeeded") == 20
+    assert shown.value(attempts, job_type="crunched", outcome="succeeded") == 6
+    assert shown.value(attempts, job_type="scripted", outcome="retried") == 5
+    assert shown.value(attempts, job_type="scripted", outcome="succeeded") == 5
+    assert shown.value(attempts, job_type="scripted", outcome="dead") == 7
+    assert shown.value(attempts) == 103
+    assert shown.value(seconds) == 103
+    assert shown.value(seconds, job_type="noop") == 80
+    assert shown.value(waits) == 98
+    assert shown.value(f"{used}_count") == 98
+    assert shown.value(f"{used}_bucket", job_type="scripted", le="1.0") == 7
+    assert shown.value(f"{used}_bucket", job_type="scripted", le="2.0") == 12
+    assert shown.value("switchyard_job_deaths_total") == 7
+    asked = shown.value("llm_requests_processed_total")
+    assert asked == shown.value("llm_request_latency_seconds_count")
+    assert asked == shown.value(attempts, worker="llm")
+
+
 async def test_the_whole_is_shown_lane_by_lane_and_by_cause_of_death(system: System) -> None:
     metrics = Metrics()
     SystemMetrics(system.settings, system.registry, system.ledger).install(metrics)

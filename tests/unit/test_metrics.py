@@ -3,12 +3,22 @@
 import asyncio
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.message import JobMessage
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.monitoring import metric_names as names
 from switchyard.services.monitoring.metric_names import ALL
 from switchyard.services.monitoring.metrics import Metrics, watch_ledger
+from switchyard.services.runtime.endings import CalledOff
+from switchyard.services.runtime.metering import Meter
+from switchyard.services.runtime.running import RunningJob
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -47,6 +57,45 @@ async def test_what_is_counted_is_shown() -> None:
     assert samples["switchyard_ledger_failures_total", ("write",)] == 1
     assert samples["switchyard_ledger_failures_total", ("read",)] == 0
     assert samples["switchyard_publishes_total", ("hot", "accepted")] == 2
+
+
+async def test_a_histogram_is_shown_as_the_client_of_prometheus_shows_one() -> None:
+    values = (0.0, 0.001, 0.0011, 0.25, 10.0, 10.1, 5_000.0)
+    registry = CollectorRegistry()
+    theirs = Histogram("x", "", ["work"], buckets=names.LEDGER_SECONDS.buckets, registry=registry)
+    metrics = Metrics()
+    ended = watch_ledger(metrics)
+    for value in values:
+        theirs.labels("read").observe(value)
+        ended("read", value, True)
+    expected = read(generate_latest(registry))
+    del expected["x_created", ("read",)]
+    shown = {
+        (name.replace("switchyard_ledger_seconds", "x"), labels): value
+        for (name, labels), value in read(await metrics.scraped()).items()
+        if name.startswith("switchyard_ledger_seconds_") and "read" in labels
+    }
+    assert shown == expected
+    assert len(shown) == len(names.LEDGER_SECONDS.buckets) + 3  # +Inf, count and sum
+
+
+async def test_types_that_nobody_has_registered_are_counted_together() -> None:
+    metrics = Metrics()
+    meter = Meter(metrics, Registry(), Clock())
+    for number in range(50):
+        job = RunningJob(
+            delivery=cast("Delivery", SimpleNamespace(lane="hot")),
+            message=JobMessage(job_type=f"unheard_of_{number}", payload={}),
+            claim_id="a",
+            started_at=0.0,
+        )
+        meter.started(job)
+        meter.ended(job, CalledOff())
+    samples = read(await metrics.scraped())
+    attempts = {key: each for key, each in samples.items() if key[0] == names.ATTEMPTS.name}
+    assert list(attempts.values()) == [50]
+    assert samples["switchyard_job_wait_seconds_count", ("hot", "other")] == 50
+    assert samples["switchyard_job_duration_seconds_count", ("other", "other")] == 50
 
 
 async def test_a_look_that_fails_or_hangs_leaves_the_other_metrics(monkeypatch) -> None:

@@ -10,8 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.metrics_core import Metric as Family
+
+from switchyard.services.monitoring.distribution import Distribution
 
 OTHER = "other"
 """The label of what is not in a closed set: a lane or job type that nobody has declared."""
@@ -21,6 +27,8 @@ LLM = "llm"
 
 Samples = Mapping[tuple[str, ...], float]
 """Values by the labels, in the metric's order."""
+Distributions = Mapping[tuple[str, ...], Distribution]
+"""The same for a histogram."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +41,23 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
+    def distribution(self) -> Distribution:
+        """An empty one, to add a histogram's values to."""
+        return Distribution(self.buckets)
+
     def family(self, samples: Samples) -> Family:
-        """These values, as they are shown."""
+        """These values of a counter or gauge, as they are shown."""
         make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         family = make(self.name, self.help, labels=self.labels)
         for labels, value in samples.items():
             family.add_metric(labels, value)
+        return family
+
+    def histogram(self, distributions: Distributions) -> Family:
+        """These values of a histogram, as they are shown."""
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, each in distributions.items():
+            family.add_metric(labels, each.buckets(), each.sum)
         return family
 
 

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric as Family
 
@@ -24,6 +17,7 @@ from switchyard.services.monitoring.metric_names import (
     LEDGER_FAILURES,
     LEDGER_SECONDS,
     PUBLISHES,
+    Distributions,
     Metric,
     Samples,
 )
@@ -34,7 +28,9 @@ LOOK_TIMEOUT = 8.0
 
 
 class Metrics:
-    """What one process shows. Cheap to count into; asked by whoever scrapes."""
+    """What one process shows. It counts nothing itself: each part keeps its own numbers, in the
+    event loop, and is asked for them there when somebody scrapes. So what is counted for every job
+    costs no lock and no look-up by labels."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
@@ -42,25 +38,13 @@ class Metrics:
         self._log = structlog.get_logger("metrics")
         self._looks: list[Callable[[], Awaitable[None]]] = []
 
-    def counter(self, metric: Metric) -> Counter:
-        """A counter to count with; once for each metric."""
-        return Counter(metric.name, metric.help, metric.labels, registry=self._registry)
-
-    def gauge(self, metric: Metric) -> Gauge:
-        return Gauge(metric.name, metric.help, metric.labels, registry=self._registry)
-
-    def histogram(self, metric: Metric) -> Histogram:
-        return Histogram(
-            metric.name,
-            metric.help,
-            metric.labels,
-            buckets=metric.buckets,
-            registry=self._registry,
-        )
-
     def show(self, source: Callable[[], Iterable[tuple[Metric, Samples]]]) -> None:
-        """Ask `source` at every scrape for values that are kept elsewhere."""
-        self._registry.register(_Source(source))
+        """Ask `source` at every scrape for counters and gauges."""
+        self._registry.register(_Source(lambda: (each.family(of) for each, of in source())))
+
+    def show_histograms(self, source: Callable[[], Iterable[tuple[Metric, Distributions]]]) -> None:
+        """Ask `source` at every scrape for histograms."""
+        self._registry.register(_Source(lambda: (each.histogram(of) for each, of in source())))
 
     def look(self, refresh: Callable[[], Awaitable[None]]) -> None:
         """Await `refresh` before every scrape. What it raises is logged, and the scrape goes on."""
@@ -82,26 +66,25 @@ class Metrics:
 class _Source:
     """A collector of values that are kept elsewhere."""
 
-    source: Callable[[], Iterable[tuple[Metric, Samples]]]
-
-    def collect(self) -> Iterable[Family]:
-        for metric, samples in self.source():
-            yield metric.family(samples)
+    collect: Callable[[], Iterable[Family]]
 
 
 def watch_ledger(metrics: Metrics) -> Callable[[str, float, bool], None]:
     """Count transactions: what `Ledger.observe` takes (read or write, seconds, whether it came to
     its end)."""
-    seconds = metrics.histogram(LEDGER_SECONDS)
-    failures = metrics.counter(LEDGER_FAILURES)
-    by_work = {work: seconds.labels(work) for work in ("read", "write")}
-    failed = {work: failures.labels(work) for work in ("read", "write")}
+    seconds = {work: LEDGER_SECONDS.distribution() for work in ("read", "write")}
+    failed = dict.fromkeys(seconds, 0)
 
     def ended(work: str, took: float, well: bool) -> None:
-        by_work[work].observe(took)
-        if not well:
-            failed[work].inc()
+        seconds[work].add(took)
+        failed[work] += not well
 
+    metrics.show_histograms(
+        lambda: [(LEDGER_SECONDS, {(work,): each for work, each in seconds.items()})]
+    )
+    metrics.show(
+        lambda: [(LEDGER_FAILURES, {(work,): float(each) for work, each in failed.items()})]
+    )
     return ended
 
 

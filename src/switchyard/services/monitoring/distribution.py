@@ -1,0 +1,35 @@
+"""How often a value was how large: a histogram that costs a fraction of a microsecond to add to."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+
+
+class Distribution:
+    """Values by the smallest of the bounds that they do not exceed.
+
+    prometheus_client's own takes locks for each value, one of them to find its labels, which costs
+    a worker of many short jobs as much as a tenth of its time. This one belongs to one thread, the
+    event loop's, in which it is also read.
+    """
+
+    __slots__ = ("_bounds", "_counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """`bounds` in ascending order; what is larger than the last counts as well."""
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """How many values do not exceed each bound, which is text; the last bound is `+Inf`."""
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        return [
+            (name, float(count))
+            for name, count in zip(names, accumulate(self._counts), strict=True)
+        ]
