@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ class BatchDesk:
 
     files: dict[str, bytes] = field(default_factory=dict)
     batches: dict[str, Batch] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    """Of the files that were uploaded."""
     deleted: list[str] = field(default_factory=list)
     fail_next: list[Callable[[Exchange], None]] = field(default_factory=list)
     """What requests get in the place of an answer, in order."""
@@ -92,7 +95,12 @@ class BatchDesk:
             case "POST", ["files"]:
                 file_id = f"file-{len(self.files)}"
                 self.files[file_id] = _file_of(content)
+                self.names[file_id] = _name_of(content)
                 exchange.send_json(200, {"id": file_id, "object": "file", "purpose": "batch"})
+            case "GET", ["files"]:
+                left = [each for each in self.names if each not in self.deleted]
+                shown = [{"id": each, "filename": self.names[each]} for each in left]
+                exchange.send_json(200, {"object": "list", "data": shown, "has_more": False})
             case "GET", ["files", file_id, "content"] if file_id in self.files:
                 exchange.send(200, self.files[file_id])
             case "DELETE", ["files", file_id]:
@@ -125,6 +133,12 @@ def _file_of(content: bytes) -> bytes:
     """The file of a form: the lines of JSON in it."""
     lines = content.replace(b"\r\n", b"\n").split(b"\n")
     return b"\n".join(each for each in lines if each.startswith(b"{")) + b"\n"
+
+
+def _name_of(content: bytes) -> str:
+    """As the form has it."""
+    found = re.search(rb'filename="([^"]*)"', content)
+    return found.group(1).decode() if found else ""
 
 
 def _completion(asked: Mapping[str, Any]) -> dict[str, Any]:

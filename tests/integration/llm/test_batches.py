@@ -223,7 +223,11 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
     if point == "before":
         monkeypatch.setattr(killed, "_send", _killed)
     elif point == "upload":
-        llm.batches.fail_next = [_list_of_none, lambda exchange: exchange.reset()] * 3
+        llm.batches.fail_next = [
+            _list_of_none,
+            _list_of_none,
+            *[lambda exchange: exchange.reset()] * 3,
+        ]
     elif point == "create":
         llm.batches.after_creating = lambda exchange: exchange.reset()
     else:
@@ -271,8 +275,8 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
         monkeypatch.setattr(other, "fence_llm_batch", read_before)
         monkeypatch.setattr(other, "llm_batch_items", items_read_before)
         llm.batches.fail_next = {
-            "nothing": [_list_of_none],
-            "a refusal": [_list_of_none, llm_server_error(400)],
+            "nothing": [_list_of_none, _list_of_none],
+            "a refusal": [_list_of_none, _list_of_none, llm_server_error(400)],
             "no server": [lambda exchange: exchange.reset()] * 3,
             "an ending": [],
         }[found]
@@ -341,7 +345,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await collect(plain_ledger, given, 1)
-    llm.batches.fail_next = [_list_of_none, llm_server_error(400)]
+    llm.batches.fail_next = [_list_of_none, _list_of_none, llm_server_error(400)]
     await new_sender(plain_ledger, given).turn()
     assert await plain_ledger.llm_batches() == []
     async with LlmLane.open(given, plain_ledger) as lane:
@@ -421,6 +425,7 @@ async def test_ids_of_a_server_are_no_addresses(
 ) -> None:
     await collect(plain_ledger, given, 1)
     llm.batches.fail_next = [
+        _list_of_none,
         _list_of_none,
         lambda exchange: exchange.send_json(200, {"id": "../../admin", "object": "file"}),
     ]

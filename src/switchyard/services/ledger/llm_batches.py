@@ -8,7 +8,7 @@ before the provider hears of it: whoever goes on after a crash knows what may ha
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +21,7 @@ from sqlalchemy import (
     delete,
     exists,
     func,
+    or_,
     select,
     update,
 )
@@ -98,6 +99,38 @@ class LlmBatches(LedgerBase):
             return bool(is_first and row.state == ItemState.ANSWERED)
 
         return await self._database.write(work)
+
+    async def unfit_llm_questions(
+        self, providers: Sequence[str], *, ends_within: float, limit: int = 200
+    ) -> list[BatchItem]:
+        """Collected questions that no batch is to have: of another provider than these, or of a job
+        whose end date comes within so many seconds."""
+
+        def work(connection: Connection) -> list[BatchItem]:
+            ends_soon = exists().where(
+                waits.key == items.key,
+                waits.job_id == jobs.c.id,
+                jobs.c.state.not_in([each.value for each in FINISHED]),
+                jobs.c.expires_at < db_now(connection) + ends_within,
+            )
+            query = (
+                select(llm_batch_items)
+                .where(
+                    items.state == ItemState.COLLECTED,
+                    or_(items.provider.not_in(providers), ends_soon),
+                )
+                .limit(limit)
+            )
+            return [_item(row) for row in connection.execute(query)]
+
+        return await self._database.read(work)
+
+    async def release_llm_question(self, key: str) -> bool:
+        """Its jobs ask live. False where it is in a batch meanwhile."""
+        mine = (items.key == key) & (items.state == ItemState.COLLECTED)
+        return await self._changes(
+            update(llm_batch_items).where(mine).values(state=ItemState.LIVE.value)
+        )
 
     # --- batches ------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ MARK = "switchyard_batch"
 WITHIN = 120.0
 """Seconds for one request."""
 PAGES = 20
-"""Of 100 batches each: so many are looked through for one of ours."""
+"""Of 100 batches or files each: so many are looked through for one of ours."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 LONGEST_LINE = 2 * MAX_ANSWER
 """Bytes of a line with an answer."""
@@ -82,39 +82,50 @@ class BatchApi:
 
     async def find(self, ours: str) -> RemoteBatch | None:
         """The batch with our id in its metadata."""
-        after: str | None = None
-        for _ in range(PAGES):
-            page = await self._page(after)
-            listed = field_of(page, "data")
-            if not isinstance(listed, list):
-                raise LlmNonsense("the LLM server's list of batches is none")
-            for each in listed[:1000]:
-                marks = field_of(each, "metadata")
-                if isinstance(marks, Mapping) and marks.get(MARK) == ours:
-                    return RemoteBatch.of(each)
-            after = _id(listed[-1], "id") if listed else None
-            if after is None or field_of(page, "has_more") is not True:
-                return None
+        async for each in self._listed("/batches", {}):
+            marks = field_of(each, "metadata")
+            if isinstance(marks, Mapping) and marks.get(MARK) == ours:
+                return RemoteBatch.of(each)
         return None
 
-    async def _page(self, after: str | None) -> Any:
-        asked = {"limit": 100} if after is None else {"limit": 100, "after": after}
-        return await _asked(
-            lambda: self._api.get("/batches", options={"params": asked}, cast_to=object)
-        )
+    async def _listed(self, path: str, asked: Mapping[str, str]) -> AsyncIterator[Any]:
+        """What the server lists there, the newest first as these servers have it; bounded."""
+        after: dict[str, str] = {}
+        for _ in range(PAGES):
+            page = await self._page(path, {"limit": 100, **asked, **after})
+            listed = field_of(page, "data")
+            if not isinstance(listed, list):
+                raise LlmNonsense(f"the LLM server's list of {path[1:]} is none")
+            for each in listed[:1000]:
+                yield each
+            last = _id(listed[-1], "id") if listed else None
+            if last is None or field_of(page, "has_more") is not True:
+                return
+            after = {"after": last}
+
+    async def _page(self, path: str, asked: Mapping[str, object]) -> Any:
+        return await _asked(lambda: self._api.get(path, options={"params": asked}, cast_to=object))
 
     async def upload(self, ours: str, content: bytes) -> str:
         """The file's id."""
-        name = f"switchyard-{ours}.jsonl"
 
         async def made() -> Any:
             files = self._api.files.with_raw_response
-            return (await files.create(file=(name, content), purpose="batch")).http_response.json()
+            file = (_name(ours), content)
+            return (await files.create(file=file, purpose="batch")).http_response.json()
 
         found = _id(await _asked(made), "id")
         if found is None:
             raise LlmNonsense("the LLM server's file has no id")
         return found
+
+    async def uploads(self, ours: str) -> list[str]:
+        """Files of a batch's questions that were uploaded before."""
+        return [
+            file_id
+            async for each in self._listed("/files", {"purpose": "batch"})
+            if field_of(each, "filename") == _name(ours) and (file_id := _id(each, "id"))
+        ]
 
     async def create(self, ours: str, file_id: str) -> RemoteBatch:
         """Once: a network error is not tried again here, as the server may have heard of it."""
@@ -155,6 +166,11 @@ class BatchApi:
             return (await self._api.files.content(file_id)).content
 
         return _lines(await _asked(read), most)
+
+
+def _name(ours: str) -> str:
+    """Of the file with a batch's questions."""
+    return f"switchyard-{ours}.jsonl"
 
 
 async def _asked(create: Callable[[], Awaitable[Reply]]) -> Reply:

@@ -25,7 +25,14 @@ from switchyard.services.files.storage_errors import StorageError
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.answers import Answers
 from switchyard.services.llm.batch_api import OVER, BatchApi, RemoteBatch
-from switchyard.services.llm.batches import DUE, batch_servers, free, request_of
+from switchyard.services.llm.batches import (
+    AT_MOST,
+    CANCELLED_WITHIN,
+    DUE,
+    batch_servers,
+    free,
+    request_of,
+)
 from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmTimeout, LlmUnavailable
 from switchyard.services.llm.reading import Reading
 from switchyard.services.llm.spending import Till
@@ -45,8 +52,6 @@ error it stays: the server may be creating the batch all the same."""
 SENDING = FENCE - 120.0
 SEND_WITHIN = 6 * 3600.0
 """Seconds for which a batch is tried to be sent; then its jobs ask live."""
-CANCELLED_WITHIN = 2 * 3600.0
-"""Seconds that a server gets to end a batch that is late; then its jobs ask live."""
 MOST_BYTES = 48 * 1024 * 1024
 """Of a batch's file, and about as much of its answers: what is read of a server is bounded."""
 _LINES = 2
@@ -97,6 +102,7 @@ class BatchSender:
     async def turn(self) -> None:
         """Open batches, see them on, and call the jobs of those that have ended. One that can't
         go on holds up no other. Raises LedgerError."""
+        await self._release()
         for server in self._servers.values():
             await self._ledger.open_llm_batch(
                 uuid4().hex,
@@ -117,6 +123,17 @@ class BatchSender:
                 await self._ledger.note_llm_batch(batch, state=batch.state, note=str(error))
         await self._call_waiting()
 
+    async def _release(self) -> None:
+        """What no batch is to have asks live: its provider gets none any more, or a job ends soon.
+        What was set aside is free first: a second time does no harm."""
+        while found := await self._ledger.unfit_llm_questions(
+            list(self._servers), ends_within=AT_MOST
+        ):
+            for item in found:
+                await self._till.settle(free(item))
+                await self._ledger.release_llm_question(item.key)
+            self._log.info("collected questions are asked live", questions=len(found))
+
     async def _see_on(self, batch: LlmBatch) -> None:
         server = self._known.get(batch.provider)
         age = self._ledger.clock.time() - batch.created_at
@@ -126,7 +143,8 @@ class BatchSender:
             if await self._ledger.fence_llm_batch(batch.id, FENCE):
                 try:
                     async with asyncio.timeout(SENDING):
-                        await self._send(batch, server, late=age > SEND_WITHIN)
+                        off = server.name not in self._servers  # it is to get none any more
+                        await self._send(batch, server, late=off or age > SEND_WITHIN)
                 except TimeoutError as error:
                     raise LlmTimeout("it could not be sent in time") from error
         elif self._is_due(batch):
@@ -146,21 +164,13 @@ class BatchSender:
         """Send it, unless the server has it already; within the fence."""
         try:
             async with BatchApi.connect(server) as api:
-                remote = await api.find(batch.id)
-                if remote is None and late:
-                    await self._give_up(batch, f"it could not be sent: {batch.note}")
-                    return
-                if remote is None:
-                    items = await self._ledger.llm_batch_items(batch)
-                    if not items:
-                        await self._give_up(batch, "there is nothing left in it")
-                        return
-                    content = self._file(items, server)
-                    remote = await api.create(batch.id, await api.upload(batch.id, content))
+                remote = await api.find(batch.id) or await self._create(batch, api, server, late)
         except LlmRefused as error:
             if error.elsewhere and not error.missing and not late:
                 raise  # a key, or a right, that somebody may mend
             await self._give_up(batch, str(error))
+            return
+        if remote is None:
             return
         noted = await self._ledger.note_llm_batch(
             batch, state=BatchState.SENT, remote_id=remote.id, note=remote.status
@@ -169,6 +179,32 @@ class BatchSender:
             await self._give_way(batch, server, remote.id)
             return
         self._log.info("batch sent", batch=batch.id, remote=remote.id, questions=batch.questions)
+
+    async def _create(
+        self, batch: LlmBatch, api: BatchApi, server: LlmServer, late: bool
+    ) -> RemoteBatch | None:
+        """The server has no such batch: make it, or give it up."""
+        await self._remove_uploads(api, batch)
+        items = {} if late else await self._ledger.llm_batch_items(batch)
+        if not items:
+            why = f"it could not be sent: {batch.note}" if late else "there is nothing left in it"
+            await self._give_up(batch, why)
+            return None
+        try:
+            return await api.create(batch.id, await api.upload(batch.id, self._file(items, server)))
+        except LlmRefused:
+            await self._remove_uploads(api, batch)
+            raise
+
+    async def _remove_uploads(self, api: BatchApi, batch: LlmBatch) -> None:
+        """Files that were uploaded for it before the sender was killed, or got no answer: what is
+        in them may be half, or of other settings."""
+        try:
+            found = await api.uploads(batch.id)
+        except Trouble as error:
+            self._log.warning("uploads can't be looked for", batch=batch.id, error=str(error))
+            return
+        await self._remove(api, found)
 
     async def _give_way(self, batch: LlmBatch, server: LlmServer, remote_id: str) -> None:
         """This process was frozen, and another has sent the batch: one is enough."""
@@ -202,7 +238,8 @@ class BatchSender:
             await self._ledger.note_llm_batch(batch, state=BatchState.SENT, note=remote.status)
             return
         items = await self._ledger.llm_batch_items(batch)
-        for file_id in remote.files:
+        files = remote.files if items else ()  # all concluded: they may be gone
+        for file_id in files:
             try:
                 lines = await api.lines(file_id, most=_LINES * batch.questions)
             except (LlmNonsense, LlmRefused) as error:
@@ -211,8 +248,10 @@ class BatchSender:
                 self._log.error("answers can't be read", batch=batch.id, error=str(error))
                 continue
             await self._conclude_all(batch, server, lines, items)
+        await self._free(batch)
+        # Before it is done: who is killed here is followed by one who does it again.
+        await self._remove(api, filter(None, [*remote.files, remote.input_file]))
         await self._give_up(batch, _ending(remote))
-        await self._tidy_up(api, remote)
 
     async def _conclude_all(
         self,
@@ -250,14 +289,18 @@ class BatchSender:
 
     async def _give_up(self, batch: LlmBatch, note: str) -> None:
         """The batch has ended: what it has not answered is asked live."""
-        left = await self._ledger.llm_batch_items(batch)
-        for item in left.values():
-            await self._till.settle(free(item))
-            await self._ledger.conclude_llm_item(item.key, batch, ItemState.LIVE)
+        await self._free(batch)
         noted = await self._ledger.note_llm_batch(batch, state=BatchState.DONE, note=note)
         self._looked_at.pop(batch.id, None)
         if noted:
-            self._log.info("batch done", batch=batch.id, note=note, unanswered=len(left))
+            self._log.info("batch done", batch=batch.id, note=note)
+
+    async def _free(self, batch: LlmBatch) -> None:
+        for item in (left := await self._ledger.llm_batch_items(batch)).values():
+            await self._till.settle(free(item))
+            await self._ledger.conclude_llm_item(item.key, batch, ItemState.LIVE)
+        if left:
+            self._log.info("asked live", batch=batch.id, questions=len(left))
 
     async def _cancel(self, api: BatchApi, remote_id: str) -> None:
         try:
@@ -265,9 +308,9 @@ class BatchSender:
         except Trouble as error:
             self._log.warning("a batch could not be cancelled", remote=remote_id, error=str(error))
 
-    async def _tidy_up(self, api: BatchApi, remote: RemoteBatch) -> None:
-        """The server need not keep the files."""
-        for file_id in (*remote.files, *filter(None, [remote.input_file])):
+    async def _remove(self, api: BatchApi, files: Iterable[str]) -> None:
+        """The server need not keep them."""
+        for file_id in files:
             try:
                 await api.delete(file_id)
             except Trouble as error:

@@ -23,7 +23,12 @@ from switchyard.services.records.spending import AskedBy, CallState, LlmCall
 from switchyard.services.settings import LlmServer, Settings
 
 DUE = 26 * 3600.0
-"""Seconds after which a batch should have ended: a day is what the API promises."""
+"""Seconds after which a batch should have ended, from when its questions are chosen: a day is what
+the API promises."""
+CANCELLED_WITHIN = 2 * 3600.0
+"""Seconds that a server gets to end a batch that is late; then its jobs ask live."""
+AT_MOST = DUE + CANCELLED_WITHIN
+"""Seconds for which anybody waits for a batch: a job whose end date is nearer asks live."""
 LOOK_AGAIN = 3600.0
 """Seconds after which a job looks by itself that was not called."""
 
@@ -50,7 +55,10 @@ def may_batch(ctx: JobContext) -> bool:
         return False
     if settings.amqp_url is None or not batch_servers(settings):
         return False
-    return expires_at is None or expires_at > ctx.ledger.clock.now() + timedelta(seconds=DUE)
+    if expires_at is None:
+        return True
+    needed = timedelta(seconds=settings.llm_batch_wait + AT_MOST)
+    return expires_at > ctx.ledger.clock.now() + needed
 
 
 class Collector:

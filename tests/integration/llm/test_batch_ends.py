@@ -1,0 +1,233 @@
+"""Batches that are not sent, or whose sender is killed: questions find their answers, and nothing
+is left at the provider."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm import batch_sending
+from switchyard.services.llm.batch_sending import BatchSender
+from switchyard.services.llm.batches import AT_MOST, Batched
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.lane import LlmLane
+from switchyard.services.records.llm_batches import ItemState
+from switchyard.services.records.spending import AskedBy
+from switchyard.services.settings import Settings
+from tests.integration.ledger.made import message, new_job
+from tests.support.llm_server import Exchange, LlmServer
+
+QUESTIONS = 3
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_sending, "POLL", 0.0)
+    monkeypatch.setattr(batch_sending, "FENCE", 0.0)
+    monkeypatch.setattr(batch_sending, "SENDING", 60.0)
+    monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
+
+
+@pytest.fixture
+def llm() -> Iterator[LlmServer]:
+    with LlmServer() as server:
+        yield server
+
+
+@pytest.fixture
+def given(tmp_path: Path, llm: LlmServer) -> Settings:
+    """An answer costs 18, or 9 in a batch."""
+    (tmp_path / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
+    return Settings(
+        amqp_url="amqp://127.0.0.1:1",
+        data_dir=tmp_path,
+        llm_base_url=llm.url,
+        llm_model="m",
+        llm_prices=tmp_path / "prices.toml",
+        llm_batch=True,
+        llm_batch_wait=0.0,
+        llm_budget_per_day=1_000_000.0,
+    )
+
+
+def question(n: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": f"Question {n}?"}], "max_tokens": 7}
+
+
+async def answer(lane: LlmLane, n: int) -> bool:
+    """Whether it was answered already."""
+    _, reused = await lane.answer(
+        question(n), urgency=Urgency(), within=20, by=AskedBy(f"job-{n}"), batch=True
+    )
+    return reused
+
+
+async def collect(ledger: Ledger, settings: Settings, **metadata: Any) -> None:
+    async with LlmLane.open(settings, ledger) as lane:
+        for n in range(QUESTIONS):
+            await ledger.record(new_job(message(f"job-{n}", **metadata)))
+            with pytest.raises(Batched):
+                await answer(lane, n)
+
+
+async def answered(ledger: Ledger, settings: Settings) -> list[bool]:
+    async with LlmLane.open(settings, ledger) as lane:
+        return [await answer(lane, n) for n in range(QUESTIONS)]
+
+
+def sender(ledger: Ledger, settings: Settings) -> BatchSender:
+    """As of a scheduler that has just become active."""
+    return BatchSender(settings, ledger, Publisher(settings, name="batches"))
+
+
+async def states(ledger: Ledger) -> dict[str, int]:
+    return {state: count for (_, state), count in (await ledger.llm_batch_counts()).items()}
+
+
+# --- not sent -----------------------------------------------------------------------------------
+
+
+async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_live_at_once(
+    ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    await collect(ledger, given.model_copy(update={"llm_batch_wait": 600.0}))
+    without = given.model_copy(update={"llm_batch": False})
+    await sender(ledger, without).turn()
+    assert await states(ledger) == {ItemState.LIVE: QUESTIONS}
+    assert await ledger.llm_spend("model") == [], "nothing is set aside for a batch any more"
+    assert await answered(ledger, without) == [False] * QUESTIONS
+    assert llm.batches.files == {}
+
+
+async def test_a_batch_that_could_not_be_sent_before_they_were_switched_off_is_given_up(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    await collect(plain_ledger, given)
+    llm.batches.fail_next = [lambda exchange: exchange.send_json(503, {})] * 3
+    await sender(plain_ledger, given).turn()
+    assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
+    llm.batches.fail_next = []
+    await sender(plain_ledger, given.model_copy(update={"llm_batch": False})).turn()
+    assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
+    assert llm.batches.batches == {}
+
+
+@pytest.mark.parametrize(("spare", "goes"), [(-60.0, "live"), (60.0, "sent")])
+async def test_a_question_whose_job_would_end_before_its_batch_must_is_asked_live(
+    plain_ledger: Ledger, given: Settings, spare: float, goes: str
+) -> None:
+    """The scheduler may have been away since it was collected."""
+    ends = plain_ledger.clock.now() + timedelta(seconds=AT_MOST + spare)
+    await collect(plain_ledger, given, expires_at=ends)
+    await sender(plain_ledger, given).turn()
+    assert await states(plain_ledger) == {goes: QUESTIONS}
+
+
+# --- killed -------------------------------------------------------------------------------------
+
+
+class Killer:
+    """Lets the server hear, and do, so many requests for files and batches; the client is killed
+    before it has the answer of the last one."""
+
+    def __init__(self, llm: LlmServer, requests: int) -> None:
+        self._llm = llm
+        self._left = requests
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._plain = llm.batches.answer
+        llm.batches.answer = self._answer  # type: ignore[method-assign]
+
+    async def turns(self, sender: BatchSender) -> bool:
+        """Whether it was killed in a turn, and not through before."""
+        self._task = asyncio.create_task(sender.turn())
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            return True
+        finally:
+            self._task = None
+        return False
+
+    def end(self) -> None:
+        self._llm.batches.answer = self._plain  # type: ignore[method-assign]
+
+    def _answer(self, exchange: Exchange, content: bytes) -> None:
+        task = self._task
+        self._left -= task is not None
+        if self._left == 0 and task is not None:
+            self._plain(_Unheard(exchange), content)  # type: ignore[arg-type]
+            self._loop.call_soon_threadsafe(task.cancel)
+            exchange.reset()
+        else:
+            self._plain(exchange, content)
+
+
+class _Unheard:
+    """An exchange whose answers reach nobody."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.command, self.path = exchange.command, exchange.path
+
+    def send_json(self, *_: Any) -> None: ...
+
+    def send(self, *_: Any) -> None: ...
+
+
+async def test_a_sender_killed_at_any_step_leaves_one_batch_one_price_and_no_file(
+    plain_ledger: Ledger, tmp_path: Path, given: Settings
+) -> None:
+    """Step by step: after the first request, after the second, … until it is through unharmed."""
+    steps = itertools.count(1)
+    for step in steps:
+        with LlmServer() as llm:
+            settings = given.model_copy(
+                update={
+                    "llm_base_url": llm.url,
+                    "data_dir": tmp_path / str(step),
+                    "llm_model": f"m-{step}",  # questions, and their spend, of its own
+                    "llm_budget_per_day": None,
+                }
+            )
+            killed = await _through(plain_ledger, settings, llm, step)
+            (remote,) = llm.batches.batches.values()
+            assert remote.status == "completed", f"step {step}"
+            left = set(llm.batches.files) - set(llm.batches.deleted)
+            assert left == set(), f"step {step}: files stay at the provider"
+            assert await answered(plain_ledger, settings) == [True] * QUESTIONS, f"step {step}"
+            assert llm.requests == [], f"step {step}: asked live as well"
+            spent = {row.name: row.calls for row in await plain_ledger.llm_spend("model")}
+            assert spent[f"m-{step}"] == QUESTIONS, f"step {step}"
+        if not killed:
+            break
+    assert step > 8  # two lists, upload, batch; a look, answers, two files deleted
+
+
+async def _through(ledger: Ledger, settings: Settings, llm: LlmServer, step: int) -> bool:
+    """Collect, send and conclude; killed after so many requests, and gone on with by others."""
+    if step == 1:
+        for n in range(QUESTIONS):
+            await ledger.record(new_job(f"job-{n}"))
+    async with LlmLane.open(settings, ledger) as lane:
+        for n in range(QUESTIONS):
+            with pytest.raises(Batched):
+                await answer(lane, n)
+    killer = Killer(llm, step)
+    killed = await killer.turns(sender(ledger, settings))
+    await sender(ledger, settings).turn()
+    (remote,) = llm.batches.batches.values()
+    if remote.status != "completed":
+        llm.batches.finish(remote)
+    killed = await killer.turns(sender(ledger, settings)) or killed
+    killer.end()
+    for _ in range(2):
+        await sender(ledger, settings).turn()
+    return killed
