@@ -5,13 +5,14 @@ import re
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from switchyard.cli.system.node import LocalNode
 from switchyard.services.ledger import upgrade
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
 from tests.acceptance.test_doctor_outages import (
@@ -23,6 +24,7 @@ from tests.acceptance.test_doctor_outages import (
 )
 from tests.support.brokers import TestBroker
 from tests.support.cluster import LocalCluster
+from tests.support.management import Management
 from tests.support.postgres import PostgresServer
 from tests.support.small_disk import fill, mounted
 
@@ -44,6 +46,73 @@ def test_a_job_that_blocks_its_worker(jobctl: CommandLine, tmp_path: Path) -> No
     with jobctl.worker():  # "and start it again: another takes the job over"
         jobctl.until_state(job_id, "succeeded")
     until_gone(jobctl, "job-overdue")
+
+
+def at(jobctl: CommandLine, node: LocalNode) -> Management:
+    """Have it use that node, with the topology on it."""
+    jobctl.environment |= {
+        "JOBS_AMQP_URL": node.amqp_url,
+        "JOBS_MANAGEMENT_URL": node.management_url,
+    }
+    jobctl.ok("topology", "apply")
+    return Management(node.management_url, "/")
+
+
+def until_found(jobctl: CommandLine, finding: str) -> dict[str, str]:
+    deadline = time.monotonic() + PATIENCE
+    while finding not in (found := findings(jobctl)):
+        assert time.monotonic() < deadline, found
+    return found[finding]
+
+
+PERMITTED = {"deprecated_features.permit.transient_nonexcl_queues": "true"}
+SOME_FLAGS = (
+    "[{rabbit, [{forced_feature_flags_on_init, [quorum_queue, stream_queue, user_limits, "
+    "implicit_default_bindings, virtual_host_metadata, maintenance_mode_status]}]}]."
+)
+
+
+async def test_a_node_near_its_watermarks_whose_flags_are_not_all_enabled(
+    jobctl: CommandLine, own_node: Callable[..., LocalNode]
+) -> None:
+    """The node is the same for all three, as it takes seconds to start."""
+    node = own_node(advanced=SOME_FLAGS)
+    management = at(jobctl, node)
+    found = findings(jobctl)
+    assert not {"memory-high", "broker-disk-low"} & found.keys()
+    flags = found["flags-disabled"]
+    assert "drop_unroutable_metric; empty_basic_get_metric" in flags["detail"]
+    ((_, *enable),) = commands(flags, "rabbitmqctl")
+    node.rabbitmqctl(*enable)
+    until_gone(jobctl, "flags-disabled")
+
+    (now,) = await management.get("/nodes")
+    node.rabbitmqctl("set_vm_memory_high_watermark", "absolute", str(int(now["mem_used"] / 0.88)))
+    node.rabbitmqctl("set_disk_free_limit", str(int(now["disk_free"] / 1.5)))
+    memory = until_found(jobctl, "memory-high")
+    disk = until_found(jobctl, "broker-disk-low")
+    for check, word in ((memory, "set_vm_memory"), (disk, "set_disk_free")):
+        assert check["status"] == "warning"
+        node.rabbitmqctl(
+            *next(each[1:] for each in commands(check, "rabbitmqctl") if word in str(each))
+        )
+    until_gone(jobctl, "memory-high", "broker-disk-low")
+
+
+async def test_somebody_who_uses_what_the_next_release_refuses(
+    jobctl: CommandLine, own_node: Callable[..., LocalNode]
+) -> None:
+    node = own_node("4.3", extra_config=PERMITTED)
+    management = at(jobctl, node)
+    assert "deprecated-used" not in findings(jobctl), "Switchyard itself uses nothing of it"
+    body = {"durable": False, "auto_delete": False, "arguments": {}}
+    await management.put("/queues/{vhost}/transient", body)
+    found = until_found(jobctl, "deprecated-used")
+    assert "transient_nonexcl_queues" in found["detail"]
+    ((_, *look),) = commands(found, "rabbitmqctl")
+    assert "transient" in node.rabbitmqctl(*(each.replace("VHOST", "/") for each in look))
+    await management.delete("/queues/{vhost}/transient")
+    until_gone(jobctl, "deprecated-used")
 
 
 @pytest.mark.long

@@ -1,13 +1,18 @@
-"""Whether a node of the broker has run out of memory or disk, which blocks every publisher."""
+"""Whether a node of the broker has run out of memory or disk, which blocks every publisher, or soon
+will."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from switchyard.services.monitoring.check import Check, Finding, well, wrong
+from switchyard.services.monitoring.check import Check, Finding, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
 
 MIB = 1024 * 1024
+MEMORY_HIGH = 0.8
+"""Of the memory at which the alarm comes."""
+DISK_LOW = 2.0
+"""Times the free disk space at which the alarm comes."""
 
 
 async def alarms(system: Examined) -> list[Check]:
@@ -15,7 +20,7 @@ async def alarms(system: Examined) -> list[Check]:
     found: list[Check] = []
     for node in await system.need_management().get("/nodes"):
         found += _of_node(node)
-    return found or [well("alarms", "no memory or disk alarm")]
+    return found or [well("alarms", "no memory or disk alarm, and none near")]
 
 
 def _of_node(node: dict[str, Any]) -> list[Check]:
@@ -35,6 +40,18 @@ def _of_node(node: dict[str, Any]) -> list[Check]:
                 f"uses it: `rabbitmqctl -n {name} status`",
             )
         )
+    elif _share(node, "mem_used", "mem_limit") >= MEMORY_HIGH:
+        found.append(
+            warning(
+                "alarms",
+                Finding.MEMORY_HIGH,
+                f"{name} uses {_mib(node, 'mem_used')} of memory; at {_mib(node, 'mem_limit')} "
+                "publishers are blocked",
+                "see whether jobs pile up: `jobctl lanes`; what uses it: "
+                f"`rabbitmqctl -n {name} status`; give it more: "
+                f"`rabbitmqctl -n {name} set_vm_memory_high_watermark 0.6`",
+            )
+        )
     if node.get("disk_free_alarm"):
         found.append(
             wrong(
@@ -46,7 +63,26 @@ def _of_node(node: dict[str, Any]) -> list[Check]:
                 f"`rabbitmqctl -n {name} set_disk_free_limit 50MB`",
             )
         )
+    elif 0 < _share(node, "disk_free", "disk_free_limit") < DISK_LOW:
+        found.append(
+            warning(
+                "alarms",
+                Finding.BROKER_DISK_LOW,
+                f"{_mib(node, 'disk_free')} of disk are free on {name}; at "
+                f"{_mib(node, 'disk_free_limit')} publishers are blocked",
+                f"free disk space there (`rabbitmqctl -n {name} status` says where its data lie), "
+                f"or want less: `rabbitmqctl -n {name} set_disk_free_limit 50MB`",
+            )
+        )
     return found
+
+
+def _share(node: dict[str, Any], part: str, whole: str) -> float:
+    """How much of the one the other is; 0 where the node does not tell, as in its first moments."""
+    some, most = node.get(part), node.get(whole)
+    if not isinstance(some, int | float) or not isinstance(most, int | float) or most <= 0:
+        return 0.0
+    return some / most
 
 
 def _mib(node: dict[str, Any], key: str) -> str:

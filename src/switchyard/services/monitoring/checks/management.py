@@ -1,4 +1,4 @@
-"""Whether the management API is there: topology, alarms and policies are asked of it."""
+"""Whether the management API is there: topology, alarms and feature flags are asked of it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def unreachable(error: Exception) -> Check:
     """It does not answer, or refuses."""
     remedy = (
         "correct JOBS_MANAGEMENT_URL, or on the broker `rabbitmq-plugins enable "
-        "rabbitmq_management`; without it topology, alarms and policies can't be checked"
+        "rabbitmq_management`; AMQP alone does not tell topology and policies, alarms and "
+        "watermarks, feature flags, consumer timeouts, the broker's clock, and workers' consumers"
     )
     return wrong("management", Finding.MANAGEMENT_AWAY, str(error), remedy)

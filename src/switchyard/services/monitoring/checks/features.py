@@ -1,0 +1,51 @@
+"""What stands in the way of the broker's next upgrade: feature flags and deprecated features."""
+
+from __future__ import annotations
+
+from switchyard.broker.errors import ManagementForbidden
+from switchyard.services.monitoring.check import Check, Finding, some, warning, well
+from switchyard.services.monitoring.checks.examined import Examined
+
+
+async def features(system: Examined) -> list[Check]:
+    """Stable flags that are off, and deprecated features that something uses."""
+    client = system.need_management()
+    node = (await client.get("/overview")).get("node", "")
+    try:
+        flags = await client.get("/feature-flags")
+        # Releases before 3.13 do not know of any.
+        used = await client.get("/deprecated-features/used", missing=[])
+    except ManagementForbidden:
+        return [
+            well("features", "this user may not see feature flags: it needs the tag monitoring")
+        ]
+    found = []
+    off = sorted(
+        str(flag["name"])
+        for flag in flags
+        if flag.get("stability") == "stable" and flag.get("state") == "disabled"
+    )
+    if off:
+        found.append(
+            warning(
+                "features",
+                Finding.FLAGS_DISABLED,
+                f"feature flags are disabled that later releases of RabbitMQ require: {some(off)}",
+                "before the next upgrade, once all nodes have the same version: "
+                f"`rabbitmqctl -n {node} enable_feature_flag all`",
+            )
+        )
+    if names := sorted(str(each["name"]) for each in used):
+        found.append(
+            warning(
+                "features",
+                Finding.DEPRECATED_USED,
+                f"something uses what a later release of RabbitMQ refuses: {some(names)}",
+                "Switchyard itself uses none of it: find who does before the next upgrade "
+                "(https://www.rabbitmq.com/docs/deprecated-features; transient queues: "
+                f"`rabbitmqctl -n {node} list_queues --vhost VHOST name durable exclusive`)",
+            )
+        )
+    return found or [
+        well("features", "every stable feature flag is on, nothing deprecated is used")
+    ]
