@@ -3,10 +3,12 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,51 @@ async def test_work_on_a_long_text_is_done_in_a_process_and_ends_with_the_job(
     await eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
+def descriptors() -> list[str]:
+    found = []
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the listing's own
+            found.append(os.readlink(each))
+    return found
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each starts by itself")
+
+
+@linux
+async def test_processes_are_forks_of_one_that_has_nothing_of_the_workers(
+    executor: Executor, tmp_path: Path
+) -> None:
+    """Neither a socket nor a file, even of those that a program started by the worker would get."""
+    secret = tmp_path / "secret"
+    with socket.create_server(("127.0.0.1", 0)) as server, secret.open("w") as file:
+        for each in (server, file):
+            os.set_inheritable(each.fileno(), True)
+        mine = os.readlink(f"/proc/self/fd/{server.fileno()}")
+        forked_from = await executor.in_process(os.getppid, timeout=30, memory_limit_mb=512)
+        held = await executor.in_process(descriptors, timeout=30, memory_limit_mb=512)
+    assert forked_from != os.getpid()
+    assert held
+    assert not {mine, str(secret)} & set(held)
+
+
+@linux
+async def test_when_the_process_is_killed_that_others_are_forked_from_work_goes_on(
+    executor: Executor,
+) -> None:
+    forked_from = await executor.in_process(os.getppid, timeout=30, memory_limit_mb=512)
+    child = (await crunch(executor, "pid")).result["pid"]
+    began = ticks(child)
+    spinning = asyncio.create_task(crunch(executor, "spin"))
+    await eventually(lambda: ticks(child) > began + 10)
+    os.kill(forked_from, signal.SIGKILL)
+    failed = await spinning
+    assert isinstance(failed, Failure)
+    assert (failed.error_type, failed.crashed) == ("ProcessCrashed", True)
+    assert not is_running(child)
+    assert isinstance(await crunch(executor, "pid"), Done)
+
+
 PARENT = """
 import asyncio, sys
 from tests.integration.test_processes import crunch
@@ -104,7 +151,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own signal")
+@linux
 def test_a_job_ends_with_the_worker_that_is_killed(tmp_path: Path) -> None:
     """Also those that were queued behind it."""
     script = tmp_path / "parent.py"

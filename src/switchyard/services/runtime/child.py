@@ -29,6 +29,7 @@ from switchyard.services.jobs.registry import Handler
 from switchyard.services.jobs.retry import Failure
 from switchyard.services.records import LedgerUnavailable
 from switchyard.services.runtime.page import PageAddress, writing_to
+from switchyard.services.runtime.starting import end_with_parent
 
 LEDGER_AWAY_PAUSE = 5.0
 """Seconds until a job runs again whose handler could not reach the ledger."""
@@ -57,18 +58,17 @@ class Used:
     usage: Usage
 
 
-def prepare(parent: int) -> None:
-    """What a new process does first; `parent` is the id of the process that it serves."""
+def prepare() -> None:
+    """What a new process does first."""
     # Ctrl-C reaches the whole process group; the parent decides what becomes of its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
-        # Whichever way the parent dies, the kernel sees to it; Python could be busy in a library.
         control = ctypes.CDLL(None).prctl
+        # With the process that it was forked from, too: nobody else could tell how it ended.
         control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         control(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    if os.getppid() != parent:  # it died before that was said
-        os._exit(0)
+    end_with_parent()
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),

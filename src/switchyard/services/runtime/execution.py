@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
 import pickle
 import signal
 from collections import defaultdict
@@ -35,6 +33,7 @@ from switchyard.services.runtime.child import (
     run_task,
 )
 from switchyard.services.runtime.page import PageReader, open_page
+from switchyard.services.runtime.starting import start_method
 
 LOOK = 0.5
 """Seconds between looks at what a job in a process of its own says of itself."""
@@ -164,7 +163,7 @@ class Executor:
         """
         left = self._processes
         while True:
-            running = (await self._opened()).schedule(work, args=args, timeout=timeout)
+            running = (await self._opened(args[0])).schedule(work, args=args, timeout=timeout)
             try:
                 return await asyncio.wrap_future(running)
             except (ProcessExpired, BrokenProcessPool) as error:
@@ -174,7 +173,7 @@ class Executor:
                     raise
                 left -= 1
 
-    async def _opened(self) -> ProcessPool:
+    async def _opened(self, first: Callable[..., Any]) -> ProcessPool:
         if self._pool is not None and not self._pool.active:
             await self.close()  # it broke, as when an idle process of it was killed
         if self._pool is None:
@@ -182,9 +181,7 @@ class Executor:
                 max_workers=self._processes,
                 max_tasks=TASKS_PER_PROCESS,
                 initializer=prepare,
-                initargs=[os.getpid()],
-                # A forked child would share the parent's sockets and locks.
-                context=multiprocessing.get_context("spawn"),
+                context=start_method(first),
             )
         return self._pool
 
