@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
+from switchyard.api.http.field_words import fill_in
 from switchyard.api.http.problems import (
     MEDIA_TYPE,
     responses,
@@ -70,6 +71,7 @@ def _complete(document: dict[str, Any]) -> None:
             _merge(answers, str(status), documented)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
+    fill_in(document)
 
 
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
