@@ -76,7 +76,7 @@ def test_it_must_be_said_which_ones(jobctl: CommandLine) -> None:
 
 
 def test_ids_that_are_no_dead_letters_are_told(jobctl: CommandLine) -> None:
-    assert "1 of the ids named are not in jobs.dead" in jobctl.fails("dead", "redrive", "nope")
+    assert "1 of these ids not found in jobs.dead" in jobctl.fails("dead", "redrive", "nope")
     assert "there is no dead letter 'nope'" in jobctl.fails("dead", "show", "nope")
 
 

@@ -48,6 +48,8 @@ def shown(seconds: float) -> datetime:
     return LATEST if seconds > _LAST else datetime.fromtimestamp(seconds, UTC)
 
 
-def clock(seconds: float) -> str:
-    """The same by the clock of this host: `2026-01-05 09:00:00`. Never raises."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown(seconds).timestamp()))
+def clock(seconds: float, *, zoned: bool = False) -> str:
+    """The same in the time zone of this host: `2026-01-05 09:00:00`, with `zoned` also the zone's
+    name. Never raises."""
+    written = "%Y-%m-%d %H:%M:%S %Z" if zoned else "%Y-%m-%d %H:%M:%S"
+    return time.strftime(written, time.localtime(shown(seconds).timestamp()))

@@ -43,7 +43,7 @@ def advice(error: ApiError) -> str:
     if isinstance(error, ApiAway):
         return f"{error}; `jobctl api` serves it, and JOBS_API_URL says where"
     if isinstance(error, Unauthorized):
-        return f"{error}; JOBS_API_KEY is the key that is sent"
+        return f"{error}; jobctl sends the one in JOBS_API_KEY; `jobctl keys create NAME` makes one"
     return str(error)
 
 

@@ -90,7 +90,7 @@ def purge(
         )
     if missing:
         raise CommandFailed(
-            f"{missing} of the ids named are not in jobs.dead: see `jobctl dead list --state all`"
+            f"{missing} of these ids not found in jobs.dead: see `jobctl dead list --state all`"
         )
 
 

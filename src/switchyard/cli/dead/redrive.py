@@ -148,7 +148,6 @@ async def _redrive(
     include: list[str] | None,
     as_json: bool,
 ) -> None:
-    from switchyard.broker.message import now
     from switchyard.services.redrive.plan import plan_redrive
 
     settings = load_settings()
@@ -166,7 +165,9 @@ async def _redrive(
                 plan = await plan_redrive(settings, registry, ledger, spec, wait=wait_aloud())
                 number = plan.matched
             else:
-                number = await ledger.count_dead(spec.which.for_index("waiting", now()))
+                number = await ledger.count_dead(
+                    spec.which.for_index("waiting", ledger.clock.now())
+                )
             if number > 1:
                 ask("redrive", min(number, spec.limit or number), spec.which)
         await begin(
@@ -295,7 +296,7 @@ def summary(done: int, dropped: int, invalid: int, verb: str) -> str:
 def _fail_for(missing: int, invalid: int) -> None:
     if missing:
         raise CommandFailed(
-            f"{missing} of the ids named are not in jobs.dead: see `jobctl dead list --state all`; "
+            f"{missing} of these ids not found in jobs.dead: see `jobctl dead list --state all`; "
             "what only the ledger has goes back with --from-ledger"
         )
     if invalid:

@@ -142,7 +142,9 @@ def add(
     record = _with_book(
         include or [], lambda book: book.add(entry, remote=False, created_by=user())
     )
-    _tell(record, f"{name} is due for the first time at {clock(record.next_at)}.", as_json)
+    _tell(
+        record, f"{name} is due for the first time at {clock(record.next_at, zoned=True)}.", as_json
+    )
 
 
 @app.command()

@@ -40,6 +40,10 @@ def create(
         return
     say(f"Key {made.id} ({', '.join(scopes)}). It is not shown again:")
     echo(made.key)
+    say(
+        "From now on every request to the HTTP API needs a key, also from this machine; jobctl and "
+        "the Python client send the one in JOBS_API_KEY."
+    )
 
 
 @app.command("list")

@@ -246,7 +246,10 @@ class Registry:
         try:
             return self._types[name]
         except KeyError:
-            raise UnknownJobType(f"no job type {name!r}; {choices(name, self._types)}") from None
+            raise UnknownJobType(
+                f"no job type {name!r}; {choices(name, self._types)}; your own are known where "
+                "JOBS_MODULES names their modules"
+            ) from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._types

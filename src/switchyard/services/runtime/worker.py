@@ -83,7 +83,10 @@ def share_of(
     possible = registry.lanes_of(kind)
     if not possible:
         kinds = ", ".join(sorted({job_type.worker for job_type in registry}))
-        raise UnknownWorker(f"no job type is worked by {kind!r}; kinds with work are: {kinds}")
+        raise UnknownWorker(
+            f"no job type is worked by {kind!r}; kinds with work are: {kinds}; those of your own "
+            "job types are known where JOBS_MODULES names their modules"
+        )
     wrong = sorted(set(lanes or ()) - set(possible))
     if wrong:
         raise UnknownWorker(
