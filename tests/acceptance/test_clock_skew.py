@@ -1,6 +1,7 @@
 """Hosts whose clocks are wrong: ages, limits of time and due times go by the ledger's clock."""
 
 import json
+import re
 import subprocess
 from datetime import datetime, timedelta
 
@@ -62,6 +63,27 @@ def test_a_redrive_on_a_host_whose_clock_is_behind_does_not_expire_the_job_again
         )
         assert skewed.returncode == 0, skewed.stderr
         jobctl.until_state(job_id, "succeeded")
+
+
+@pytest.mark.parametrize("ahead", [AHEAD, -AHEAD])
+def test_what_is_listed_on_a_host_whose_clock_is_wrong_is_as_old_as_it_is(
+    jobctl: CommandLine, ahead: float
+) -> None:
+    with jobctl.worker():
+        job_id = jobctl.publish(fail=True)
+        jobctl.until_state(job_id, "dead")
+        for command in (
+            ("jobs", "list", "--since", "10m"),
+            ("jobs", "show", job_id),
+            ("dead", "groups"),
+            ("dead", "show", job_id),
+            ("lanes",),
+            ("workers",),
+        ):
+            listed = jobctl.run_skewed(ahead, *command)
+            assert listed.returncode == 0, listed.stderr
+            assert listed.stdout.strip()
+            assert not re.search(r"\b(2h|1\d\dm)\b", listed.stdout), listed.stdout
 
 
 def published(jobctl: CommandLine, ahead: float, *options: str) -> str:

@@ -1,8 +1,17 @@
 """Durations as a user writes and reads them."""
 
+import time
+
 import pytest
 
-from switchyard.cli.base.durations import age, duration, parse_duration
+from switchyard.cli.base.durations import (
+    age,
+    begin_reading,
+    duration,
+    measure_by,
+    now,
+    parse_duration,
+)
 from switchyard.cli.base.errors import WrongUsage
 
 
@@ -32,5 +41,14 @@ def test_durations_are_shown_short(seconds: float, text: str) -> None:
 
 def test_ages_look_back_and_ahead() -> None:
     assert age(None) == ""
-    assert age(100, now=160) == "60s"
-    assert age(160, now=100) == "in 60s"
+    begin_reading()
+    measure_by(lambda: 160)
+    assert age(100) == "60s"
+    assert age(220) == "in 60s"
+
+
+def test_a_command_begins_by_the_clock_of_its_own_host() -> None:
+    begin_reading()
+    measure_by(lambda: 160)
+    begin_reading()
+    assert now() == pytest.approx(time.time(), abs=60)

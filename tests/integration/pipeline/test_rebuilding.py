@@ -8,8 +8,10 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,6 +30,7 @@ from switchyard.services.index.opening import OpenIndex, open_index
 from switchyard.services.index.postgres_table import PostgresTable
 from switchyard.services.index.ranking import search
 from switchyard.services.index.rebuilding import (
+    RETIRED_FOR,
     AnotherRebuild,
     Progress,
     abandon,
@@ -370,15 +373,13 @@ async def test_one_building_at_a_time_and_it_can_be_given_up(url: str):
         assert (await contents(index)) == {"a": texts("a", 2, "old")}
 
 
-async def test_what_was_replaced_is_removed_once_nobody_can_be_at_it(
-    url: str, monkeypatch: pytest.MonkeyPatch
-):
+async def test_what_was_replaced_is_removed_once_nobody_can_be_at_it(url: str):
     async with opened(url) as index:
         await write(index, "a", 2, "old")
         await rebuilt(index)
         assert await compact(index) == []
-        monkeypatch.setattr(rebuilding, "RETIRED_FOR", -1.0)
-        assert [each.table for each in await compact(index)] == ["chunks"]
+        by_the_ledger = replace(index, clock=lambda: time.time() + RETIRED_FOR + 60)
+        assert [each.table for each in await compact(by_the_ledger)] == ["chunks"]
         assert (await index.generations()).retired == ()
         assert await contents(index) == {"a": texts("a", 2, "old")}
         await rebuilt(index, 16)

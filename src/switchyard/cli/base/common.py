@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from switchyard.cli.base.durations import begin_reading, measure_by
 from switchyard.cli.base.errors import CommandFailed
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ async def open_ledger(settings: Settings, *, wait: bool = False) -> AsyncIterato
         return await Ledger.open(settings.ledger_url, check=True)
 
     ledger = await (once_there("ledger", opened) if wait else opened())
+    measure_by(ledger.clock.time)
     try:
         yield ledger
     finally:
@@ -138,7 +140,8 @@ def quiet_logs(level: str = "error") -> None:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine to its end."""
+    """Run a command's coroutine to its end. What it opens says by which clock `age` measures."""
     import asyncio
 
+    begin_reading()
     return asyncio.run(work)

@@ -4,12 +4,44 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
 
 from switchyard.cli.base.errors import WrongUsage
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 DURATION_HELP = "for example 10s, 5m, 2h30m or 7d"
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What a command's ages are measured by: this host's clock, until it opens the ledger."""
+
+    clock: Callable[[], float] = time.time
+
+
+_reading: Final[ContextVar[_Reading | None]] = ContextVar("reading", default=None)
+
+
+def begin_reading() -> None:
+    """A command begins to read, and knows no other clock yet than this host's."""
+    _reading.set(_Reading())
+
+
+def measure_by(clock: Callable[[], float]) -> None:
+    """From here on this command's ages are by that clock: the ledger's, which made the times."""
+    reading = _reading.get()
+    if reading is not None:
+        reading.clock = clock
+
+
+def now() -> float:
+    """Seconds since the epoch, by the clock that what is shown was recorded by."""
+    reading = _reading.get()
+    return time.time() if reading is None else reading.clock()
 
 
 def parse_duration(text: str) -> float:
@@ -37,9 +69,9 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds < 10 and seconds % 1 else f"{seconds:.0f}s"
 
 
-def age(moment: float | None, now: float | None = None) -> str:
-    """How long ago a moment was, or `in …` where it is to come; empty for none."""
+def age(moment: float | None) -> str:
+    """How long ago a moment of the ledger was, or `in …` where it is to come; empty for none."""
     if moment is None:
         return ""
-    seconds = (time.time() if now is None else now) - moment
+    seconds = now() - moment
     return duration(round(seconds)) if seconds >= 0 else f"in {duration(round(-seconds))}"

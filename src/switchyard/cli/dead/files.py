@@ -62,12 +62,11 @@ def export(
     jobctl dead export --group ab12cd34 --out letters.jsonl
     ```
     """
-    from switchyard.broker.message import now
     from switchyard.services.dead.files import exported
     from switchyard.services.dead.groups import require_group
 
     which = chosen(which, ids, everything=everything)
-    wanted = which.for_index(known_state(state), now())
+    wanted_state = known_state(state)
     settings = load_settings()
     quiet_logs()
 
@@ -76,6 +75,7 @@ def export(
         async with open_ledger(settings) as ledger, _writing(file) as output:
             await bring_up_to_date(settings, ledger, load_registry(settings))
             await require_group(ledger, which)
+            wanted = which.for_index(wanted_state, ledger.clock.now())
             async for line in exported(ledger, wanted, limit=limit):
                 output.write(line + "\n")
                 count += 1

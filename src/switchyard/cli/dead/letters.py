@@ -64,11 +64,11 @@ def list_dead(
     quiet_logs()
 
     async def read(settings: Settings, registry: Registry) -> list[DeadLetter]:
-        from switchyard.broker.message import now
-
         async with open_ledger(settings) as ledger:
             await bring_up_to_date(settings, ledger, registry)
-            page = await ledger.list_dead(which.for_index(wanted_state, now()), limit=limit)
+            page = await ledger.list_dead(
+                which.for_index(wanted_state, ledger.clock.now()), limit=limit
+            )
             return list(page.items)
 
     settings = load_settings()

@@ -45,7 +45,12 @@ class View:
         """Show how things stand."""
         from switchyard.services.monitoring.lane_report import lane_report
 
-        report = await lane_report(self._system.settings, self._system.registry, self._ledger)
+        report = await lane_report(
+            self._system.settings,
+            self._system.registry,
+            self._ledger,
+            clock=self._ledger.clock.time,
+        )
         if self._live is not None:
             self._live.update(_picture(report, self._progress(report)), refresh=True)
             return

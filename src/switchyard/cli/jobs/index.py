@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from switchyard.broker.wording import counted
-from switchyard.cli.base.common import load_registry, load_settings, quiet_logs, require_broker, run
+from switchyard.cli.base.common import (
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
 from switchyard.cli.base.output import JsonOption, echo, print_json, print_rows, say
 
 if TYPE_CHECKING:
@@ -131,7 +138,11 @@ async def _abandon() -> str | None:
     from switchyard.services.index.opening import open_index
     from switchyard.services.index.rebuilding import abandon as give_up
 
-    async with open_index(load_settings()) as index:
+    settings = load_settings()
+    async with (
+        open_ledger(settings) as ledger,
+        open_index(settings, clock=ledger.clock.time) as index,
+    ):
         building = await give_up(index)
     return None if building is None else building.embedder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from switchyard.cli.base.durations import (
     DURATION_HELP,
     age,
     duration,
+    now,
     optional_duration,
 )
 from switchyard.cli.base.errors import CommandFailed
@@ -101,12 +103,12 @@ def list_jobs(
         lane=known_lane(lane),
         job_type=job_type,
         worker=worker,
-        since=None if within is None else time.time() - within,
     )
 
     async def read(settings: Settings) -> tuple[tuple[JobSummary, ...], bool]:
         async with open_ledger(settings) as ledger:
-            page = await ledger.list_jobs(wanted, limit=limit)
+            since = None if within is None else ledger.clock.time() - within
+            page = await ledger.list_jobs(replace(wanted, since=since), limit=limit)
             return page.items, page.next_cursor is not None
 
     jobs, more = run(read(load_settings()))
@@ -350,5 +352,5 @@ def _span(label: str, seconds: float | None) -> str:
 def _when(moment: float | None) -> str:
     if moment is None:
         return ""
-    past = moment <= time.time()
+    past = moment <= now()
     return f"{clock(moment)} ({age(moment)}{' ago' if past else ''})"

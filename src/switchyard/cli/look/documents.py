@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.broker.moments import clock
 from switchyard.cli.base.calling import advice, calling, file_trouble
 from switchyard.cli.base.common import NotifyOption
-from switchyard.cli.base.durations import age, optional_duration
+from switchyard.cli.base.durations import optional_duration
 from switchyard.cli.base.errors import FAILED, WrongUsage, one_line
 from switchyard.cli.base.output import (
     JsonOption,
@@ -148,13 +149,13 @@ def list_documents(
     if not found:
         say(f"No documents.{hint}")
         return
-    rows = table("ID", "STATE", "AGE", "TITLE", "SOURCE", flexible=("TITLE", "SOURCE"))
+    rows = table("ID", "STATE", "TAKEN IN", "TITLE", "SOURCE", flexible=("TITLE", "SOURCE"))
     for document in found:
         add_row(
             rows,
             cell(document.document_id),
             styled(document.state),
-            age(document.created_at.timestamp()),
+            clock(document.created_at.timestamp()),
             cell(document.title or document.filename),
             cell(document.source),
         )
@@ -286,7 +287,7 @@ def _print_status(document: DocumentView, as_json: bool) -> None:
             ("Source", document.source or ""),
             *(("Class", shown(each)) for each in document.classes),
             ("Job", document.job_id or ""),
-            ("Since", age(document.created_at.timestamp()) if document.created_at else ""),
+            ("Taken in", clock(document.created_at.timestamp()) if document.created_at else ""),
         )
     )
 

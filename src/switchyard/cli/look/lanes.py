@@ -76,7 +76,7 @@ async def _show(settings: Settings, registry: Registry, *, watch: bool, as_json:
     from switchyard.services.monitoring.lane_report import lane_report
 
     async with open_ledger(settings) as ledger:
-        report = await lane_report(settings, registry, ledger)
+        report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
         if report.management:
             say(f"unacknowledged, age and limits in force are not known: {report.management}")
         if not watch:
@@ -91,12 +91,12 @@ async def _show(settings: Settings, registry: Registry, *, watch: bool, as_json:
                     _print(report, as_json=False)
                     echo()
                 await asyncio.sleep(WATCH_SECONDS)
-                report = await lane_report(settings, registry, ledger)
+                report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
         with Live(lanes_table(report), console=screen, auto_refresh=False) as live:
             while True:
                 live.update(lanes_table(report), refresh=True)
                 await asyncio.sleep(WATCH_SECONDS)
-                report = await lane_report(settings, registry, ledger)
+                report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
 
 
 def _print(report: Report, *, as_json: bool) -> None:

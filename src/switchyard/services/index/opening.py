@@ -7,6 +7,7 @@ compares with, and what comes in is written to all generations that are in use.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ class OpenIndex:
     home: IndexHome
     purse: Purse | None = None
     """Pays for the vectors that a server makes; None where nobody does."""
+    clock: Callable[[], float] = time.time
+    """Seconds since the epoch by the ledger's clock, of whoever has a ledger."""
     seen: Seen = field(default_factory=Seen)
     """Which generations have been compared with what a server makes."""
 
@@ -136,11 +139,13 @@ def generation_of(embedder: Embedder, table: str) -> Generation:
 
 
 @asynccontextmanager
-async def open_index(settings: Settings, purse: Purse | None = None) -> AsyncIterator[OpenIndex]:
+async def open_index(
+    settings: Settings, purse: Purse | None = None, clock: Callable[[], float] = time.time
+) -> AsyncIterator[OpenIndex]:
     """The index of these settings; its connections are made when they are needed."""
     home = home_at(settings.vectors_url)
     try:
-        yield OpenIndex(settings, home, purse)
+        yield OpenIndex(settings, home, purse, clock)
     finally:
         await home.close()
 
@@ -150,12 +155,13 @@ async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
     """The index for a job, which pays for its vectors: that of its process, where it shares one
     with other jobs."""
     purse = _purse(ctx)
+    clock = time.time if ctx.ledger is None else ctx.ledger.clock.time
     if ctx.shared is None:
-        async with open_index(ctx.settings, purse) as index:
+        async with open_index(ctx.settings, purse, clock) as index:
             yield index
     else:
         shared = await ctx.shared.get(OpenIndex, lambda: open_index(ctx.settings))
-        yield replace(shared, purse=purse)
+        yield replace(shared, purse=purse, clock=clock)
 
 
 def _purse(ctx: JobContext) -> Purse | None:

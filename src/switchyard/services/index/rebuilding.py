@@ -12,7 +12,6 @@ that was only frozen writes no more once another has swapped: each write is aske
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -129,7 +128,7 @@ async def _build(
         for document_id in sorted(extra):
             await may_write()
             await target.delete_document(document_id)
-    await change(home, index.wanted, lambda now: _swapped(now, building))
+    await change(home, index.wanted, lambda now: _swapped(now, building, index.clock()))
     return True
 
 
@@ -141,7 +140,7 @@ async def abandon(index: OpenIndex) -> Generation | None:
         given_up[:] = [now.building] if now.building is not None else []
         if now.building is None:
             return None
-        retired = (*now.retired, Retired(now.building, time.time()))
+        retired = (*now.retired, Retired(now.building, index.clock()))
         return replace(now, building=None, retired=retired)
 
     await change(index.home, index.wanted, step)
@@ -155,7 +154,7 @@ async def compact(index: OpenIndex) -> list[Generation]:
     for generation in state.written:
         async with index.home.table(generation) as table:
             await table.compact()
-    old = [each for each in state.retired if each.since < time.time() - RETIRED_FOR]
+    old = [each for each in state.retired if each.since < index.clock() - RETIRED_FOR]
     for each in old:
         await index.home.drop(each.generation)
 
@@ -216,10 +215,10 @@ async def _copied(
     return has_changed
 
 
-def _swapped(now: Generations, building: Generation) -> Generations | None:
+def _swapped(now: Generations, building: Generation, moment: float) -> Generations | None:
     if now.building != building:
         return None  # somebody else was first, or has given it up
-    retired = (*now.retired, Retired(now.active, time.time()))
+    retired = (*now.retired, Retired(now.active, moment))
     return replace(now, active=building, building=None, retired=retired)
 
 

@@ -7,8 +7,7 @@ limits are those that are declared, and the rest is unknown.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -63,8 +62,11 @@ class Report:
     """Why the management API could not be asked; None when it was."""
 
 
-async def lane_report(settings: Settings, registry: Registry, ledger: Ledger | None) -> Report:
-    """All lanes, most urgent first, then the dead letters. Raises BrokerAway, LedgerError."""
+async def lane_report(
+    settings: Settings, registry: Registry, ledger: Ledger | None, *, clock: Callable[[], float]
+) -> Report:
+    """All lanes, most urgent first, then the dead letters; `clock` is the ledger's, which made the
+    times in messages. Raises BrokerAway, LedgerError."""
     names = {
         lane.name: dict.fromkeys(
             [queue_name(lane.name, worker) for worker in lane.workers]
@@ -76,6 +78,7 @@ async def lane_report(settings: Settings, registry: Registry, ledger: Ledger | N
     waiting = await ask_queues(settings.require_amqp_url(), every)
     details, trouble = await _management(settings)
     counts = await ledger.counts() if ledger is not None else {}
+    now = clock()
     lanes = [
         LaneReport(
             lane,
@@ -87,6 +90,7 @@ async def lane_report(settings: Settings, registry: Registry, ledger: Ledger | N
                     details.get(name),
                     limit=lane_named(lane).max_length,
                     ttl=lane_named(lane).ttl_seconds,
+                    now=now,
                 )
                 for name in queues
             ),
@@ -94,7 +98,9 @@ async def lane_report(settings: Settings, registry: Registry, ledger: Ledger | N
         )
         for lane, queues in names.items()
     ]
-    dead = _queue(DEAD_QUEUE, waiting[DEAD_QUEUE], details.get(DEAD_QUEUE), limit=None, ttl=None)
+    dead = _queue(
+        DEAD_QUEUE, waiting[DEAD_QUEUE], details.get(DEAD_QUEUE), limit=None, ttl=None, now=now
+    )
     lanes.append(LaneReport("(dead)", None, (dead,), {}))
     return Report(tuple(lanes), trouble)
 
@@ -116,6 +122,7 @@ def _queue(
     *,
     limit: int | None,
     ttl: float | None,
+    now: float,
 ) -> QueueReport:
     if details is not None:
         policy = details.get("effective_policy_definition") or {}
@@ -130,7 +137,7 @@ def _queue(
         consumers=waiting.consumers if waiting else 0,
         limit=limit,
         ttl_seconds=ttl,
-        oldest_seconds=max(0.0, time.time() - head) if isinstance(head, int | float) else None,
+        oldest_seconds=max(0.0, now - head) if isinstance(head, int | float) else None,
     )
 
 

@@ -106,7 +106,9 @@ class SystemMetrics:
         if self._settings.amqp_url is None:
             return []
         try:
-            report = await lane_report(self._settings, self._registry, None)
+            report = await lane_report(
+                self._settings, self._registry, None, clock=self._ledger.clock.time
+            )
         except BrokerAway as error:
             self._log.warning("broker away", error=str(error))
             up["broker",] = 0

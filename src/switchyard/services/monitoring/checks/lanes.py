@@ -16,7 +16,7 @@ STALLED = 60.0
 
 async def lanes(system: Examined) -> list[Check]:
     """Every queue of every lane."""
-    report = await lane_report(system.settings, system.registry, None)
+    report = await lane_report(system.settings, system.registry, None, clock=system.now)
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     found = _full(queues) + await _unworked(system, queues)
     waiting = sum(queue.ready for queue in queues)

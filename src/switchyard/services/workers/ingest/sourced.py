@@ -12,11 +12,11 @@ import random
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel
 
+from switchyard.broker.message import now
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.media import JPEG, MARKDOWN, PDF, PNG, TIFF, WEBP
 from switchyard.services.files.uploads import Identity, identify
@@ -97,7 +97,8 @@ def ingest_job(
 
 def snoozed(busy: SourceBusy, ctx: JobContext) -> Snooze:
     """The answer of a job that has no turn now: it comes again, and no attempt is used up."""
-    age = (datetime.now(UTC) - ctx.message.metadata.created_at).total_seconds()
+    moment = now() if ctx.ledger is None else ctx.ledger.clock.now()
+    age = (moment - ctx.message.metadata.created_at).total_seconds()
     return Snooze(snooze_for(busy.wait, age, random.random()), str(busy))
 
 
