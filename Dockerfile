@@ -1,19 +1,19 @@
-# Images of Switchyard: one process each, `jobctl` its entry point.
+# Images of Switchyard. A container runs one process; the entry point is `jobctl`.
 #
-#   docker build -t switchyard .                    every kind of worker, and all else
+#   docker build -t switchyard .                    everything, all worker kinds included
 #   docker build -t switchyard:slim --target slim . without the libraries for PDFs, OCR, vectors and search
 #
-# Runs as user 10001 and with a read-only root file system: give it /data (the shared volume, unless
-# files and index lie in object storage) and a tmpfs on /tmp.
+# It runs as user 10001, with a read-only root file system. Mount a tmpfs on /tmp, and on /data the shared
+# volume, unless files and index are in object storage.
 ARG PYTHON=docker.io/library/python:3.11-slim-bookworm
 
-# --- what is installed: a layer for the libraries, which change seldom, and one for our own code ---
+# --- build: one layer for the libraries, which rarely change, and one for our own code ---
 FROM ${PYTHON} AS libraries
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 RUN python -m venv /opt/switchyard
 COPY requirements/runtime.txt .
-# The heavy ones are imported only by the workers that use them (ingest, embed, link) and by search.
+# Without the heavy libraries: only the workers ingest, embed and link, and search import them.
 RUN awk -v heavy="lancedb lance-namespace lance-namespace-urllib3-client numpy pyarrow pymupdf safetensors tokenizers wordllama" \
       'BEGIN { split(heavy, names, " "); for (n in names) drop[names[n]] } \
        /^[a-zA-Z0-9]/ { name = $1; sub(/[=\[].*/, "", name); keep = !(tolower(name) in drop) } \
@@ -43,7 +43,7 @@ FROM all-libraries AS installed
 COPY --from=wheel /wheel /wheel
 RUN /opt/switchyard/bin/pip install --quiet --no-deps --no-index /wheel/*.whl
 
-# --- what is shipped: no compiler, no sources, no root --------------------------------------------
+# --- image: no compiler, no sources, not root -----------------------------------------------------
 FROM ${PYTHON} AS base
 RUN groupadd --gid 10001 switchyard \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin switchyard \

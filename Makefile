@@ -6,14 +6,14 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# How many test processes; WORKERS=0 runs the tests in one, as a debugger wants it. Two for each of
-# two cores: half of a test is waiting for a broker.
+# Number of test processes. 4 suits two cores, because tests mostly wait for a broker. WORKERS=0 runs the
+# tests in the main process, for a debugger.
 WORKERS ?= 4
-# More for pytest: make test ARGS="-k priority tests/integration"
+# Further arguments, here for pytest: make test ARGS="-k priority tests/integration"
 ARGS ?=
-# What test-changed compares with; none: where this branch left main.
+# Commit that test-changed compares with. Default: where this branch left main.
 BASE ?=
-# What the demo works on, one or several paths; none: the samples that come with it.
+# Files for the demo, separated by spaces. Default: its own samples.
 FILES ?=
 
 .PHONY: help
@@ -104,10 +104,10 @@ train-citations: venv ## Make the model that cuts references, and measure it (AR
 
 .PHONY: bench
 bench: venv test-deps ## Compare with Celery and others (ARGS="publish --rounds 5"; ARGS=--help lists all)
-	@# An environment of its own: Celery pins what we use in a newer version.
+	@# An environment of its own, because Celery pins older versions of our libraries.
 	@$(VENV)-bench/bin/pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(VENV)-bench
 	@$(VENV)-bench/bin/pip install -qq --disable-pip-version-check --require-hashes -r requirements/bench.txt
-	@# Itself, too: `jobctl api` looks up its own version.
+	@# Switchyard is installed too, because `jobctl api` looks up its own version.
 	@$(VENV)-bench/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(VENV)-bench/bin/python -m benchmarks $(ARGS)
 
@@ -122,7 +122,7 @@ lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versi
 	@$(COMPILE) $(ARGS) --constraints requirements/image.txt --extra dev --extra ocr --extra tracing -o requirements/dev.txt >/dev/null
 	@$(COMPILE) $(ARGS) --extra bench --extra ocr -o requirements/bench.txt >/dev/null
 
-# Where the bill of materials goes.
+# File for the bill of materials.
 SBOM ?= build/sbom.json
 
 .PHONY: sbom

@@ -1,6 +1,6 @@
 #!/bin/bash
-# `make env`: secrets for compose.yml, once: .env, and the key that Prometheus reads the API with.
-# What is there stays: passwords are in the volumes of broker and database by then.
+# `make env` makes the secrets of compose.yml: .env, and the API key of Prometheus.
+# It keeps existing ones, because broker and database have stored them in their volumes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 umask 077
@@ -9,9 +9,9 @@ secret() { od -An -N 24 -tx1 /dev/urandom | tr -d ' \n'; }
 
 mkdir -p .secrets
 [ -s .secrets/metrics-key ] || printf '%s' "$(secret)" >.secrets/metrics-key
-chmod 644 .secrets/metrics-key # read in its container by another user; the directory keeps others out
+chmod 644 .secrets/metrics-key # Prometheus runs as another user; the directory is closed to all others
 touch .env
-add() { # NAME VALUE, unless it is there
+add() { # NAME VALUE; does nothing if NAME has a value already
     grep -q "^$1=" .env || printf '%s=%s\n' "$1" "$2" >>.env
 }
 add RABBITMQ_PASSWORD "$(secret)"

@@ -254,5 +254,5 @@ async def test_there_is_nothing_to_undo(broker310: TestBroker, sqlite_url: str) 
         await run(system, await start(system))
         with pytest.raises(NothingToUndo, match="was not edited"):
             await latest_edits(system.ledger, letter_ids=["job"])
-        with pytest.raises(NothingToUndo):
+        with pytest.raises(NothingToUndo, match="jobctl dead redrives show redrive-0000"):
             await latest_edits(system.ledger, operation_id="redrive-0000")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from switchyard.cli.base.common import load_settings, open_ledger, run
-from switchyard.cli.base.durations import age
+from switchyard.cli.base.durations import age, duration
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
@@ -83,7 +83,8 @@ def workers(
             cell(",".join(worker.lanes)),
             str(worker.concurrency),
             age(worker.beat_at),
-            age(worker.started_at),
+            # To its last sign of life: one that has stopped is no longer up.
+            duration(max(0, round(worker.beat_at - worker.started_at))),
         )
     console().print(rows)
     for _, worker in shown:

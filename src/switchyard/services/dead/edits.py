@@ -58,7 +58,10 @@ async def latest_edits(
     if operation_id is not None:
         edits = await ledger.letter_edits(operation_id=operation_id, limit=1_000_000)
         if not edits:
-            raise NothingToUndo(f"{operation_id} has edited nothing")
+            raise NothingToUndo(
+                f"{operation_id} changed no letter, and only changes can be undone: "
+                f"`jobctl dead redrives show {operation_id}`; `jobctl jobs cancel ID` stops a job"
+            )
         found += edits
     return found
 
