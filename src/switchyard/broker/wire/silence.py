@@ -28,14 +28,17 @@ TCP_OPTIONS: Mapping[str, int] = MappingProxyType(
 
 
 class _Socket(Protocol):
+    @property
+    def family(self) -> int: ...
+
     def setsockopt(self, level: int, option: int, value: int, /) -> object: ...
 
 
 def notice_silence(connected: _Socket | None) -> None:
     """Have the kernel notice within CUT_OFF_AFTER seconds that the peer is cut off, as far as this
     system can."""
-    if connected is None:
-        return
+    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return  # a socket of this machine, as PostgreSQL may have
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in TCP_OPTIONS.items():
         option = getattr(socket, name, None)  # Linux has all of them

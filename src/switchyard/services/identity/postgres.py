@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from switchyard.services.ledger.sql.servers import connection_options, open_one
+
 SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg")
 TABLE = "chunk_index_system"
 
@@ -34,9 +36,7 @@ async def claim_database(url: str, told: str, *, take: bool) -> str:
     """Put `told` into the database as the mark of its owner where there is none, or, with `take`,
     in the place of whatever there is. Gives the mark that is there then. Raises OSError and
     asyncpg's errors."""
-    import asyncpg
-
-    connection: Any = await asyncpg.connect(dsn(url))
+    connection: Any = await open_one(dsn(url), **connection_options())
     try:
         await connection.execute(
             f"CREATE TABLE IF NOT EXISTS {TABLE} (single bool PRIMARY KEY CHECK (single), "

@@ -26,7 +26,11 @@ from switchyard.services.index.postgres_table import (
     wording_of,
 )
 from switchyard.services.jobs.outcomes import PermanentError
-from switchyard.services.ledger.sql.servers import session_settings
+from switchyard.services.ledger.sql.servers import (
+    connection_options,
+    is_demoted,
+    open_one,
+)
 
 CONNECTIONS = 8
 """That one process has at most."""
@@ -139,7 +143,8 @@ class PostgresHome:
                     min_size=0,
                     max_size=CONNECTIONS,
                     command_timeout=_TIMEOUT,
-                    server_settings=session_settings(),
+                    connect=open_one,
+                    **connection_options(),
                 )
             pool = await self._pool
             async with pool.acquire(timeout=_TIMEOUT) as connection:
@@ -153,6 +158,9 @@ class PostgresHome:
         except (asyncpg.DataError, asyncpg.SyntaxOrAccessError) as error:
             raise IndexMismatch(f"the index at {self.where}: {error}") from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            if is_demoted(error):
+                # The next ones lead to whichever server takes writes now.
+                await self._pool.expire_connections()
             reason = str(error) or type(error).__name__
             raise IndexAway(f"the index at {self.where}: {reason}") from error
 

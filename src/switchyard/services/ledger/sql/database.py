@@ -25,18 +25,16 @@ from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.ledger.sql.errors import TransactionRaced, raise_translated
 from switchyard.services.ledger.sql.servers import (
     DEFAULT_PORT,
+    connection_options,
+    is_demoted,
     open_writable,
     servers_of,
-    session_settings,
 )
 from switchyard.services.records.errors import (
     LedgerMisconfigured,
     LedgerMissing,
     LedgerUnavailable,
 )
-
-_READ_ONLY = "25006"
-"""What PostgreSQL says to a write on a standby, or on a primary that was demoted."""
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -189,7 +187,7 @@ class PostgresDatabase:
                 "timeout": PROMPT if prompt else CONNECT_TIMEOUT,
                 "command_timeout": BUSY_TIMEOUT,
                 **several,
-                "server_settings": session_settings(),
+                **connection_options(),
             },
         )
         event.listen(self._engine.sync_engine, "handle_error", _leave_the_demoted)
@@ -272,9 +270,8 @@ class PostgresDatabase:
 
 
 def _leave_the_demoted(context: ExceptionContext) -> None:
-    """A server that takes no writes any more keeps its connections, and would answer so for ever:
-    they count as cut, so the next ones lead to whichever takes writes now."""
-    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+    """They count as cut, so the next ones lead to whichever takes writes now."""
+    if is_demoted(context.original_exception):
         context.is_disconnect = True
 
 

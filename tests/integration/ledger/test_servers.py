@@ -1,0 +1,86 @@
+"""Ledger and index connect to PostgreSQL by the same rules."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from switchyard.broker.wire.silence import TCP_OPTIONS
+from switchyard.services.identity.postgres import dsn
+from switchyard.services.index.chunk_index import IndexAway
+from switchyard.services.index.generations import Generation
+from switchyard.services.index.postgres_home import PostgresHome
+from switchyard.services.ledger.sql.database import connect
+from switchyard.services.ledger.sql.servers import connection_options, open_one
+
+FIRST = Generation("chunks", "test", 8)
+
+
+@asynccontextmanager
+async def home_at(url: str) -> AsyncIterator[PostgresHome]:
+    home = PostgresHome(url)
+    try:
+        yield home
+    finally:
+        await home.close()
+
+
+def assert_watched(found: Any) -> None:
+    assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    for name, value in TCP_OPTIONS.items():
+        assert found.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+
+
+async def test_the_kernel_is_asked_to_notice_that_the_ledgers_server_is_cut_off(
+    empty_postgres_url: str,
+) -> None:
+    def look(connection: Connection) -> None:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        assert_watched(driver._transport.get_extra_info("socket"))
+
+    database = connect(empty_postgres_url)
+    try:
+        await database.read(look)
+    finally:
+        await database.close()
+
+
+async def test_and_so_on_a_connection_of_the_index(pgvector_url: str) -> None:
+    async with home_at(pgvector_url) as home, home._connection() as connection:
+        assert_watched(connection._con._transport.get_extra_info("socket"))
+
+
+async def test_an_index_whose_server_was_demoted_is_away_only_until_another_takes_writes(
+    pgvector_url: str,
+) -> None:
+    """As after a fail-over behind one name: connections that are open lead to the old server."""
+    database = pgvector_url.rpartition("/")[2]
+    async with home_at(pgvector_url) as home:
+        await home.note(FIRST, "before")  # which makes its tables
+    administrator = await open_one(dsn(pgvector_url), **connection_options())
+    try:
+        await administrator.execute(
+            f"ALTER DATABASE {database} SET default_transaction_read_only = on"
+        )
+        async with home_at(pgvector_url) as home:
+            with pytest.raises(IndexAway, match="read-only"):
+                await home.note(FIRST, "refused")
+            await administrator.execute(f"ALTER DATABASE {database} RESET ALL")
+            await home.note(FIRST, "after")
+            assert await home.noted(FIRST) == "after"
+    finally:
+        await administrator.close()
+
+
+async def test_an_index_on_several_hosts_is_on_the_one_that_takes_writes(
+    pgvector_url: str,
+) -> None:
+    scheme, _, rest = pgvector_url.partition("://")
+    login, _, place = rest.rpartition("@")
+    async with home_at(f"{scheme}://{login}@127.0.0.1:1,{place}") as home:
+        await home.note(FIRST, "there")
+        assert await home.noted(FIRST) == "there"
