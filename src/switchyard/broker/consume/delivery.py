@@ -17,6 +17,8 @@ class Delivery:
 
     body: bytes
     queue: str
+    lane: str = field(init=False)
+    """Its queue's; worked out once, as each job asks for it ten times."""
     exchange: str
     routing_key: str
     redelivered: bool
@@ -33,6 +35,9 @@ class Delivery:
     _tag: int = field(repr=False)
     _channel: PipelinedChannel = field(repr=False)
     _settled: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.lane = lane_of(self.queue)
 
     @classmethod
     def of(cls, message: Incoming, queue: str, channel: PipelinedChannel) -> Self:
@@ -52,10 +57,6 @@ class Delivery:
             _tag=message.delivery_tag,
             _channel=channel,
         )
-
-    @property
-    def lane(self) -> str:
-        return lane_of(self.queue)
 
     def ack(self) -> bool:
         """Done with it. False when the channel is gone: the broker will deliver it again."""
