@@ -107,8 +107,8 @@ def consume(stage: Stage, rounds: int, count: int) -> list[Row]:
 def progress(stage: Stage, rounds: int, count: int) -> list[Row]:
     """No-op jobs worked off beside 8 handlers that say nothing, and that report 10,000 times/s."""
     rows = {
-        "0": Row("8 silent handlers", "jobs/s"),
-        "10000": Row("10,000 reports a second", "jobs/s"),
+        "0": Row("8 handlers that report nothing", "jobs/s"),
+        "1": Row("10,000 reports a second", "jobs/s"),
     }
     for number in range(rounds):
         # Whichever comes second finds a warmer machine: they take turns.
@@ -120,8 +120,8 @@ def progress(stage: Stage, rounds: int, count: int) -> list[Row]:
             run_json(module_command("with_switchyard", "reporters"), env)
             command = with_switchyard.worker_command(SLOTS, "hot,backfill")
             rows[reports].rounds.append(drained_rate(command, env, count))
-    rows["10000"].ratio = rows["10000"].median / rows["0"].median
-    rows["10000"].target = "at least 0.95 ×"
+    rows["1"].ratio = rows["1"].median / rows["0"].median
+    rows["1"].target = "at least 0.95 ×"
     return list(rows.values())
 
 
