@@ -33,7 +33,14 @@ def test_a_worker_whose_clock_is_ahead_expires_no_job_of_others(anywhere: Comman
     assert "clock differs from the ledger's" in anywhere.log_of("worker")
 
 
-@pytest.mark.parametrize("option", [(), ("--expires-in", "60s"), ("--delay", "200ms")])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--expires-in", "60s"),
+        pytest.param((), marks=pytest.mark.long),
+        pytest.param(("--delay", "200ms"), marks=pytest.mark.long),
+    ],
+)
 def test_a_job_from_a_host_whose_clock_is_behind_runs(
     jobctl: CommandLine, option: tuple[str, ...]
 ) -> None:

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from switchyard.cli.system.node import LocalNode
 from tests.acceptance.conftest import CommandLine
 
-JOBS = 6
+FEW, MANY = 6, 20
 
 
-def publish(jobctl: CommandLine) -> list[str]:
-    lines = "".join(json.dumps({"n": n}) + "\n" for n in range(JOBS))
+def publish(jobctl: CommandLine, jobs: int = FEW) -> list[str]:
+    lines = "".join(json.dumps({"n": n}) + "\n" for n in range(jobs))
     return jobctl.ok("publish", "hot.work", "--payload", "-", stdin=lines).split()
 
 
@@ -25,17 +27,18 @@ def move_to(jobctl: CommandLine, node: LocalNode) -> None:
     }
 
 
+@pytest.mark.long  # as the next but one, with the old ledger and more jobs
 def test_a_lost_broker_loses_no_job(
     jobctl: CommandLine, own_node: Callable[..., LocalNode]
 ) -> None:
-    ids = publish(jobctl)
+    ids = publish(jobctl, MANY)
     move_to(jobctl, own_node())
     jobctl.ok("topology", "apply")
-    assert f"{JOBS} jobs are published again" in jobctl.ok("jobs", "republish", "--yes")
+    assert f"{MANY} jobs are published again" in jobctl.ok("jobs", "republish", "--yes")
     with jobctl.started("scheduler"), jobctl.worker():
         for job_id in ids:
             jobctl.ok("jobs", "watch", job_id)
-    assert [jobctl.json("jobs", "show", job_id)["timeline"] for job_id in ids] == [[]] * JOBS
+    assert [jobctl.json("jobs", "show", job_id)["timeline"] for job_id in ids] == [[]] * MANY
     assert "nothing to publish again" in jobctl.run("jobs", "republish", "--yes").stderr
 
 
@@ -46,13 +49,14 @@ def test_what_the_broker_has_after_all_runs_once(jobctl: CommandLine) -> None:
         for job_id in ids:
             jobctl.ok("jobs", "watch", job_id)
     # Attempts that did not simply succeed: there was one, and it did.
-    assert [jobctl.json("jobs", "show", job_id)["timeline"] for job_id in ids] == [[]] * JOBS
+    assert [jobctl.json("jobs", "show", job_id)["timeline"] for job_id in ids] == [[]] * FEW
 
 
+@pytest.mark.parametrize("jobs", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
 def test_everything_is_restored_from_a_copy_on_a_new_broker(
-    jobctl: CommandLine, own_node: Callable[..., LocalNode], tmp_path: Path
+    jobctl: CommandLine, own_node: Callable[..., LocalNode], tmp_path: Path, jobs: int
 ) -> None:
-    ids = publish(jobctl)
+    ids = publish(jobctl, jobs)
     copy = tmp_path / "elsewhere"
     copy.mkdir()
     data = Path(jobctl.environment["JOBS_DATA_DIR"])
@@ -66,10 +70,12 @@ def test_everything_is_restored_from_a_copy_on_a_new_broker(
     jobctl.ok("db", "upgrade")
     jobctl.ok("topology", "apply")
     jobctl.ok("system", "adopt", "--yes")
-    jobctl.ok("jobs", "republish", "--yes")
+    assert f"{jobs} jobs are published again" in jobctl.ok("jobs", "republish", "--yes")
     with jobctl.started("scheduler"), jobctl.worker():
         for job_id in ids:
             jobctl.ok("jobs", "watch", job_id)
+    assert [jobctl.json("jobs", "show", job_id)["timeline"] for job_id in ids] == [[]] * jobs
+    assert "nothing to publish again" in jobctl.run("jobs", "republish", "--yes").stderr
 
 
 def test_bad_requests_are_told(jobctl: CommandLine) -> None:

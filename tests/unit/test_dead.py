@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchyard.broker.dead.certificate import (
@@ -50,7 +50,6 @@ def x_death(*deaths: tuple[str, str, str]) -> dict[str, Any]:
         worker=text,
     )
 )
-@settings(deadline=None)
 def test_a_certificate_survives_as_headers(certificate: DeathCertificate) -> None:
     headers = certificate.headers()
     assert headers["x-dead-reason"] == certificate.reason.value

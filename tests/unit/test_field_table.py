@@ -171,7 +171,7 @@ def delivery_of(message: Incoming) -> Delivery:
         max_size=4,
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_its_properties_a_message_comes_in_and_can_go_out_again(
     sent: list[tuple[bytes, bytes, bytes, bytes, int]],
 ) -> None:

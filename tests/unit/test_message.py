@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchyard.broker.errors import MalformedMessage
@@ -35,7 +35,6 @@ def not_in(model: type[JobMessage] | type[Metadata]) -> st.SearchStrategy[dict[s
 
 
 @given(json_objects, st.integers(0, 10), times, st.integers(0, 50), text)
-@settings(deadline=None)
 def test_a_message_survives_its_encoding(
     payload: dict[str, Any], priority: int, created_at: datetime, attempts: int, source: str
 ) -> None:
@@ -49,7 +48,6 @@ def test_a_message_survives_its_encoding(
 
 
 @given(json_objects, not_in(JobMessage), not_in(Metadata))
-@settings(deadline=None)
 def test_what_another_publisher_added_survives_a_retry(
     payload: dict[str, Any], more: dict[str, Any], more_metadata: dict[str, Any]
 ) -> None:
@@ -145,7 +143,6 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
 
 
 @given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
-@settings(deadline=None)
 def test_any_bytes_are_a_job_or_are_refused(body: bytes) -> None:
     try:
         message = JobMessage.decode(body)
@@ -188,7 +185,6 @@ def test_a_time_is_taken_if_every_zone_has_it(field: str, moment: str, is_taken:
 
 
 @given(st.floats())
-@settings(deadline=None)
 def test_any_number_of_seconds_can_be_shown(seconds: float) -> None:
     assert EARLIEST <= shown(seconds) <= LATEST
     assert clock(seconds)

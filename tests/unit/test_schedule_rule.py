@@ -75,7 +75,7 @@ def test_what_goes_by_time_that_passes_is_due_in_both_hours_of_autumn() -> None:
     start=st.integers(1_767_225_600, 1_798_761_600),
     pause=st.integers(1, 200_000),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_due_times_are_the_same_from_wherever_one_begins(
     cron: str, zone: str, start: int, pause: int
 ) -> None:
@@ -154,7 +154,7 @@ def test_jitter_is_the_same_for_everybody_and_another_for_each() -> None:
     grace=st.integers(0, 20_000),
     jitter=st.integers(0, 600),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_each_due_time_is_fired_missed_or_to_come(
     since: int, away: int, grace: int, jitter: int
 ) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import body as pamqp_body
 from pamqp import commands, frame, header
@@ -61,7 +61,6 @@ def frames_of(data: bytes) -> list[tuple[int, Any]]:
 
 
 @given(st.integers(1, 65_535), short, short, envelopes, st.booleans())
-@settings(deadline=None)
 def test_a_publish_is_read_as_it_was_written(
     channel: int, exchange: str, routing_key: str, envelope: Envelope, mandatory: bool
 ) -> None:

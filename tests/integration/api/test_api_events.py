@@ -11,6 +11,7 @@ import pytest
 
 from switchyard.services.monitoring.job_events import (
     BACKLOG,
+    REMEMBERED,
     REMEMBERED_BYTES,
     EventFeed,
     JobEvent,
@@ -226,7 +227,7 @@ async def test_memory_of_events_is_bounded_in_bytes_whatever_they_hold(system: S
     feed = EventFeed(system.settings)
     said = b'{"event": "started", "job_id": "job", "at": %d, "x": [%s[]]}'
     with feed.subscribed(lambda event: True) as fast, feed.subscribed(lambda event: True) as slow:
-        for number in range(300):  # three times what is remembered
+        for number in range(REMEMBERED):
             event = JobEvent.of(said % (number, b"[]," * 5_000))
             feed.heard(event)
             assert await fast.next(0) == event

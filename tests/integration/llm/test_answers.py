@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +177,11 @@ async def test_old_answers_go_and_those_that_nobody_uses(
     assert await drop_old_answers(none, ledger) == 0
 
 
-async def test_a_hundred_equal_questions_over_four_processes_are_one_call(
-    ledger: Ledger, database_url: str, tmp_path: Path
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.long)])
+async def test_equal_questions_over_several_processes_are_one_call(
+    ledger: Ledger, database_url: str, tmp_path: Path, processes: int
 ) -> None:
+    """Fifty, or a hundred."""
     with serving(Machine(tokens=40, scale=4)) as (url, app):
         environment = {
             "JOBS_LLM_BASE_URL": url,
@@ -186,17 +189,13 @@ async def test_a_hundred_equal_questions_over_four_processes_are_one_call(
             "JOBS_DATA_DIR": str(tmp_path),
         }
         same = ["the same"] * 25
-        with (
-            asking(environment, same) as one,
-            asking(environment, same) as two,
-            asking(environment, same) as three,
-            asking(environment, same) as four,
-        ):
-            for process in (one, two, three, four):
+        with ExitStack() as started:
+            those = [started.enter_context(asking(environment, same)) for _ in range(processes)]
+            for process in those:
                 assert process.stdin is not None
                 process.stdin.write("go\n")
                 process.stdin.flush()
-            for process in (one, two, three, four):
+            for process in those:
                 assert process.stdout is not None
                 line = await asyncio.to_thread(process.stdout.readline)
                 assert json.loads(line) == ["word0"] * 25

@@ -204,13 +204,10 @@ async def test_maintenance_changes_nothing_that_is_seen(url: str):
         assert await index.count() == 16
 
 
-ROUNDS = 6
-
-
-def write(url: str, who: int, barrier) -> None:
+def write(url: str, who: int, how_many: int, barrier) -> None:
     async def rounds() -> None:
         async with opened(url) as index:
-            for n in range(ROUNDS):
+            for n in range(how_many):
                 barrier.wait(60)  # the same new document, at the same moment
                 await put(index, f"shared-{n}", 4)
                 await put(index, f"own-{who}-{n}", 3)
@@ -218,21 +215,23 @@ def write(url: str, who: int, barrier) -> None:
     asyncio.run(rounds())
 
 
-def create(url: str, who: int, barrier) -> None:
+def create(url: str, who: int, how_many: int, barrier) -> None:
     async def write(table: str) -> None:
         async with opened(url, table=table) as index:
             await put(index, f"doc-{who}", 2)
 
     import lancedb  # so that all of them are at the barrier with everything loaded  # noqa: F401
 
-    for n in range(ROUNDS):
+    for n in range(how_many):
         barrier.wait(60)
         asyncio.run(write(f"made_{n}"))
 
 
-def run_together(target, url: str, writers: int = 4) -> None:
+def run_together(target, url: str, writers: int, how_many: int) -> None:
     barrier = SPAWN.Barrier(writers)
-    processes = [SPAWN.Process(target=target, args=(url, n, barrier)) for n in range(writers)]
+    processes = [
+        SPAWN.Process(target=target, args=(url, n, how_many, barrier)) for n in range(writers)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -240,18 +239,30 @@ def run_together(target, url: str, writers: int = 4) -> None:
     assert [process.exitcode for process in processes] == [0] * writers
 
 
-async def test_processes_that_write_at_the_same_time_lose_and_double_nothing(url: str):
-    await asyncio.to_thread(run_together, write, url)
+# Each process loads LanceDB, which takes a second or more of processor time.
+TOGETHER = pytest.mark.parametrize(
+    ("writers", "rounds"), [(2, 6), pytest.param(4, 12, marks=pytest.mark.long)]
+)
+
+
+@TOGETHER
+async def test_processes_that_write_at_the_same_time_lose_and_double_nothing(
+    url: str, writers: int, rounds: int
+):
+    await asyncio.to_thread(run_together, write, url, writers, rounds)
     async with opened(url) as index:
-        assert [await index.count(f"shared-{n}") for n in range(ROUNDS)] == [4] * ROUNDS
-        assert await index.count() == ROUNDS * (4 + 4 * 3)
+        assert [await index.count(f"shared-{n}") for n in range(rounds)] == [4] * rounds
+        assert await index.count() == rounds * (4 + writers * 3)
 
 
-async def test_processes_that_make_the_index_at_the_same_time_lose_nothing(url: str):
-    await asyncio.to_thread(run_together, create, url)
-    for n in range(ROUNDS):
+@TOGETHER
+async def test_processes_that_make_the_index_at_the_same_time_lose_nothing(
+    url: str, writers: int, rounds: int
+):
+    await asyncio.to_thread(run_together, create, url, writers, rounds)
+    for n in range(rounds):
         async with opened(url, table=f"made_{n}") as index:
-            assert [await index.count(f"doc-{who}") for who in range(4)] == [2] * 4
+            assert [await index.count(f"doc-{who}") for who in range(writers)] == [2] * writers
 
 
 async def test_a_marker_of_a_process_that_died_does_not_stop_others(

@@ -147,17 +147,28 @@ def write_chunks(url: str, who: int, rounds: int) -> None:
     asyncio.run(write())
 
 
-async def test_processes_that_write_an_index_in_a_store_at_once_lose_and_double_nothing(place: str):
+@pytest.mark.parametrize(
+    ("place", "rounds"),
+    [
+        ("s3", 5),
+        pytest.param("s3", 20, marks=pytest.mark.long),
+        pytest.param("azure", 20, marks=pytest.mark.long),
+    ],
+    indirect=["place"],
+)
+async def test_processes_that_write_an_index_in_a_store_at_once_lose_and_double_nothing(
+    place: str, rounds: int
+):
     url = f"{place}/index"
-    processes = [SPAWN.Process(target=write_chunks, args=(url, who, 5)) for who in range(2)]
+    processes = [SPAWN.Process(target=write_chunks, args=(url, who, rounds)) for who in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         await asyncio.to_thread(process.join, 100)
     assert [process.exitcode for process in processes] == [0, 0]
     async with home_at(url).table(Generation("chunks", "test", 2)) as index:
-        assert await index.count() == 15
-        assert len(await index.document_ids()) == 15
+        assert await index.count() == 3 * rounds
+        assert len(await index.document_ids()) == 3 * rounds
 
 
 async def test_workers_of_several_hosts_share_one_store(

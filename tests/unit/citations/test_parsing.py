@@ -112,7 +112,7 @@ def test_what_says_nothing_is_a_reference_without_fields(parser, text):
     assert (found.title, found.authors, found.year) == ("", (), None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=400))
 def test_any_text_is_cut_without_an_error(text):
     found = OfflineParser().parse(text)
