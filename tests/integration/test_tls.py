@@ -27,6 +27,8 @@ from tests.support.certificates import Certificates, make_certificates
 from tests.support.postgres import PostgresServer
 from tests.support.system import open_system
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Certificates:
@@ -38,6 +40,22 @@ def stranger(tmp_path: Path) -> Certificates:
     return make_certificates(tmp_path / "stranger")
 
 
+def shipped(certificates: Certificates) -> dict[str, str]:
+    """What compose.tls.yml gives the broker, with these files. Without `listeners.tcp`: the node's
+    own starter asks it there whether it is up."""
+    text = (ROOT / "deploy" / "rabbitmq.tls.conf").read_text()
+    for name, file in {
+        "ca.pem": certificates.authority,
+        "rabbitmq.pem": certificates.certificate,
+        "rabbitmq.key": certificates.key,
+    }.items():
+        text = text.replace(f"/run/tls/{name}", str(file))
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    settings = dict(line.split(" = ", 1) for line in lines)
+    del settings["listeners.tcp"]
+    return settings
+
+
 async def test_a_job_over_a_broker_that_speaks_tls_alone(
     own_node: Callable[..., LocalNode],
     certificates: Certificates,
@@ -46,24 +64,18 @@ async def test_a_job_over_a_broker_that_speaks_tls_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     port, management_port = free_port(), free_port()
-    files = {
-        "cacertfile": certificates.authority,
-        "certfile": certificates.certificate,
-        "keyfile": certificates.key,
-    }
     node = own_node(
-        extra_config={
-            "listeners.ssl.1": f"{LOOPBACK}:{port}",
-            **{f"ssl_options.{name}": str(path) for name, path in files.items()},
-            "ssl_options.verify": "verify_none",
+        "4.3",
+        extra_config=shipped(certificates)
+        | {
+            "listeners.ssl.default": f"{LOOPBACK}:{port}",
             "management.ssl.ip": LOOPBACK,
             "management.ssl.port": str(management_port),
-            **{f"management.ssl.{name}": str(path) for name, path in files.items()},
-        }
+        },
     )
     address = f"amqps://{node.user}:{node.password}@{LOOPBACK}:{port}/"
     url = f"{address}?cafile={certificates.authority}"
-    broker = TestBroker("3.10", "classic", "/", node)
+    broker = TestBroker("4.3", "classic", "/", node)
     async with open_system(broker, sqlite_url) as system:
         await system.start_worker(amqp_url=SecretStr(url))
         settings = system.settings.model_copy(update={"amqp_url": SecretStr(url)})
@@ -79,7 +91,7 @@ async def test_a_job_over_a_broker_that_speaks_tls_alone(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates.authority))
     management = f"https://{node.user}:{node.password}@{LOOPBACK}:{management_port}"
     async with ManagementClient(management) as client:
-        assert (await client.version()).startswith("3.10")
+        assert (await client.version()).startswith("4.3")
 
 
 @pytest.fixture
