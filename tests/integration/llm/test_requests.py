@@ -199,6 +199,8 @@ async def test_over_http_an_answer_comes_with_the_request_that_waits(
         assert later.json()["status"] == "waiting"
         found = await api.client.get(later.headers["location"], params={"wait": 30})
         assert (found.status_code, found.json()["status"]) == (200, "completed")
+        again = await api.client.post("/llm/requests", params={"wait": 30}, json=asked)
+        assert again.status_code == 200, "as GET has it"
 
 
 async def test_over_http_what_is_asked_wrongly_is_said(system: System) -> None:
@@ -213,6 +215,10 @@ async def test_over_http_what_is_asked_wrongly_is_said(system: System) -> None:
         schema = {"$ref": "http://127.0.0.1:1/x"}
         chat = {"messages": [{"role": "user", "content": "?"}], "json_schema": schema}
         assert (await refused(api, payload=chat)).status_code == 422
+        too_long = await api.client.post(
+            "/llm/requests", params={"wait": 3600}, json={"type": "classify", "payload": CLASSIFY}
+        )
+        assert too_long.status_code == 422
         late = await api.client.post(
             "/llm/requests", json={"type": "classify", "payload": CLASSIFY, "wait": 0.1}
         )

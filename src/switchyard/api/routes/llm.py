@@ -78,6 +78,14 @@ async def ask(
     stream: Annotated[
         bool, Query(description="Answer as an event stream, like `Accept: text/event-stream`.")
     ] = False,
+    wait: Annotated[
+        float,
+        Query(
+            ge=0,
+            le=models.LONGEST_WAIT,
+            description="Seconds to wait for the answer; the same as in the body.",
+        ),
+    ] = 0,
     accept: Annotated[str | None, Header(max_length=500)] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> models.AnswerOfModel | EventStream:
@@ -88,6 +96,7 @@ async def ask(
     `offset` in the answer (0 if it starts again); `end` with the complete answer.
     """
     source = source_of(request, body.source)
+    body = body.model_copy(update={"wait": max(body.wait, wait)})
     if stream or MEDIA_TYPE in (accept or ""):
         return await _streamed(body, state, source, idempotency_key)
     if state.direct is not None:
