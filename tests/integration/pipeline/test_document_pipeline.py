@@ -26,8 +26,7 @@ from switchyard.services.jobs.outcomes import Done, Next, PermanentError, Retrya
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
 from switchyard.services.records import NewJob
-from switchyard.services.records.graph import Direction
-from switchyard.services.samples.articles import sample, write_samples
+from switchyard.services.samples.articles import sample
 from switchyard.services.workers import embed as embed_worker
 from switchyard.services.workers.outputs import MissingOutput
 from switchyard.services.workers.stages import EMBED
@@ -542,105 +541,6 @@ async def test_a_document_cannot_step_out_of_its_frame(
     inside = shown.removeprefix("<document>").removesuffix("</document>")
     assert len(shown) - len(inside) == len("<document></document>")
     assert "<" not in inside
-
-
-# --- links and search -----------------------------------------------------------------------
-
-
-@pytest.fixture
-async def library(pipeline: Pipeline, tmp_path: Path) -> dict[str, str]:
-    """All samples, ingested, then linked once more with all of them there; ids by file name."""
-    paths = write_samples(tmp_path / "samples")
-    ids = {path.stem: await ingested(pipeline, {"path": str(path)}) for path in paths}
-    for document_id in ids.values():
-        await pipeline.run("link_content", {"document_id": document_id, "force": True})
-    return ids
-
-
-async def test_documents_on_one_subject_are_linked(pipeline: Pipeline, library: dict[str, str]):
-    names = {document_id: name for name, document_id in library.items()}
-    links = {
-        name: {names[link["document_id"]] for link in whole_result(pipeline, document_id)["links"]}
-        for name, document_id in library.items()
-    }
-    assert links == {
-        "ocean-tides": {"tidal-power"},
-        "tidal-power": {"ocean-tides", "wind-turbines", "storing-electricity"},
-        "wind-turbines": {"tidal-power", "storing-electricity"},
-        "storing-electricity": {"tidal-power", "wind-turbines"},
-        "honeybees": {"flowers-and-pollinators"},
-        "flowers-and-pollinators": {"honeybees"},
-        "printing-press": {"making-paper"},
-        "making-paper": {"printing-press"},
-    }
-
-
-async def test_links_are_edges_in_the_ledger(pipeline: Pipeline, library: dict[str, str]):
-    assert pipeline.ledger is not None
-    one, other = library["honeybees"], library["flowers-and-pollinators"]
-    found = await pipeline.ledger.graph_neighbours(one)
-    assert found is not None
-    assert {(each.direction, each.node.documents, each.edge.kind) for each in found.items} == {
-        ("out", (other,), "similar"),
-        ("in", (other,), "similar"),
-    }
-    assert found.items[0].edge.weight == found.items[1].edge.weight  # likeness is mutual
-
-
-async def similar_to(ledger: Ledger, document_id: str) -> list[str]:
-    page = await ledger.graph_neighbours(document_id, direction=Direction.OUT)
-    assert page is not None
-    return [each.node.key for each in page.items]
-
-
-async def test_relinking_replaces_edges(pipeline: Pipeline, library: dict[str, str]):
-    assert pipeline.ledger is not None
-    one = library["honeybees"]
-    payload = {"document_id": one, "force": True, "top_k": 3, "threshold": -1}
-    await pipeline.run("link_content", payload)
-    assert len(await similar_to(pipeline.ledger, one)) == 3
-    await pipeline.run("link_content", payload | {"threshold": 1})
-    assert await similar_to(pipeline.ledger, one) == []
-
-
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
-        ("Why are there two high tides a day?", "ocean-tides"),
-        ("how bees dance", "honeybees"),
-        ("batteries and hydrogen", "storing-electricity"),
-        ("movable type and letters", "printing-press"),
-        ("pulp of wood and rags", "making-paper"),
-        ("ultraviolet lines that lead to nectar", "flowers-and-pollinators"),
-    ],
-)
-async def test_search_finds_the_document_that_answers(
-    pipeline: Pipeline, library: dict[str, str], query: str, expected: str
-):
-    hits = await find(pipeline, query)
-    assert hits[0].document_id == library[expected]
-    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-
-
-async def test_a_hit_shows_where_the_answer_stands(pipeline: Pipeline, library: dict[str, str]):
-    hit = (await find(pipeline, "Karl von Frisch deciphered the waggle dance"))[0]
-    assert hit.title == "The Working Life of the Honeybee"
-    assert "Karl von Frisch deciphered this waggle dance" in hit.snippet
-    assert len(hit.snippet) <= 280
-    assert hit.page == 1
-    assert hit.document_id == library["honeybees"]
-
-
-@pytest.mark.usefixtures("library")
-async def test_search_is_limited_as_asked(pipeline: Pipeline):
-    assert len(await find(pipeline, "water", 2)) == 2
-    once = await find(pipeline, "water and electricity", 5, per_document=1)
-    assert len({hit.document_id for hit in once}) == len(once) == 5
-    assert await find(pipeline, "water", at_least=0.99) == []
-    assert await find(pipeline, "the of ?!") == []
-    for limit in (0, 101):
-        with pytest.raises(ValueError, match="limit"):
-            await find(pipeline, "water", limit)
 
 
 async def test_the_first_document_of_an_empty_index_has_no_links(pipeline: Pipeline, paper: str):
