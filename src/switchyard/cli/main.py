@@ -129,7 +129,10 @@ PANELS = {
             "cli.system.topology:app",
             "Exchanges, queues, bindings and policies: compare with the broker and apply.",
         ),
-        "db": ("cli.system.db:app", "The ledger (database of jobs): create or upgrade its tables."),
+        "db": (
+            "cli.system.db:app",
+            "The ledger (database of jobs): create or upgrade its tables, and its users.",
+        ),
         "system": (
             "cli.system.system:app",
             "System id: which system the ledger, broker and files belong to.",
