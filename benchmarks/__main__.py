@@ -23,7 +23,7 @@ from benchmarks import (
     measurements,
     redrives,
 )
-from benchmarks.documents import extract, recognise, vectors
+from benchmarks.documents import extract, recognise, through, vectors
 from benchmarks.measurements import Row
 from benchmarks.search import evaluation
 from benchmarks.stage import stage
@@ -42,6 +42,7 @@ ALL = {
     **extract.ALL,
     **recognise.ALL,
     **vectors.ALL,
+    **through.ALL,
 }
 
 
