@@ -288,7 +288,7 @@ async def test_every_refusal_has_its_error(system: System, tmp_path: Path, kind:
             with pytest.raises(Invalid) as invalid:
                 await client("publish", "hot.nonsense")
     error = missing.value
-    assert (error.status, error.kind, error.title) == (404, "not-found", "There is nothing here")
+    assert (error.status, error.kind, error.title) == (404, "not-found", "Not found")
     assert error.request_id
     assert (ended.value.kind, ended.value.extra) == ("already-ended", {"state": "succeeded"})
     assert invalid.value.errors[0].location == ["body", "routing_key"]

@@ -31,7 +31,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("malformed-request", _S.BAD_REQUEST, "The request can't be read"),
         Kind("unauthorized", _S.UNAUTHORIZED, "A valid API key is needed"),
         Kind("forbidden", _S.FORBIDDEN, "The API key does not allow this"),
-        Kind("not-found", _S.NOT_FOUND, "There is nothing here"),
+        Kind("not-found", _S.NOT_FOUND, "Not found"),
         Kind("method-not-allowed", _S.METHOD_NOT_ALLOWED, "Another method is needed here"),
         Kind("request-timeout", _S.REQUEST_TIMEOUT, "The request was not sent in time"),
         Kind("idempotency-conflict", _S.CONFLICT, "The idempotency key belongs to another job"),
@@ -80,7 +80,7 @@ class ProblemDetails(BaseModel):
         json_schema_extra={
             "example": {
                 "type": "/problems/not-found",
-                "title": "There is nothing here",
+                "title": "Not found",
                 "status": 404,
                 "detail": "there is no job 0b0f6c1e",
                 "request_id": "b4f1c4f0a2d94ad9",

@@ -247,8 +247,8 @@ class Registry:
             return self._types[name]
         except KeyError:
             raise UnknownJobType(
-                f"no job type {name!r}; {choices(name, self._types)}; your own are known where "
-                "JOBS_MODULES names their modules"
+                f"no job type {name!r} (one of your own needs its module in JOBS_MODULES); "
+                f"{choices(name, self._types)}"
             ) from None
 
     def __contains__(self, name: object) -> bool:
