@@ -21,6 +21,7 @@ from switchyard.services.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.settings import Settings
+from tests.integration.pipeline.pdfs import TEXT, pdf
 from tests.support.ledgers import make_ledger
 from tests.support.llm_server import LlmServer
 
@@ -103,6 +104,13 @@ async def ledger(settings: Settings) -> AsyncIterator[Ledger]:
 @pytest.fixture
 async def pipeline(settings: Settings, ledger: Ledger) -> Pipeline:
     return Pipeline(settings, ledger)
+
+
+@pytest.fixture
+def paper(tmp_path: Path) -> str:
+    path = tmp_path / "paper.pdf"
+    path.write_bytes(pdf([TEXT, TEXT], title="On Tides"))
+    return str(path)
 
 
 @pytest.fixture
