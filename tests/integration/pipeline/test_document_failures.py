@@ -18,6 +18,7 @@ from switchyard.services.workers.outputs import MissingOutput
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, encrypted, scanned
 from tests.integration.pipeline.test_document_pipeline import (
+    STAGES,
     document,
     find,
     ingested,
