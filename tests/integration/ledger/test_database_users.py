@@ -4,11 +4,12 @@ import asyncio
 import json
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from typer.testing import CliRunner
 
 from switchyard.cli.system.db import app
 from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.sql import users
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.records import Created, LedgerError
 from tests.integration.ledger.made import new_job
@@ -100,6 +101,25 @@ def test_passwords_are_kept_renewed_or_given(
     where = logins["reader"].rpartition("@")[2]
     password = "it%27s%20%251%20%22given%22%20%241%20%3Ax"
     asyncio.run(execute(f"postgresql+asyncpg://{prefix}_reader:{password}@{where}", "SELECT 1"))
+
+
+async def test_no_statement_has_a_password_in_it(
+    owner: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    run = users._run
+
+    def noting(connection: Connection, *given: str) -> None:
+        sent.extend(given)
+        run(connection, *given)
+
+    monkeypatch.setattr(users, "_run", noting)
+    (made, _) = await users.make_database_users(owner, prefix)
+    assert made.password
+    assert any("ROLE %I" in each for each in sent)
+    assert not any(made.password in each for each in sent)
+    with pytest.raises(LedgerError, match="printable ASCII"):
+        await users.make_database_users(owner, prefix, given={"reader": "größer"})
 
 
 def test_whoever_does_not_own_the_tables_is_told_who_does(

@@ -6,7 +6,10 @@ another one, which may only read and write rows.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import secrets
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +22,8 @@ from switchyard.services.ledger.sql.upgrade import LOCK
 from switchyard.services.records.errors import LedgerMisconfigured, SchemaOutdated
 
 PASSWORD_BYTES = 24
+_SALT_BYTES, _ITERATIONS = 16, 4096
+"""PostgreSQL's own, of a password that it is told."""
 _VERSION = "alembic_version"
 """The table that says of which version the others are."""
 
@@ -93,10 +98,27 @@ def _make(
             told = secrets.token_urlsafe(PASSWORD_BYTES)
         if (password := given.get(role.name, told)) is not None:
             verb = "ALTER" if there else "CREATE"
-            _run(connection, f"{verb} ROLE %I LOGIN PASSWORD %L", name, password)
+            _run(connection, f"{verb} ROLE %I LOGIN PASSWORD %L", name, scram_verifier(password))
         _grant(connection, name, role.rights)
         made.append(MadeDatabaseUser(name, role, told))
     return made
+
+
+def scram_verifier(password: str) -> str:
+    """What PostgreSQL keeps of a password (RFC 5803). It is made here, so that the password itself
+    is in no statement, which the server may log.
+
+    Raises LedgerMisconfigured for other characters than printable ASCII: how they are compared
+    is not the same in all clients.
+    """
+    if not (password.isascii() and password.isprintable()):
+        raise LedgerMisconfigured("passwords of database users are of printable ASCII characters")
+    salt = secrets.token_bytes(_SALT_BYTES)
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _ITERATIONS)
+    client, server = (hmac.digest(salted, of, "sha256") for of in (b"Client Key", b"Server Key"))
+    kept = (salt, hashlib.sha256(client).digest(), server)
+    salt64, stored64, server64 = (b64encode(each).decode() for each in kept)
+    return f"SCRAM-SHA-256${_ITERATIONS}:{salt64}${stored64}:{server64}"
 
 
 def _must_own(connection: Connection) -> None:
