@@ -6,6 +6,7 @@ a database of its own on it. What is not installed skips the test, and fails it 
 
 import gc
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,13 +15,14 @@ import pytest
 import structlog
 
 from switchyard.cli.system.node import LocalNode
-from tests.support.brokers import Profile, TestBroker, fresh_vhost, new_node
+from tests.support.brokers import Profile, TestBroker, new_node
 from tests.support.cluster import LocalCluster
 from tests.support.costs import Costs
 from tests.support.ledgers import make_ledger
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer
 from tests.support.servers import Servers, shared_node, shared_postgres
+from tests.support.vhosts import Vhosts
 
 SERVERS = pytest.StashKey[Servers]()
 MARKS = {
@@ -82,13 +84,21 @@ def _is_of_another_pair(item: pytest.Item) -> bool:
     return bool((version == "3.10") != (chosen.params["database_url"] == "sqlite"))
 
 
+@cache
+def _vhosts_of(version: str) -> tuple[str, Vhosts]:
+    """The full version of the run's node, and this process's vhosts on it."""
+    node, full_version = shared_node(version)
+    return full_version, Vhosts(node)
+
+
 def broker_of(version: str, profile: Profile) -> Iterator[TestBroker]:
     try:
-        node, full_version = shared_node(version)
+        full_version, vhosts = _vhosts_of(version)
     except MissingError as error:
         skip_or_fail(str(error))
-    with fresh_vhost(node, full_version, profile) as broker:
-        yield broker
+    broker = TestBroker(full_version, profile, None, vhosts.node, vhosts)
+    yield broker
+    broker.close()
 
 
 @pytest.fixture(

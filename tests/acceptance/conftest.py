@@ -22,12 +22,12 @@ from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker
 from tests.support.commands import Running, commands
 from tests.support.ledgers import make_ledger
-from tests.support.topology import declare_topology
 
 JOBCTL = Path(sys.executable).parent / "jobctl"
 ROOT = Path(__file__).parents[2]
 JOBS_MODULE = "tests.acceptance.job_types"
 TIMEOUT = 60.0
+RETRY_DELAYS = (0.2, 0.4, 0.8)
 
 AnyProcess = Running | subprocess.Popen[bytes]
 
@@ -176,24 +176,29 @@ def bare(broker310: TestBroker, tmp_path: Path) -> CommandLine:
         management_url=broker310.management_url,
         data_dir=str(tmp_path / "data"),
         modules=JOBS_MODULE,
-        retry_delays="0.2,0.4,0.8",
+        retry_delays=",".join(map(str, RETRY_DELAYS)),
         shutdown_grace="1",
     )
     return CommandLine(environment, tmp_path)
 
 
 @pytest.fixture
+async def _declared(broker310: TestBroker) -> None:
+    """What `jobctl topology apply` makes."""
+    settings = Settings(modules=(JOBS_MODULE,), retry_delays=RETRY_DELAYS)
+    topology = build(
+        broker310.profile, load_registry(settings).routes, retry_delays=settings.retry_delays
+    )
+    await broker310.declare(topology)
+
+
+@pytest.fixture
 async def jobctl(
-    bare: CommandLine, broker310: TestBroker, monkeypatch: pytest.MonkeyPatch
+    _declared: None, bare: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> CommandLine:
     """With all set up: what `jobctl topology apply` and `jobctl db upgrade` do."""
     for key, value in bare.environment.items():
         if key.startswith("JOBS_"):
             monkeypatch.setenv(key, value)
-    settings = Settings()
-    topology = build(
-        settings.profile, load_registry(settings).routes, retry_delays=settings.retry_delays
-    )
-    await declare_topology(broker310.management, topology)
-    await make_ledger(settings.ledger_url)
+    await make_ledger(Settings().ledger_url)
     return bare

@@ -55,14 +55,14 @@ def of(broker: TestBroker, **options: Any) -> BrokerSettings:
 @pytest.fixture
 async def lanes(broker: TestBroker) -> TestBroker:
     """A broker with all lanes."""
-    await declare(broker.profile, broker.management_url, broker.vhost)
+    await declare(broker)
     return broker
 
 
 @pytest.fixture
 async def full_lanes(broker: TestBroker) -> TestBroker:
     """A broker whose lanes hold three jobs each, and are full."""
-    await declare(broker.profile, broker.management_url, broker.vhost, short_lanes())
+    await declare(broker, short_lanes())
     with BlockingPublisher(of(broker)) as publisher:
         for routing_key in (HOT, MAINTENANCE):
             for _ in range(MOST_OVERSHOOT):
@@ -77,7 +77,7 @@ async def full_lanes(broker: TestBroker) -> TestBroker:
 @pytest.fixture
 async def proxied(broker310: TestBroker) -> AsyncIterator[tuple[TcpProxy, BrokerSettings]]:
     """A proxy to a broker with all lanes, and settings that lead through it."""
-    await declare(broker310.profile, broker310.management_url, broker310.vhost)
+    await declare(broker310)
     async with TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy:
         yield proxy, settings_of(proxy.url(broker310.amqp_url), confirm_timeout=5)
 
@@ -122,7 +122,7 @@ async def test_thousands_of_jobs_of_a_generator_are_never_all_in_memory(lanes: T
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 async def test_the_smallest_windows_hold_no_more(broker310: TestBroker, window: int) -> None:
-    await declare(broker310.profile, broker310.management_url, broker310.vhost)
+    await declare(broker310)
     assert most_held(of(broker310, publish_window=window), 50) <= window + 1
 
 
@@ -272,7 +272,7 @@ async def test_without_a_topology_the_publisher_says_what_to_do(broker: TestBrok
     with BlockingPublisher(of(broker)) as publisher:
         with pytest.raises(Unroutable, match="jobctl topology apply"):
             publisher.publish(job(), HOT)
-        await declare(broker.profile, broker.management_url, broker.vhost)
+        await declare(broker)
         assert publisher.publish(job("job-1"), HOT) == Accepted("job-1", HOT)
 
 
@@ -292,7 +292,7 @@ async def test_a_broker_with_an_alarm_takes_nothing_and_says_so(
     own_node: Callable[..., LocalNode],
 ) -> None:
     node = own_node()
-    await declare("classic", node.management_url, "/")
+    await declare(TestBroker("3.10", "classic", "/", node))
     alarm = partial(in_thread, node.rabbitmqctl, "set_vm_memory_high_watermark")
     with BlockingPublisher(settings_of(node.amqp_url)) as publisher:
         publisher.publish(job("before"), HOT)
@@ -477,7 +477,7 @@ async def test_closing_a_connection_that_is_silent_takes_a_second(
 
 
 async def test_a_publisher_leaves_no_open_files_behind(broker310: TestBroker) -> None:
-    await declare(broker310.profile, broker310.management_url, broker310.vhost)
+    await declare(broker310)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with BlockingPublisher(of(broker310)) as publisher:

@@ -31,7 +31,6 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import Signals
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.topology import declare_topology
 
 HOT, MAINTENANCE, BACKFILL = "hot.any", "maintenance.any", "backfill.any"
 QUEUES = (HOT, BACKFILL)
@@ -181,7 +180,7 @@ def small(**max_length: int) -> tuple[Lane, ...]:
 async def lanes_on(broker: TestBroker, lanes: tuple[Lane, ...]) -> AsyncIterator[Lanes]:
     routes = [Route(lane, "job", "any") for lane in ("hot", "maintenance", "backfill")]
     topology = build(broker.profile, routes, lanes=lanes, retry_delays=[RETRY])
-    await declare_topology(broker.management, topology)
+    await broker.declare(topology)
     settings = BrokerSettings(amqp_url=broker.amqp_url, profile=broker.profile)
     async with Publisher(settings) as publisher:
         made = Lanes(broker, publisher)

@@ -53,14 +53,14 @@ def of(broker: TestBroker, **options: Any) -> BrokerSettings:
 @pytest.fixture
 async def lanes(broker: TestBroker) -> TestBroker:
     """A broker with all lanes."""
-    await declare(broker.profile, broker.management_url, broker.vhost)
+    await declare(broker)
     return broker
 
 
 @pytest.fixture
 async def full_lanes(broker: TestBroker) -> TestBroker:
     """A broker whose lanes hold three jobs each, and are full."""
-    await declare(broker.profile, broker.management_url, broker.vhost, short_lanes())
+    await declare(broker, short_lanes())
     async with Publisher(of(broker)) as publisher:
         for routing_key in (HOT, MAINTENANCE):
             await fill(publisher, routing_key)
@@ -82,7 +82,7 @@ async def fill(publisher: Publisher, routing_key: str) -> None:
 @pytest.fixture
 async def proxied(broker310: TestBroker) -> AsyncIterator[tuple[TcpProxy, BrokerSettings]]:
     """A proxy to a broker with all lanes, and settings that lead through it."""
-    await declare(broker310.profile, broker310.management_url, broker310.vhost)
+    await declare(broker310)
     async with TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy:
         yield proxy, settings_of(proxy.url(broker310.amqp_url), confirm_timeout=5)
 
@@ -126,7 +126,7 @@ async def test_ten_thousand_jobs_of_a_generator_are_never_all_in_memory(lanes: T
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 async def test_the_smallest_windows_hold_no_more(broker310: TestBroker, window: int) -> None:
-    await declare(broker310.profile, broker310.management_url, broker310.vhost)
+    await declare(broker310)
     assert await most_held(of(broker310, publish_window=window), 50) <= window + 1
 
 
@@ -153,7 +153,7 @@ async def most_held(settings: BrokerSettings, count: int) -> int:
 async def test_never_more_than_a_window_is_unconfirmed(
     broker310: TestBroker, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await declare(broker310.profile, broker310.management_url, broker310.vhost)
+    await declare(broker310)
     seen: list[int] = []
     publish = PipelinedChannel.publish
 
@@ -176,7 +176,7 @@ async def test_never_more_than_a_window_is_unconfirmed(
 
 
 async def test_publishes_of_many_coroutines_share_one_connection(broker310: TestBroker) -> None:
-    await declare(broker310.profile, broker310.management_url, broker310.vhost)
+    await declare(broker310)
     async with TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy:
         async with Publisher(settings_of(proxy.url(broker310.amqp_url))) as publisher:
             await asyncio.gather(*(publisher.publish(job(), BACKFILL) for _ in range(50)))
@@ -254,7 +254,7 @@ async def test_without_a_topology_the_publisher_says_what_to_do(broker: TestBrok
     async with Publisher(of(broker)) as publisher:
         with pytest.raises(Unroutable, match="jobctl topology apply"):
             await publisher.publish(job(), HOT)
-        await declare(broker.profile, broker.management_url, broker.vhost)
+        await declare(broker)
         assert await publisher.publish(job("job-1"), HOT) == Accepted("job-1", HOT)
 
 
@@ -274,7 +274,7 @@ async def test_a_broker_with_an_alarm_takes_nothing_and_says_so(
     own_node: Callable[..., LocalNode],
 ) -> None:
     node = own_node()
-    await declare("classic", node.management_url, "/")
+    await declare(TestBroker("3.10", "classic", "/", node))
     alarm = partial(asyncio.to_thread, node.rabbitmqctl, "set_vm_memory_high_watermark")
     async with Publisher(settings_of(node.amqp_url)) as publisher:
         await publisher.publish(job("before"), HOT)

@@ -26,7 +26,7 @@ def port_of(broker: TestBroker) -> int:
 
 
 async def test_the_publisher_goes_on_with_another_node(broker310: TestBroker) -> None:
-    await declare(broker310.profile, broker310.management_url, broker310.vhost)
+    await declare(broker310)
     async with TcpProxy("127.0.0.1", port_of(broker310)) as proxy:
         settings = settings_of(by_both(proxy, broker310), confirm_timeout=0.5)
         for _ in range(TRIES):  # the order is one of chance
@@ -44,7 +44,7 @@ async def test_the_publisher_goes_on_with_another_node(broker310: TestBroker) ->
 
 
 async def test_so_does_the_blocking_one(broker310: TestBroker) -> None:
-    await declare(broker310.profile, broker310.management_url, broker310.vhost)
+    await declare(broker310)
 
     async with TcpProxy("127.0.0.1", port_of(broker310)) as proxy:
         settings = settings_of(by_both(proxy, broker310), confirm_timeout=0.5)

@@ -34,7 +34,6 @@ from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
-from tests.support.topology import declare_topology
 
 
 def settings_of(broker: TestBroker, directory: Path, database_url: str | None = None) -> Settings:
@@ -132,7 +131,7 @@ async def test_a_scheduler_ends_when_its_broker_has_become_another_systems(
     monkeypatch.setattr("switchyard.services.scheduler.scheduler.GENERATION", 3.0)
     one, two = (settings_of(broker310, tmp_path / name) for name in ("one", "two"))
     registry = Registry.load()
-    await declare_topology(broker310.management, build(broker310.profile, registry.routes))
+    await broker310.declare(build(broker310.profile, registry.routes))
     async with await new_ledger(one) as first, await new_ledger(two) as second:
         await mark_broker(one, first)
         before = await read_broker(one)
@@ -157,7 +156,7 @@ async def test_a_publisher_sends_nothing_to_another_systems_broker(
     one, two = (settings_of(broker310, tmp_path / name) for name in ("one", "two"))
     registry = Registry.load()
     topology = build(broker310.profile, registry.routes)
-    await declare_topology(broker310.management, topology)
+    await broker310.declare(topology)
     async with await new_ledger(one) as first, await new_ledger(two) as second:
         await mark_broker(one, first)
         async with JobPublisher.opened(two) as publisher:
@@ -174,7 +173,7 @@ async def test_the_mark_is_no_leftover_and_goes_with_exported_definitions(
 ) -> None:
     settings = settings_of(broker, tmp_path)
     topology = build(broker.profile, Registry.load().routes)
-    await declare_topology(broker.management, topology)
+    await broker.declare(topology)
     async with await new_ledger(settings) as ledger:
         await mark_broker(settings, ledger)
         marked = str(await ledger.system())

@@ -14,14 +14,19 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from switchyard.broker.topology.build import build
 from switchyard.cli.system.node import CommandError, LocalNode, StartError
 from switchyard.cli.system.ports import free_port
 from switchyard.services.ledger import Ledger
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
+from tests.support.management import Management
 from tests.support.postgres import PostgresServer
+from tests.support.publishing import HOT_QUEUE, ROUTES
+from tests.support.system import lanes_with
 from tests.support.tcp_proxy import TcpProxy
+from tests.support.vhosts import Vhosts
 
 RETRIED = 5
 
@@ -36,6 +41,43 @@ async def test_each_test_gets_an_empty_vhost_on_the_version_it_names(
         queue = await channel.declare_queue("hot.llm", durable=True)
         await channel.default_exchange.publish(aio_pika.Message(b"a job"), queue.name)
         await broker.management.wait_until_depth(queue.name, 1)
+
+
+async def test_a_vhost_is_used_again_with_nothing_in_it_of_the_test_before(
+    broker: TestBroker,
+) -> None:
+    vhosts = Vhosts(broker.node)
+    topology = build(broker.profile, ROUTES, lanes=lanes_with())
+    first = vhosts.with_topology(topology)
+    management = Management(broker.management_url, first)
+    declared = {queue.name for queue in topology.queues}
+    async with await aio_pika.connect(broker.node.amqp_url_of(first)) as left_open:
+        channel = await left_open.channel()
+        await channel.declare_queue("of this test", durable=True)
+        for name in declared:
+            await channel.default_exchange.publish(aio_pika.Message(b"a job"), name)
+        held = await channel.get_queue(HOT_QUEUE, ensure=False)
+        await eventually(lambda: held.get(fail=False), what="the job, which is not acknowledged")
+        await management.wait_until_depth(HOT_QUEUE, 1)
+        assert vhosts.with_topology(topology) != first
+        vhosts.give_back(first)
+
+    async def used_again() -> bool:
+        found = vhosts.with_topology(topology)
+        if found != first:
+            vhosts.give_back(found)
+        return found == first
+
+    await eventually(used_again, 20, "the vhost, once the broker knows that it is empty")
+    queues = await management.get("/queues/{vhost}")
+    assert {queue["name"]: queue["messages"] for queue in queues} == dict.fromkeys(declared, 0)
+    rule = {"pattern": "^hot", "definition": {"max-length": 1}, "apply-to": "queues"}
+    await management.put("/policies/{vhost}/of-this-test", rule)
+    vhosts.give_back(first)
+    assert vhosts.with_topology(topology) != first
+    names = [each["name"] for each in await management.get("/vhosts")]
+    assert first not in names
+    vhosts.close()
 
 
 async def test_refused_dead_letters_arrive_soon_after_there_is_room(broker: TestBroker) -> None:

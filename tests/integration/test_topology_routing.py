@@ -16,7 +16,6 @@ from switchyard.broker.topology.differences import diff
 from switchyard.broker.topology.management import ManagementClient
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
-from tests.support.topology import declare_topology
 
 ROUTES = (
     Route("hot", "ingest_document", "ingest"),
@@ -43,7 +42,7 @@ async def channel(broker: TestBroker) -> AsyncIterator[AbstractChannel]:
 
 async def declare(broker: TestBroker, lanes=LANES) -> None:
     topology = build(broker.profile, ROUTES, lanes=lanes, retry_delays=[RETRY_SECONDS])
-    await declare_topology(broker.management, topology)
+    await broker.declare(topology)
 
 
 async def publish(channel: AbstractChannel, exchange: str, key: str, **properties) -> None:

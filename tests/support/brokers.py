@@ -1,19 +1,18 @@
 """The brokers that tests run against, one node for each version."""
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
-
+from switchyard.broker.topology.model import Topology
 from switchyard.cli.system.node import LocalNode, find_installed
 from tests.support.management import Management
 from tests.support.missing import MissingError
+from tests.support.topology import declare_topology
+from tests.support.vhosts import Vhosts
 
 Profile = Literal["classic", "quorum"]
 
@@ -29,17 +28,48 @@ CONFIG = {"collect_statistics_interval": "250"} | {
 }
 
 
-@dataclass(frozen=True)
 class TestBroker:
-    """A vhost of its own on a broker that other tests may be using at the same time."""
+    """A vhost of its own on a broker that other tests may be using at the same time.
+
+    Without a name, it takes one from `vhosts` when it is first needed: an empty one, or one that
+    has the topology already, where `declare` is the first that is asked of it.
+    """
 
     __test__ = False  # a name for pytest to leave alone
 
-    version: str
-    profile: Profile
-    vhost: str
-    node: LocalNode
-    """To ask (`rabbitmqctl`, URLs), never to stop: for that, take the fixture `own_node`."""
+    def __init__(
+        self,
+        version: str,
+        profile: Profile,
+        vhost: str | None,
+        node: LocalNode,
+        vhosts: Vhosts | None = None,
+    ) -> None:
+        self.version = version
+        self.profile: Profile = profile
+        self.node = node
+        """To ask (`rabbitmqctl`, URLs), never to stop: for that, take the fixture `own_node`."""
+        self._vhost = vhost
+        self._vhosts = vhosts
+
+    @property
+    def vhost(self) -> str:
+        if self._vhost is None:
+            assert self._vhosts is not None
+            self._vhost = self._vhosts.make()
+        return self._vhost
+
+    async def declare(self, topology: Topology) -> None:
+        """Make everything of it; what is there already stays as it is."""
+        if self._vhost is None and self._vhosts is not None:
+            self._vhost = self._vhosts.with_topology(topology)
+        else:
+            await declare_topology(self.management, topology)
+
+    def close(self) -> None:
+        """Nothing of it is needed any more."""
+        if self._vhost is not None and self._vhosts is not None:
+            self._vhosts.give_back(self._vhost)
 
     @property
     def amqp_url(self) -> str:
@@ -78,15 +108,11 @@ def new_node(version: str, base_dir: Path, **options: Any) -> LocalNode:
 
 @contextmanager
 def fresh_vhost(node: LocalNode, version: str, profile: Profile) -> Iterator[TestBroker]:
-    """A vhost for one test; all that is in it goes with it."""
-    vhost = f"test-{secrets.token_hex(6)}"
-    everything = {"configure": ".*", "write": ".*", "read": ".*"}
-    with httpx.Client(
-        base_url=f"{node.management_url}/api", trust_env=False, verify=False, timeout=30
-    ) as http:
-        http.put(f"/vhosts/{vhost}").raise_for_status()
-        http.put(f"/permissions/{vhost}/{node.user}", json=everything).raise_for_status()
-        try:
-            yield TestBroker(version, profile, vhost, node)
-        finally:
-            http.delete(f"/vhosts/{vhost}").raise_for_status()
+    """A vhost on a node that is not the run's; all that is in it goes with it."""
+    vhosts = Vhosts(node)
+    broker = TestBroker(version, profile, None, node, vhosts)
+    try:
+        yield broker
+    finally:
+        broker.close()
+        vhosts.close()

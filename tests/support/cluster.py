@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,11 +36,12 @@ VERSION = "4.3"
 _EACH = "[begin %s end || N <- %s]."
 
 
-@dataclass(frozen=True)
 class ClusterBroker(TestBroker):
     """A vhost whose clients know all nodes. What a test asks by itself, it asks of the first."""
 
-    cluster: LocalCluster
+    def __init__(self, vhost: str, cluster: LocalCluster) -> None:
+        super().__init__(VERSION, "quorum", vhost, cluster.nodes[0])
+        self.cluster = cluster
 
     @property
     def amqp_url(self) -> str:
@@ -150,7 +150,7 @@ class LocalCluster:
     def vhost(self) -> Iterator[ClusterBroker]:
         """A virtual host for one test; ask it of a cluster whose nodes are all there."""
         with fresh_vhost(self.nodes[0], VERSION, "quorum") as broker:
-            yield ClusterBroker(broker.version, broker.profile, broker.vhost, broker.node, self)
+            yield ClusterBroker(broker.vhost, self)
 
     # --- what a network does --------------------------------------------------------------------
 

@@ -15,9 +15,8 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import Outgoing
 from switchyard.broker.settings import BrokerSettings, Profile
 from switchyard.broker.topology.build import build
+from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
-from tests.support.management import Management
-from tests.support.topology import declare_topology
 
 ROUTES = tuple(
     Route(lane, "crawl", worker)
@@ -35,12 +34,9 @@ def short_lanes() -> tuple[Lane, ...]:
     return tuple(replace(lane, max_length=SHORT) for lane in LANES)
 
 
-async def declare(
-    profile: Profile, management_url: str, vhost: str, lanes: Sequence[Lane] = LANES
-) -> None:
+async def declare(broker: TestBroker, lanes: Sequence[Lane] = LANES) -> None:
     """Everything that the system needs on a broker."""
-    topology = build(profile, ROUTES, lanes=lanes)
-    await declare_topology(Management(management_url, vhost), topology)
+    await broker.declare(build(broker.profile, ROUTES, lanes=lanes))
 
 
 def settings_of(url: str, profile: Profile = "classic", **options: Any) -> BrokerSettings:

@@ -37,7 +37,6 @@ from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.ledgers import make_ledger
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.topology import declare_topology
 
 JOB_MODULES = ("tests.support.jobs",)
 RETRY_DELAYS = (0.2, 0.4, 0.8)
@@ -310,7 +309,7 @@ async def declare(
 ) -> None:
     """Make everything on the broker that the job types of the registry need."""
     topology = build(broker.profile, registry.routes, lanes=lanes, retry_delays=retry_delays)
-    await declare_topology(broker.management, topology)
+    await broker.declare(topology)
 
 
 @asynccontextmanager
@@ -332,6 +331,8 @@ async def open_system(
     journal.clear()
     lanes = lanes or lanes_with()
     registry = Registry.load(modules)
+    # First of all: a broker that has been asked for its address has an empty vhost.
+    await declare(broker, registry, lanes=lanes, retry_delays=retry_delays)
     # Files and index are one system's alone, as the ledger is.
     with TemporaryDirectory(prefix="system-", ignore_cleanup_errors=True) as directory:
         own = Settings(
@@ -343,7 +344,6 @@ async def open_system(
             modules=tuple(modules),
             **{"shutdown_grace": 5.0, "data_dir": Path(directory), **settings},
         )
-        await declare(broker, registry, lanes=lanes, retry_delays=retry_delays)
         await make_ledger(database_url)
         async with await Ledger.open(database_url) as ledger:
             system = System(broker, own, registry, ledger, lanes)
