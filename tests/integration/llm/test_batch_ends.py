@@ -120,6 +120,19 @@ async def test_a_batch_that_could_not_be_sent_before_they_were_switched_off_is_g
     assert llm.batches.batches == {}
 
 
+async def test_a_batch_whose_server_is_away_is_tried_until_the_server_would_have_ended_it(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await collect(plain_ledger, given)
+    llm.batches.fail_next = [Exchange.reset] * 100
+    monkeypatch.setattr(batch_sending, "SEND_WITHIN", 0.0)
+    await sender(plain_ledger, given).turn()
+    assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
+    monkeypatch.setattr(batch_sending, "DUE", 0.0)
+    await sender(plain_ledger, given).turn()
+    assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
+
+
 @pytest.mark.parametrize(("spare", "goes"), [(-60.0, "live"), (60.0, "sent")])
 async def test_a_question_whose_job_would_end_before_its_batch_must_is_asked_live(
     plain_ledger: Ledger, given: Settings, spare: float, goes: str

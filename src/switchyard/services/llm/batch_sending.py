@@ -144,7 +144,8 @@ class BatchSender:
                 try:
                     async with asyncio.timeout(SENDING):
                         off = server.name not in self._servers  # it is to get none any more
-                        await self._send(batch, server, late=off or age > SEND_WITHIN)
+                        late = off or age > SEND_WITHIN
+                        await self._send(batch, server, late=late, over=age > DUE)
                 except TimeoutError as error:
                     raise LlmTimeout("it could not be sent in time") from error
         elif self._is_due(batch):
@@ -160,8 +161,9 @@ class BatchSender:
 
     # --- sending ------------------------------------------------------------------------------
 
-    async def _send(self, batch: LlmBatch, server: LlmServer, *, late: bool) -> None:
-        """Send it, unless the server has it already; within the fence."""
+    async def _send(self, batch: LlmBatch, server: LlmServer, *, late: bool, over: bool) -> None:
+        """Send it, unless the server has it already; within the fence. `over`: the server would
+        have ended it by now, had it got it."""
         try:
             async with BatchApi.connect(server) as api:
                 remote = await api.find(batch.id) or await self._create(batch, api, server, late)
@@ -169,6 +171,11 @@ class BatchSender:
             if error.elsewhere and not error.missing and not late:
                 raise  # a key, or a right, that somebody may mend
             await self._give_up(batch, str(error))
+            return
+        except (LlmUnavailable, LlmNonsense) as error:
+            if not over:
+                raise  # it may have got it all the same, and what it works on is to be paid
+            await self._give_up(batch, f"it could not be sent: {error}")
             return
         if remote is None:
             return
