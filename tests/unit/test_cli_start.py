@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from typer import Context
+from typer.core import TyperArgument
 
 from switchyard.cli.jobs.jobs import StateName
 from switchyard.cli.main import commands
@@ -105,6 +107,16 @@ def test_help_describes_every_argument_and_option_in_plain_sentences() -> None:
             said = parameter.help or ""
             assert said.endswith((".", "…", "arxiv:")), (path, parameter.name)
             assert not [each for each in RIDDLES if each in said], (path, parameter.name)
+
+
+def test_help_shows_no_type_in_angle_brackets_and_names_arguments_in_capitals() -> None:
+    for path, command in _commands(command_tree()):
+        context = Context(command)
+        for each in command.params:
+            assert "<" not in (each.display_type_rich(context) or ""), (path, each.name)
+            if isinstance(each, TyperArgument):
+                assert each.metavar is not None, (path, each.name)
+                assert re.fullmatch("[A-Z_]+", each.metavar), (path, each.name)
 
 
 def test_help_of_a_flag_names_no_value() -> None:

@@ -230,7 +230,8 @@ def source(
     name: Annotated[
         str,
         typer.Argument(
-            help="Name of the source, as registered by a module of JOBS_MODULES or --include."
+            metavar="NAME",
+            help="Name of the source, as registered by a module of JOBS_MODULES or --include.",
         ),
     ],
     options: Annotated[

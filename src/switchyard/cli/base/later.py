@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Literal, cast
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 MARKUP: Literal["markdown"] = "markdown"
 SHORT_TYPES = {
@@ -56,17 +56,32 @@ class Later(TyperCommand):
 
 
 def with_short_types(command: Any) -> Any:
-    """The command, and those in it, with the types of its options as docs/cli.md writes them.
+    """The command, and those in it, with the types of its parameters as docs/cli.md writes them.
 
-    Nothing for a flag, which takes no value, `N` for a number, `TEXT` for text: the description
-    of an option needs the room at 80 columns.
+    Nothing for a flag, which takes no value, `N` for a number, `TEXT` for text, `a|b` for a
+    choice: the description of an option needs the room at 80 columns. Nothing for an argument:
+    its name says what it is.
     """
     for inner in getattr(command, "commands", {}).values():
         with_short_types(inner)
-    for option in (*command.params, command.get_help_option(typer.Context(command))):
-        if isinstance(option, TyperOption) and option.metavar is None:
-            option.metavar = SHORT_TYPES.get(option.bare_type())
+    context = typer.Context(command)
+    for each in (*command.params, command.get_help_option(context)):
+        if isinstance(each, TyperArgument):
+            cast("Any", each).display_type_rich = _no_type
+        elif isinstance(each, TyperOption) and each.metavar is None:
+            each.metavar = SHORT_TYPES.get(each.bare_type(), _choices(each, context))
     return command
+
+
+def _choices(option: TyperOption, context: typer.Context) -> str | None:
+    """`a|b` instead of `<a|b>`, and of `<list[a|b]>` where the option may be repeated."""
+    if not option.type_descriptor.is_choice:
+        return None
+    return option.display_type(context).strip("<>").removeprefix("list[").removesuffix("]")
+
+
+def _no_type(ctx: object) -> None:
+    """What is shown beside the name of an argument."""
 
 
 def _group() -> None:

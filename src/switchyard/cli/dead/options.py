@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 IdsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID…", help="Ids of dead letters, from `jobctl dead list`."),
+    typer.Argument(metavar="ID", help="Ids of dead letters, from `jobctl dead list`."),
 ]
 AllOption = Annotated[
     bool,

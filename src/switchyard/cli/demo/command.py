@@ -33,7 +33,7 @@ def demo(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILES…", help="Your own PDFs. Default: eight samples that are included."
+            metavar="FILE", help="Your own PDFs. Default: eight samples that are included."
         ),
     ] = None,
     keep_data: Annotated[

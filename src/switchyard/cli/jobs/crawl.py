@@ -39,7 +39,7 @@ app = typer.Typer(no_args_is_help=True, help="Crawls of web sites: start, list, 
 @app.command()
 def start(
     addresses: Annotated[
-        list[str], typer.Argument(metavar="URL...", help="Addresses of the first pages.")
+        list[str], typer.Argument(metavar="URL", help="Addresses of the first pages.")
     ],
     host: Annotated[
         list[str] | None,

@@ -62,7 +62,10 @@ class SpendBy(StrEnum):
 @app.command()
 def ask(
     prompt: Annotated[
-        str | None, typer.Argument(help="The question, or the text that the job type works on.")
+        str | None,
+        typer.Argument(
+            metavar="PROMPT", help="The question, or the text that the job type works on."
+        ),
     ] = None,
     job_type: Annotated[
         str,

@@ -55,7 +55,7 @@ def hint_of(client: Client, classes: Sequence[str] | None) -> str:
 def classify(
     documents: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID]…", help="Ids of documents, from `jobctl documents list`."),
+        typer.Argument(metavar="ID", help="Ids of documents, from `jobctl documents list`."),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="All completed documents, through a backfill.")

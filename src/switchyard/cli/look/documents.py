@@ -59,7 +59,7 @@ class UploadLane(StrEnum):
 @app.command()
 def upload(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE…", help="PDF, image, Markdown or plain text file.")
+        list[Path], typer.Argument(metavar="FILE", help="PDF, image, Markdown or plain text file.")
     ],
     source: Annotated[
         str | None,

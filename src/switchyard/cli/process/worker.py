@@ -31,7 +31,7 @@ def worker(
     kinds: Annotated[
         list[str],
         typer.Argument(
-            metavar="KIND…",
+            metavar="KIND",
             help="Worker kinds: ingest, ocr, llm, embed, link, reindex, your own; or all.",
         ),
     ],

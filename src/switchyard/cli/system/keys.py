@@ -21,7 +21,10 @@ app = typer.Typer(no_args_is_help=True, help="Create, list and revoke keys of th
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Name of the user or program that will use the key.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of the user or program that will use the key."),
+    ],
     scope: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,7 +75,9 @@ def list_keys(as_json: JsonOption = False) -> None:
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="Id of the key, from `jobctl keys list`.")],
+    key_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the key, from `jobctl keys list`.")
+    ],
 ) -> None:
     """Revoke a key permanently. All API processes refuse it within two seconds."""
     quiet_logs()
