@@ -23,8 +23,14 @@ COMMANDS = dict(_leaves(command_tree()))
 
 
 def _sections() -> dict[str, str]:
-    parts = re.split(r"^## (jobctl .+)$", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    """By command, with the options that all backfills share."""
+    parts = re.split(r"^## (.+)$", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    shared = sections.pop("Options of every backfill")
+    for name in sections:
+        if name.startswith("jobctl backfill start "):
+            sections[name] += shared
+    return sections
 
 
 @pytest.mark.parametrize("name", COMMANDS)
