@@ -69,19 +69,20 @@ _WAIT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.
 ATTEMPTS = Metric(
     "switchyard_job_attempts_total",
     "counter",
-    "Attempts that have ended; `outcome`: succeeded, retried, snoozed, dead or cancelled.",
+    "Ended attempts by `outcome`: succeeded, retried, snoozed, dead or cancelled.",
     ("worker", "lane", "job_type", "outcome"),
 )
 DEATHS = Metric(
     "switchyard_job_deaths_total",
     "counter",
-    "Jobs that this worker gave up, by `reason` (exhausted, permanent, expired, crashed).",
+    "Jobs of this worker that became dead letters, by `reason`: exhausted, permanent, "
+    "expired or crashed.",
     ("worker", "lane", "job_type", "reason"),
 )
 DURATION = Metric(
     "switchyard_job_duration_seconds",
     "histogram",
-    "From the claim of a job to the end of its attempt, acknowledgement included.",
+    "From the claim of a job to the end of its attempt, including the acknowledgement.",
     ("worker", "job_type"),
     _LONG,
 )
@@ -95,52 +96,60 @@ WAIT = Metric(
 ATTEMPTS_USED = Metric(
     "switchyard_job_attempts_used",
     "histogram",
-    "Attempts that jobs had used up, themselves included, when they succeeded or were given up.",
+    "Attempts that a job has used when it succeeds or dies, the last one included.",
     ("worker", "job_type"),
     (1, 2, 3, 5, 10, 20),
 )
 NOT_RUN = Metric(
     "switchyard_deliveries_not_run_total",
     "counter",
-    "Deliveries without a run; `why`: skipped (ended before, or an older copy), returned to the "
-    "queue, put_off (no room in a named limit), or buried as malformed.",
+    "Deliveries that were not run; `why`: skipped (already ended, or an older copy), "
+    "returned to the queue, put_off (no room in a named limit), or buried as malformed.",
     ("why",),
 )
 LLM_PROCESSED = Metric(
     "llm_requests_processed_total",
     "counter",
-    "Attempts of the workers for language models; `status`: as the outcome of any attempt.",
+    "Attempts of the llm workers; `status` is the outcome of the attempt.",
     ("status", "request_type"),
 )
 LLM_LATENCY = Metric(
     "llm_request_latency_seconds",
     "histogram",
-    "From the claim of such a request to its answer, the wait for its turn included.",
+    "From the claim of a request to its answer, including the wait for a slot.",
     ("request_type",),
     _LONG,
 )
 LLM_HEDGES = Metric(
     "switchyard_llm_hedges_total",
     "counter",
-    "Second requests for hot questions whose first was late to begin; `outcome`: won (it began "
+    "Second requests for hot calls whose first token was late; `outcome`: won (it answered "
     "first), lost, or failed.",
     ("outcome",),
 )
 LLM_CONCURRENCY = Metric(
     "llm_worker_concurrency",
     "gauge",
-    "Requests to language models that this worker has under way.",
+    "Calls to language models that this worker has in progress.",
     ("worker_id",),
 )
-SLOTS = Metric("switchyard_slots", "gauge", "Jobs that this worker runs at once.", ("worker",))
+SLOTS = Metric(
+    "switchyard_slots",
+    "gauge",
+    "Maximum number of jobs that this worker runs at once.",
+    ("worker",),
+)
 SLOTS_USED = Metric("switchyard_slots_used", "gauge", "Slots in use.", ("worker",))
 SLOTS_RESERVED = Metric(
-    "switchyard_slots_reserved", "gauge", "Slots that only the most urgent lane uses.", ("worker",)
+    "switchyard_slots_reserved",
+    "gauge",
+    "Slots that only the lane with the highest priority may use.",
+    ("worker",),
 )
 CONSUMING = Metric(
     "switchyard_queue_consuming",
     "gauge",
-    "1 where this worker has its consumer on the queue, 0 where it is away.",
+    "1 if this worker has a consumer on the queue, else 0.",
     ("worker", "queue"),
 )
 
@@ -154,26 +163,28 @@ PUBLISHES = Metric(
 LEDGER_SECONDS = Metric(
     "switchyard_ledger_seconds",
     "histogram",
-    "Transactions of the ledger, `work` is read or write.",
+    "Duration of ledger transactions; `work` is read or write.",
     ("work",),
     _SHORT,
 )
 LEDGER_FAILURES = Metric(
     "switchyard_ledger_failures_total",
     "counter",
-    "Transactions of the ledger that did not come to their end.",
+    "Ledger transactions that failed; `work` is read or write.",
     ("work",),
 )
 
 # --- the scheduler --------------------------------------------------------------------------------
 SCHEDULER_ACTIVE = Metric(
-    "switchyard_scheduler_active", "gauge", "1 for the scheduler that has the lease, 0 for others."
+    "switchyard_scheduler_active",
+    "gauge",
+    "1 for the active scheduler (it holds the lease), 0 for the others.",
 )
 SCHEDULER_PUBLISHED = Metric(
     "switchyard_scheduler_published_total",
     "counter",
-    "Jobs that this scheduler has published; `what`: scheduled (due), outbox (left unconfirmed), "
-    "lost (of silent workers) or refused.",
+    "Jobs that this scheduler has published; `what`: scheduled (due), outbox (not confirmed "
+    "before), lost (of silent workers) or refused.",
     ("what",),
 )
 
@@ -181,58 +192,68 @@ SCHEDULER_PUBLISHED = Metric(
 SCHEDULE_LATE = Metric(
     "switchyard_schedule_late_seconds",
     "gauge",
-    "For how long a due time of the schedule has not been fired, 0 where none is due; the first "
-    "100 schedules by name, and the latest of the others as `other`.",
+    "How long ago the schedule should have fired; 0 if it is not due. The first 100 "
+    "schedules have their names; `other` is the latest of the rest.",
     ("schedule",),
 )
 SCHEDULE_FIRED = Metric(
     "switchyard_schedule_last_fired_seconds",
     "gauge",
-    "Time since the schedule was fired, where that was the last that became of it; `schedule` as "
-    "above, the longest of the others.",
+    "Time since the schedule fired, if its last due time was fired. The first 100 schedules "
+    "have their names; `other` is the longest of the rest.",
     ("schedule",),
 )
 SCHEDULES_REFUSED = Metric(
     "switchyard_schedules_refused",
     "gauge",
-    "Schedules whose last job was given up, since it was refused until its grace had passed.",
+    "Schedules whose last job was refused until its grace had passed, and then given up.",
 )
 UP = Metric(
     "switchyard_part_up",
     "gauge",
-    "1 where the part answers: broker, management, ledger.",
+    "1 if the part answers, else 0: broker, management, ledger.",
     ("part",),
 )
 READY = Metric(
-    "switchyard_queue_ready", "gauge", "Messages that wait for a worker.", ("lane", "queue")
+    "switchyard_queue_ready",
+    "gauge",
+    "Messages in the queue that wait for a worker (ready).",
+    ("lane", "queue"),
 )
 UNACKED = Metric(
     "switchyard_queue_unacked",
     "gauge",
-    "Messages that workers hold; only where the management API answers.",
+    "Messages of the queue that workers hold (unacknowledged); only if the management API answers.",
     ("lane", "queue"),
 )
-CONSUMERS = Metric("switchyard_queue_consumers", "gauge", "Consumers of it.", ("lane", "queue"))
+CONSUMERS = Metric(
+    "switchyard_queue_consumers", "gauge", "Consumers of the queue.", ("lane", "queue")
+)
 LIMIT = Metric(
-    "switchyard_queue_limit", "gauge", "Messages that may wait in it at most.", ("lane", "queue")
+    "switchyard_queue_limit", "gauge", "Maximum number of messages in the queue.", ("lane", "queue")
 )
 OLDEST = Metric(
     "switchyard_queue_oldest_seconds",
     "gauge",
-    "Age of the job that has waited longest in the queue, as the ledger knows it.",
+    "Age of the job that has waited longest in the queue, according to the ledger.",
     ("lane", "queue"),
 )
 LANE_DEPTH = Metric(
-    "switchyard_lane_depth", "gauge", "Ready messages of all its queues.", ("lane",)
+    "switchyard_lane_depth", "gauge", "Ready messages in all queues of the lane.", ("lane",)
 )
-LANE_OLDEST = Metric("switchyard_lane_oldest_seconds", "gauge", "Oldest of its queues.", ("lane",))
+LANE_OLDEST = Metric(
+    "switchyard_lane_oldest_seconds",
+    "gauge",
+    "Age of the job that has waited longest in a queue of the lane.",
+    ("lane",),
+)
 OPEN_JOBS = Metric(
     "switchyard_jobs_open", "gauge", "Jobs in the ledger that have not ended.", ("lane", "state")
 )
 OUTBOX_OLDEST = Metric(
     "switchyard_outbox_oldest_seconds",
     "gauge",
-    "Age of the oldest job that is recorded and not confirmed by the broker; 0 without any.",
+    "Age of the oldest job that is recorded but not confirmed by the broker; 0 if there is none.",
 )
 DEAD_LETTERS = Metric(
     "switchyard_dead_letters",
@@ -243,95 +264,103 @@ DEAD_LETTERS = Metric(
 WORKERS = Metric(
     "switchyard_workers",
     "gauge",
-    "Workers by kind and `status`, alive or silent, as their beats tell.",
+    "Workers by kind and `status`: alive or silent (no heartbeat).",
     ("worker", "status"),
 )
 LIMIT_IN_USE = Metric(
-    "switchyard_limit_in_use", "gauge", "Jobs that run under a named limit, all keys.", ("limit",)
+    "switchyard_limit_in_use",
+    "gauge",
+    "Running jobs that count towards a named limit, all keys together.",
+    ("limit",),
 )
 LIMIT_WAITING = Metric(
     "switchyard_limit_waiting",
     "gauge",
-    "Jobs that were put off for want of room in a named limit, all keys.",
+    "Jobs that wait for room in a named limit, all keys together.",
     ("limit",),
 )
 LLM_DEPTH = Metric(
-    "llm_queue_depth", "gauge", "Requests to language models that wait in their lane.", ("lane",)
+    "llm_queue_depth", "gauge", "Requests to language models that wait in the lane.", ("lane",)
 )
 LLM_SERVER_LIMIT = Metric(
-    "switchyard_llm_server_limit", "gauge", "Calls that the fleet may make at once.", ("server",)
+    "switchyard_llm_server_limit",
+    "gauge",
+    "Current maximum of concurrent calls to the server, of all processes together.",
+    ("server",),
 )
 LLM_SERVER_CALLS = Metric(
-    "switchyard_llm_server_calls", "gauge", "Calls of the whole fleet under way.", ("server",)
+    "switchyard_llm_server_calls",
+    "gauge",
+    "Calls to the server in progress, of all processes together.",
+    ("server",),
 )
 LLM_SERVER_PAUSED = Metric(
     "switchyard_llm_server_paused_seconds",
     "gauge",
-    "For how long yet the server is left alone; 0 when it is not.",
+    "Remaining pause of the server; 0 if it is not paused.",
     ("server",),
 )
 LLM_TOKENS = Metric(
     "switchyard_llm_tokens_today",
     "gauge",
-    "Tokens that calls of language models have used since 00:00 UTC; `kind`: input, cached (of "
-    "the input) or output.",
+    "Tokens used since 00:00 UTC; `kind`: input, cached (part of the input) or output.",
     ("server", "kind"),
 )
 LLM_COST = Metric(
     "switchyard_llm_cost_today",
     "gauge",
-    "What these calls have cost, in the currency of JOBS_LLM_PRICES.",
+    "Cost of today's calls (UTC), in the currency of JOBS_LLM_PRICES.",
     ("server",),
 )
 LLM_UNPRICED = Metric(
     "switchyard_llm_unpriced_calls_today",
     "gauge",
-    "Calls of them whose cost is not known, as their model has no price.",
+    "Today's calls whose cost is unknown, because their model has no price.",
     ("server",),
 )
 LLM_SAVED = Metric(
     "switchyard_llm_saved_today",
     "gauge",
-    "What calls would have cost today whose answer was kept.",
+    "Cost that stored answers have saved today.",
 )
 LLM_BUDGET_LEFT = Metric(
     "switchyard_llm_budget_left",
     "gauge",
-    "What is left of today's budget; only where there is one.",
+    "Remaining budget of today; only if JOBS_LLM_BUDGET_PER_DAY is set.",
 )
 LLM_BUDGETS_SHORT = Metric(
     "switchyard_llm_budgets_short",
     "gauge",
-    "Budgets, today's and backfills', in which the last call has found too little: jobs wait.",
+    "Budgets (today's and of backfills) that were too low for the last call: jobs wait.",
 )
 LLM_BATCHED = Metric(
     "switchyard_llm_batched_questions",
     "gauge",
-    "Questions for Batch APIs; `state`: collected, sent, and answered or live where their jobs "
-    "have not come yet.",
+    "Requests for Batch APIs; `state`: collected, sent, or, until their jobs have run, "
+    "answered or live.",
     ("server", "state"),
 )
 BULK = Metric(
     "switchyard_bulk_operations",
     "gauge",
-    "Backfills and redrives that have not ended, by `kind` and state.",
+    "Unfinished backfills and redrives, by `kind` and state.",
     ("kind", "state"),
 )
 BULK_IDLE = Metric(
     "switchyard_bulk_idle_seconds",
     "gauge",
-    "Longest time in which a running operation of this kind has noted no progress.",
+    "Longest time without progress of a running operation of this kind.",
     ("kind",),
 )
 STORAGE_USED = Metric(
     "switchyard_storage_bytes",
     "gauge",
-    "Bytes in the file storage, measured once a minute at most; only with JOBS_STORAGE_QUOTA.",
+    "Bytes in the file storage, measured at most once a minute; only if JOBS_STORAGE_QUOTA is set.",
 )
 STORAGE_QUOTA = Metric(
     "switchyard_storage_quota_bytes",
     "gauge",
-    "JOBS_STORAGE_QUOTA: from so many bytes on, uploads are refused.",
+    "JOBS_STORAGE_QUOTA: uploads are refused from this size on.",
 )
 
 ALL: Final = tuple(each for each in list(vars().values()) if isinstance(each, Metric))
