@@ -39,7 +39,7 @@ add_commands(app, VIEW)
 
 @app.command()
 def resume(operation_id: IdArgument, as_json: JsonOption = False) -> None:
-    """Continue a backfill that was paused or halted, or that failed and has been fixed."""
+    """Continue a backfill that was paused, or that failed and has been fixed."""
 
     async def work(ledger: Ledger) -> BulkOperation:
         from switchyard.services.backfill.spec import KIND

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
     from switchyard.services.records import BulkOperation
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the operation, from `list`.")]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Id, as printed at the start or by `list`.")
+]
 LimitOption = Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of results.")]
 WATCH_SECONDS = 1.0
 

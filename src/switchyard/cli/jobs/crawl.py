@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from switchyard.services.records.crawls import CrawlProgress, ListedPage
 
 T = TypeVar("T")
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Its id, from `list`.")]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the crawl, from `jobctl crawl list`.")
+]
 
 app = typer.Typer(no_args_is_help=True, help="Crawls of web sites: start, list, show, cancel.")
 
@@ -58,7 +60,7 @@ def start(
     max_depth: Annotated[
         int,
         typer.Option(
-            min=0, max=MOST_DEPTH, help="Maximum number of links from a first page to a page."
+            min=0, max=MOST_DEPTH, help="Maximum number of links to follow from a first page."
         ),
     ] = 3,
     within: Annotated[

@@ -100,7 +100,14 @@ def neighbours(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of results.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """List the neighbours of a node: works it cites, works that cite it, its authors."""
+    """List the neighbours of a node: works it cites, works that cite it, its authors.
+
+    Example:
+
+    ```
+    jobctl graph neighbours arxiv:1706.03762 --kind cites --direction in
+    ```
+    """
     from itertools import islice
 
     kinds = kind or ()
@@ -142,7 +149,14 @@ def path(
     limit: Annotated[int, typer.Option(min=1, max=10, help="Maximum number of paths.")] = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """List the shortest paths between two nodes."""
+    """List the shortest paths between two nodes.
+
+    Example:
+
+    ```
+    jobctl graph path ID doi:10.1145/359545.359563
+    ```
+    """
     kinds = kind or ()
     with calling() as client:
         found = client.graph_paths(

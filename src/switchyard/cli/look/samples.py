@@ -63,6 +63,12 @@ def generate(
 
     Kinds: text, report, paper, magazine, tables, figures, invoice, letter, scan (a PDF of images
     only), image (a JPEG). Languages: en, de, fr, es, ru, zh, he. Needs no broker, ledger or API.
+
+    Example:
+
+    ```
+    jobctl samples generate 20 --kind scan --language de --out samples
+    ```
     """
     import json
 

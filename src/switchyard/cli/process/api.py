@@ -26,6 +26,12 @@ def api(
     """Serve the HTTP API until SIGTERM or Ctrl-C.
 
     Requests from other machines need an API key: `jobctl keys create`. See docs/api.md.
+
+    Example:
+
+    ```
+    jobctl api --host 0.0.0.0 --port 8080
+    ```
     """
     import uvloop
 

@@ -88,6 +88,12 @@ def up(
 
     Prints the addresses, and how to publish from another terminal. A process that dies is
     restarted. The data is in ./.switchyard, or in the directory named by JOBS_DATA_DIR.
+
+    Example:
+
+    ```
+    jobctl up --include my_jobs --scale llm=6 --scale ocr=0
+    ```
     """
     from switchyard.cli.base.stopping import stop_by_interrupt
     from switchyard.cli.system.private_file import make_private

@@ -34,7 +34,14 @@ def create(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a key and print it. It is shown only once: the ledger stores its hash."""
+    """Create a key and print it. It is shown only once: the ledger stores its hash.
+
+    Example:
+
+    ```
+    jobctl keys create 'ingest of the archive' --scope publish --scope read
+    ```
+    """
     quiet_logs()
     scopes = _scopes(scope or ["publish", "read"])
     made = run(_create(load_settings(), name, scopes))
