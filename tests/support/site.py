@@ -168,11 +168,16 @@ def endless() -> Behaviour:
 
 
 def packed(layers: int = 3) -> Behaviour:
-    """A JSON text of 64 MB, packed that often: a few hundred bytes."""
-    body = b'"' + b"x" * (64 * 1024 * 1024) + b'"'
-    for _ in range(layers):
-        body = gzip.compress(body, 9)
-    return says(body, headers={"Content-Encoding": ", ".join(["gzip"] * layers)})
+    """A JSON text of 64 MB, packed that often when it is asked for: a few hundred bytes."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        body = b'"' + b"x" * (64 * 1024 * 1024) + b'"'
+        for _ in range(layers):
+            body = gzip.compress(body, 9)
+        headers = {"Content-Encoding": ", ".join(["gzip"] * layers)}
+        says(body, headers=headers)(exchange, request)
+
+    return behave
 
 
 def slow(seconds: float) -> Behaviour:
