@@ -217,7 +217,12 @@ async def test_papers_of_arxiv_are_published_page_by_page(
         ("numbers", {"to": 9}, {"low": 5, "high": 5}, "low watermark must be below the high"),
         ("numbers", {"to": 9}, {"until": "2020-01-01T00:00:00Z"}, "its end lies in the past"),
         ("file", {"key": "backfills/none.csv", "format": "csv"}, {"job_type": "noop"}, "no file"),
-        ("file", {"key": "uploads/x", "format": "csv"}, {"job_type": "noop"}, "key: String should"),
+        (
+            "file",
+            {"key": "uploads/x", "format": "csv"},
+            {"job_type": "noop"},
+            "POST /backfills/inputs",
+        ),
     ],
 )
 async def test_what_can_not_work_is_refused_at_the_start(
