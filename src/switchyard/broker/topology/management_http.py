@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 
 from switchyard.broker.addresses import checked, nodes_of
+from switchyard.broker.authorities import authorities
 from switchyard.broker.errors import ManagementError
 
 MOST_BYTES = 64 * 1024 * 1024
@@ -55,6 +56,7 @@ class ManagementHttp:
             # A packed answer could grow beyond every bound while it is unpacked.
             headers={"accept-encoding": "identity"},
             transport=transport,
+            verify=authorities(),
         )
 
     @property

@@ -11,6 +11,7 @@ import asyncio
 import httpx
 import structlog
 
+from switchyard.broker.authorities import authorities
 from switchyard.services.access.signing import HEADER, signature
 from switchyard.services.alerts.messages import (
     Alert,
@@ -120,7 +121,7 @@ class Alerter:
         try:
             async with (
                 limit,
-                httpx.AsyncClient(timeout=DELIVERY) as client,
+                httpx.AsyncClient(timeout=DELIVERY, verify=authorities()) as client,
                 client.stream(
                     "POST", url.get_secret_value(), content=body, headers=headers
                 ) as answer,

@@ -9,12 +9,19 @@ from typing import Any
 
 import httpx
 
+from switchyard.broker.authorities import authorities
+
 
 def plain_client(**options: Any) -> httpx.AsyncClient:
     """An `httpx.AsyncClient` with these options. It asks for answers that are not packed, and a
     packed one raises httpx.DecodingError before any of it is read."""
     headers = {"Accept-Encoding": "identity", **options.pop("headers", {})}
-    return httpx.AsyncClient(headers=headers, event_hooks={"response": [_refuse_packed]}, **options)
+    return httpx.AsyncClient(
+        headers=headers,
+        event_hooks={"response": [_refuse_packed]},
+        verify=authorities(),
+        **options,
+    )
 
 
 async def _refuse_packed(response: httpx.Response) -> None:

@@ -32,10 +32,13 @@ def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
     packed: they would grow behind any bound."""
     import openai
 
+    from switchyard.broker.authorities import authorities
+
     return openai.DefaultAsyncHttpxClient(
         timeout=timeout,
         headers={"Accept-Encoding": "identity"},
         event_hooks={"response": [_bound]},
+        verify=authorities(),
     )
 
 
