@@ -20,6 +20,7 @@ async def anywhere(jobctl: CommandLine, database_url: str) -> CommandLine:
     return jobctl
 
 
+@pytest.mark.long
 def test_a_worker_whose_clock_is_ahead_expires_no_job_of_others(anywhere: CommandLine) -> None:
     with anywhere.worker(skewed_by=AHEAD):
         job_id = anywhere.publish()
@@ -49,6 +50,7 @@ def test_a_job_from_a_host_whose_clock_is_behind_runs(
     assert json.loads(done)["state"] == "succeeded"
 
 
+@pytest.mark.long
 def test_a_scheduler_whose_clock_is_ahead_publishes_nothing_before_its_time(
     jobctl: CommandLine,
 ) -> None:
@@ -59,6 +61,7 @@ def test_a_scheduler_whose_clock_is_ahead_publishes_nothing_before_its_time(
         assert jobctl.state(later) == "scheduled"
 
 
+@pytest.mark.long
 def test_a_redrive_on_a_host_whose_clock_is_behind_does_not_expire_the_job_again(
     jobctl: CommandLine,
 ) -> None:
@@ -72,6 +75,7 @@ def test_a_redrive_on_a_host_whose_clock_is_behind_does_not_expire_the_job_again
         jobctl.until_state(job_id, "succeeded")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ahead", [AHEAD, -AHEAD])
 def test_what_is_listed_on_a_host_whose_clock_is_wrong_is_as_old_as_it_is(
     jobctl: CommandLine, ahead: float

@@ -29,6 +29,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.small_disk import fill, mounted
 
 
+@pytest.mark.long
 def test_a_job_that_blocks_its_worker(jobctl: CommandLine, tmp_path: Path) -> None:
     jobctl.environment["JOBS_MODULES"] = f"{JOBS_MODULE},tests.acceptance.blocking_jobs"
     jobctl.ok("topology", "apply")
@@ -72,6 +73,7 @@ SOME_FLAGS = (
 )
 
 
+@pytest.mark.long
 async def test_a_node_near_its_watermarks_whose_flags_are_not_all_enabled(
     jobctl: CommandLine, own_node: Callable[..., LocalNode]
 ) -> None:
@@ -99,6 +101,7 @@ async def test_a_node_near_its_watermarks_whose_flags_are_not_all_enabled(
     until_gone(jobctl, "memory-high", "broker-disk-low")
 
 
+@pytest.mark.long
 async def test_somebody_who_uses_what_the_next_release_refuses(
     jobctl: CommandLine, own_node: Callable[..., LocalNode]
 ) -> None:
@@ -134,6 +137,7 @@ def test_a_node_of_a_cluster_that_does_not_run(jobctl: CommandLine, cluster: Loc
     until_gone(jobctl, "node-down")
 
 
+@pytest.mark.long
 def test_a_consumer_timeout_that_is_too_short(
     jobctl: CommandLine, broker43_quorum: TestBroker
 ) -> None:

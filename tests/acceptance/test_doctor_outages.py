@@ -58,6 +58,7 @@ def fill(jobctl: CommandLine, number: int, key: str = "hot.work") -> None:
 # --- the broker -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("alarm", "finding"),
     [
@@ -207,6 +208,7 @@ def test_a_ledger_that_everybody_can_read(jobctl: CommandLine) -> None:
             each.chmod(each.stat().st_mode & ~0o001)
 
 
+@pytest.mark.long
 def test_many_jobs_that_died_just_now(jobctl: CommandLine) -> None:
     with jobctl.worker(), jobctl.started("scheduler"):
         lines = "".join(json.dumps({"n": n, "fail": True}) + "\n" for n in range(20))
@@ -217,6 +219,7 @@ def test_many_jobs_that_died_just_now(jobctl: CommandLine) -> None:
     assert "jobctl dead groups" in found["dead-growing"]["remedy"]
 
 
+@pytest.mark.long
 def test_jobs_of_a_module_that_is_missing_are_not_to_be_removed(jobctl: CommandLine) -> None:
     job_id = jobctl.publish()
     jobctl.environment["JOBS_MODULES"] = "no_such_module"
@@ -233,6 +236,7 @@ def test_jobs_of_a_module_that_is_missing_are_not_to_be_removed(jobctl: CommandL
     assert not {"module-missing", "types-unknown"} & findings(jobctl).keys()
 
 
+@pytest.mark.long
 def test_an_empty_leftover_is_removed_by_the_command_that_is_printed(
     jobctl: CommandLine, broker310: TestBroker
 ) -> None:
@@ -242,6 +246,7 @@ def test_an_empty_leftover_is_removed_by_the_command_that_is_printed(
     until_gone(jobctl, "leftover")
 
 
+@pytest.mark.long
 def test_a_job_type_that_times_out(jobctl: CommandLine) -> None:
     jobctl.environment |= {
         "JOBS_MODULES": f"{JOBS_MODULE},tests.acceptance.brief_jobs",
@@ -300,6 +305,7 @@ def test_a_disk_that_is_full(jobctl: CommandLine, small_disk: Path) -> None:
     until_gone(jobctl, "disk-full")
 
 
+@pytest.mark.long
 def test_a_clock_that_is_two_hours_ahead(jobctl: CommandLine) -> None:
     def found(**environment: str) -> dict[str, Any]:
         jobctl.environment |= environment
@@ -318,6 +324,7 @@ def test_a_clock_that_is_two_hours_ahead(jobctl: CommandLine) -> None:
 # --- jobs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_a_job_that_runs_on_although_it_was_called_off(jobctl: CommandLine) -> None:
     with jobctl.worker():
         job_id = jobctl.publish(seconds=50)
@@ -337,6 +344,7 @@ async def test_a_job_that_runs_on_although_it_was_called_off(jobctl: CommandLine
 # --- the last line --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_no_all_clear_stands_beside_a_warning(jobctl: CommandLine) -> None:
     jobctl.ok("topology", "apply")  # marks the broker as this ledger's
     with jobctl.started("scheduler"), jobctl.worker():

@@ -67,6 +67,7 @@ async def test_what_starts_before_its_ledger_waits_for_it(
         await waits_and_goes_on(jobctl, command, proxy, "ledger", **environment)
 
 
+@pytest.mark.long
 async def test_an_api_that_starts_before_its_ledger_answers_503_until_it_is_there(
     broker310: TestBroker, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ async def test_an_api_that_starts_before_its_ledger_answers_503_until_it_is_ther
             await eventually(lambda: "the ledger is there" in (tmp_path / "log").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=["worker", "scheduler"])
 def test_what_only_an_operator_can_mend_ends_the_command_with_a_line(
     jobctl: CommandLine, postgres_server: PostgresServer, command: tuple[str, ...]

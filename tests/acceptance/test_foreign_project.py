@@ -101,6 +101,7 @@ def _pip(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", *quiet, *arguments], check=True)
 
 
+@pytest.mark.long
 def test_an_installation_brings_one_name_and_touches_no_other(installed: Installation) -> None:
     kept = {path.split(os.sep)[0] for path in installed.there_before}
     new = {path.name for path in installed.site.iterdir()} - kept
@@ -110,6 +111,7 @@ def test_an_installation_brings_one_name_and_touches_no_other(installed: Install
     assert (installed.site / "switchyard/py.typed").exists()
 
 
+@pytest.mark.long
 def test_what_is_installed_is_whole_and_not_our_clone(installed: Installation) -> None:
     code = (
         "import pkgutil, importlib, switchyard, services\n"
@@ -130,6 +132,7 @@ def test_what_is_installed_is_whole_and_not_our_clone(installed: Installation) -
     assert owner == "somebody else, in services"
 
 
+@pytest.mark.long
 def test_a_project_with_folders_of_our_names_works_its_jobs(
     installed: Installation, broker310: TestBroker, tmp_path: Path
 ) -> None:

@@ -4,6 +4,8 @@ import base64
 import json
 from pathlib import Path
 
+import pytest
+
 from switchyard.broker.dead.certificate import PROPERTIES_HEADER
 from tests.acceptance.conftest import CommandLine
 from tests.support.raw_amqp import BAD_ID, HOSTILE, RawPublisher
@@ -28,6 +30,7 @@ def test_a_worker_meets_them_and_goes_on_and_each_can_be_seen(
     assert all(letter["id"].startswith("raw-") for letter in listed)
 
 
+@pytest.mark.long
 def test_those_in_the_dead_letter_queues_stop_no_command(
     jobctl: CommandLine, tmp_path: Path
 ) -> None:

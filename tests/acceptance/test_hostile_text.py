@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from switchyard.services.ledger import Ledger
 from switchyard.services.settings import Settings
 from tests.acceptance.conftest import ROOT, TIMEOUT, CommandLine
@@ -42,6 +44,7 @@ def valid(text: str, jobctl: CommandLine, *arguments: str) -> Any:
     return answer
 
 
+@pytest.mark.long
 async def test_that_of_jobs_and_letters_and_workers(jobctl: CommandLine, tmp_path: Path) -> None:
     payload = json.dumps({"text": STEERING})
     failing = json.dumps({"text": STEERING, "fail": True})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
+import pytest
+
 from switchyard.cli.jobs.index import OfflineName
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import Embedder
@@ -29,6 +31,7 @@ async def _write_one() -> None:
         await index.write(put)
 
 
+@pytest.mark.long
 async def test_an_index_is_shown_built_anew_and_compacted(jobctl: CommandLine) -> None:
     await _write_one()
     shown = jobctl.json("index", "show")

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.acceptance.conftest import CommandLine
 
 
@@ -18,6 +20,7 @@ def waiting(jobctl: CommandLine) -> str:
     return then
 
 
+@pytest.mark.long
 def test_it_is_shown_found_and_let_go(jobctl: CommandLine) -> None:
     then = waiting(jobctl)
     shown = jobctl.json("jobs", "show", then)

@@ -35,6 +35,7 @@ def system_of(jobctl: CommandLine, **environment: str) -> str:
     return str(json.loads(shown.stdout)["system"])
 
 
+@pytest.mark.long
 def test_the_second_system_is_refused_by_every_door_until_it_adopts_the_broker(
     jobctl: CommandLine, tmp_path: Path
 ) -> None:

@@ -288,6 +288,7 @@ async def test_a_job_that_does_not_fit_into_amqp_leaves_the_others_alone(
 # --- blocked ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_a_broker_with_an_alarm_takes_nothing_and_says_so(
     own_node: Callable[..., LocalNode],
 ) -> None:

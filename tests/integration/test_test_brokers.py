@@ -80,6 +80,7 @@ async def test_a_vhost_is_used_again_with_nothing_in_it_of_the_test_before(
     vhosts.close()
 
 
+@pytest.mark.long
 async def test_refused_dead_letters_arrive_soon_after_there_is_room(broker: TestBroker) -> None:
     """Test brokers try again after 3 s what an at-least-once queue could not deliver (else 180)."""
     async with await aio_pika.connect(broker.amqp_url) as connection:
@@ -120,6 +121,7 @@ async def test_refused_dead_letters_arrive_soon_after_there_is_room(broker: Test
         await broker.management.wait_until_depth(retry.name, 0)
 
 
+@pytest.mark.long
 async def test_a_killed_node_comes_back_with_its_messages_and_ports(
     own_node: Callable[..., LocalNode],
 ) -> None:

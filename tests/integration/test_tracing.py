@@ -147,6 +147,7 @@ def test_the_environment_names_the_exporter_and_what_is_not_there_is_said() -> N
     assert traced_by(OTEL_TRACES_EXPORTER="none").stdout == "off\n"
 
 
+@pytest.mark.long
 def test_a_collector_that_is_away_holds_no_process_up() -> None:
     began = time.monotonic()
     done = traced_by(OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1")

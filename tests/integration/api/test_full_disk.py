@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from tests.integration.api.test_api_outages import NOOP, alarm
@@ -58,6 +60,7 @@ async def test_health_tells_that_the_disk_of_the_ledger_alone_is_full(
         assert (await api.client.get("/health")).status_code == 200
 
 
+@pytest.mark.long
 async def test_health_tells_an_alarm_of_the_broker(
     own_node: Callable[..., LocalNode], sqlite_url: str, tmp_path: Path
 ) -> None:

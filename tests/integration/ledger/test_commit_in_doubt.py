@@ -77,6 +77,7 @@ async def test_what_is_repeated_after_a_commit_in_doubt_is_done_once(
         assert due.id == "then"
 
 
+@pytest.mark.long
 async def test_jobs_whose_commits_are_cut_off_again_and_again_run_once_each(
     broker310: TestBroker, postgres_url: str, proxy: TcpProxy, tmp_path: Path
 ) -> None:

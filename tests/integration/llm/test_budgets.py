@@ -98,6 +98,7 @@ async def test_a_job_without_a_budget_waits_without_an_attempt_and_says_so(
     assert "18.00 USD" in await jobctl(system, "spend")
 
 
+@pytest.mark.long
 async def test_a_backfill_publishes_no_more_than_its_budget_lets_run(
     system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ async def test_what_runs_directly_is_not_taken_for_a_dead_workers(
     assert (await queue.result(job_id, timeout=20)).status is LlmStatus.COMPLETED
 
 
+@pytest.mark.long
 async def test_two_processes_together_keep_the_limit_and_ask_the_same_once(
     settings: Settings, llm: LlmServer, sqlite_url: str
 ) -> None:

@@ -143,6 +143,7 @@ async def test_readers_see_the_old_ranking_until_the_new_one_is_whole(ledger: Le
     assert await seen() == 1.0
 
 
+@pytest.mark.long
 async def test_the_computation_is_killed_at_its_limits():
     rng = np.random.default_rng(0)
     ends = rng.integers(0, 300_000, (2, 3_000_000))

@@ -147,6 +147,7 @@ def write_chunks(url: str, who: int, rounds: int) -> None:
     asyncio.run(write())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "rounds"),
     [

@@ -104,6 +104,7 @@ async def test_an_image_is_a_document(
     assert (known.state, known.media_type) == ("completed", media_type)
 
 
+@pytest.mark.long
 async def test_every_page_of_a_tiff_is_one(pipeline: Pipeline, tmp_path: Path):
     first, *others = [Image.fromarray(picture_of(slips(SLIPS), n)) for n in (1, 2, 3)]
     made = io.BytesIO()
@@ -276,6 +277,7 @@ def test_no_document_fills_the_lane(pages: int, jobs: int, longest: int):
     assert divided.then.payload == {"document_id": "a", "divided": True}
 
 
+@pytest.mark.long
 async def test_what_a_dead_job_has_not_read_is_read_when_all_is_put_together(
     pipeline: Pipeline, tmp_path: Path
 ):
@@ -329,6 +331,7 @@ async def test_pages_that_were_read_before_a_death_are_kept(
 # --- when it does not work ------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_pictures_without_words_end_with_the_reason(pipeline: Pipeline, tmp_path: Path):
     with pytest.raises(NoTextFound, match="no words on its 2 pages"):
         await taken_in(pipeline, tmp_path, "blank.pdf", scanned())
@@ -425,6 +428,7 @@ def test_a_page_that_lies_on_its_side_is_turned(quarters: int, turned: int):
     assert (read.text, read.turned) == (SLIPS[0], turned)
 
 
+@pytest.mark.long
 def test_a_skewed_page_keeps_its_order():
     straight = Image.fromarray(picture_of(sample(0).content)[:700])
     skewed = np.asarray(straight.rotate(3, fillcolor="white", expand=True))

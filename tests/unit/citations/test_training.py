@@ -75,6 +75,7 @@ def test_the_model_of_the_package_cuts_styles_that_it_has_never_seen():
     assert report.by_field["authors"].f1 > 0.85
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_model_is_made_from_nothing(tmp_path):
     path = tmp_path / "small.crfsuite"

@@ -55,6 +55,7 @@ def test_keywords_are_found_across_the_parts_of_a_long_text(monkeypatch: pytest.
     }
 
 
+@pytest.mark.long
 def test_matching_takes_time_in_proportion_to_the_text():
     keywords = [f"{'a ' * length}b" for length in range(1, 8)] + ["a" * 30 + "*", "a*"]
     found = rules.Keywords(keywords)
