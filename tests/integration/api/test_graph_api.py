@@ -115,13 +115,13 @@ async def test_the_graph_at_the_terminal(
     assert "topic:cs.db" in await graph("neighbours", "a")
     assert "document:z" in await graph("neighbours", "a", "--depth", "2", "--kind", "cites")
     assert "← cites ─" in await graph("path", "a", "z")
-    assert "There is no way" in await graph("path", "a", "z", "--kind", "about")
+    assert "No path of at most" in await graph("path", "a", "z", "--kind", "about")
     assert "doi:10.1234/c" in await graph("cocited", "doi:10.1234/b")
     assert "document:z" in await graph("coupled", "a")
     assert "doi:10.1234/e" in await graph("cited")
 
     none = await graph("neighbours", "a", "--kind", "cites", "--direction", "in")
-    assert none == "There is nothing that hangs together with it so.\n"
+    assert none == "No neighbours found.\n"
     assert await graph("cocited", "a") == "No works.\n"
     png = str(tmp_path / "around.png")
     assert "must end with .svg" in await graph("draw", "a", "--out", png, code=2)

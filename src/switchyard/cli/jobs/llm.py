@@ -232,7 +232,7 @@ def status(as_json: JsonOption = False) -> None:
     if servers:
         _print_servers(servers)
     else:
-        say("No server was asked yet: `jobctl llm ask` does.")
+        say("No model server has been called yet: try `jobctl llm ask`.")
     _print_budgets(budgets, settings.prices.currency)
     for (server, state), number in counts.items():
         say(f"{counted(number, 'question')} for batches of {server}: {state}")
@@ -327,7 +327,7 @@ def spend(
     elif found:
         _print_spend(found, by.value, currency)
     else:
-        say("Nothing was asked in this time.")
+        say("No calls in this time.")
 
 
 def _print_spend(found: list[SpendRow], by: str, currency: str) -> None:

@@ -125,7 +125,7 @@ def neighbours(
         print_json([each.model_dump(mode="json") for each in found])
         return
     if not found:
-        say("There is nothing that hangs together with it so.")
+        say("No neighbours found.")
         return
     rows = table("", "EDGE", "WEIGHT", "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"))
     for each in found:
@@ -174,9 +174,9 @@ def path(
             arrow = f"─ {edge.kind} →" if edge.target == node.key else f"← {edge.kind} ─"
             out.print(f"  {arrow} {_named(node)}")
     if not found.paths:
-        say(f"There is no way of {longest} edges or less.")
+        say(f"No path of at most {longest} edges found.")
     if not found.complete:
-        say("Not all was searched: too much hangs together there. --kind leaves something out.")
+        say("The search was cut short: there are too many edges. Narrow it with --kind.")
 
 
 @app.command()
@@ -351,7 +351,7 @@ def _print_near(found: models.NeighbourhoodView, as_json: bool) -> None:
         add_row(rows, str(each.distance), each.kind, *map(cell, shown))
     console().print(rows)
     if found.truncated:
-        say("Not all of it; more with --limit, less with --kind.")
+        say("Only a part is drawn: raise --limit, or narrow it with --kind.")
 
 
 def _print_related(found: models.RelatedList, heading: str, as_json: bool) -> None:
@@ -367,7 +367,7 @@ def _print_related(found: models.RelatedList, heading: str, as_json: bool) -> No
         add_row(rows, str(each.shared), *map(cell, shown))
     console().print(rows)
     if found.sampled:
-        say("So much is cited that only a part was looked at.")
+        say("Only a sample was examined: there are too many citations.")
 
 
 def _named(node: models.NodeView) -> str:
