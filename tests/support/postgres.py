@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -216,4 +217,5 @@ class PostgresServer:
             pid = self._server.pid
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             for each in (pid, *map(int, children)):
-                os.kill(each, number)
+                with suppress(ProcessLookupError):  # it has ended since it was listed
+                    os.kill(each, number)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from switchyard.services.ledger.sql.servers import connection_options, open_one
-
 SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg")
 TABLE = "chunk_index_system"
 
@@ -36,6 +34,9 @@ async def claim_database(url: str, told: str, *, take: bool) -> str:
     """Put `told` into the database as the mark of its owner where there is none, or, with `take`,
     in the place of whatever there is. Gives the mark that is there then. Raises OSError and
     asyncpg's errors."""
+    # Here: job types know addresses, and load no database library.
+    from switchyard.services.ledger.sql.servers import connection_options, open_one
+
     connection: Any = await open_one(dsn(url), **connection_options())
     try:
         await connection.execute(
