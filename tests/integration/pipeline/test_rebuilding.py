@@ -164,7 +164,8 @@ async def test_an_index_whose_embedder_nobody_can_make_is_refused(url: str):
 
 
 @pytest.mark.parametrize(
-    ("there", "arriving"), [(40, 24), pytest.param(60, 100, marks=pytest.mark.long)]
+    ("there", "arriving"),
+    [(40, 24), pytest.param(60, 100, marks=[pytest.mark.long, pytest.mark.timeout(400)])],
 )
 async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
     url: str, there: int, arriving: int
