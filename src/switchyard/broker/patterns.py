@@ -22,6 +22,8 @@ PROBLEM_NAME = r"^[a-z-]{1,40}$"
 FIELD_NAME = r"^[A-Za-z_][A-Za-z0-9_ -]{0,63}$"
 CLASS = r"^[a-z][a-z0-9_]{0,39}:[a-z][a-z0-9_]{0,39}$"
 ROUTING_KEY = r"^[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,63}$"
+WEBHOOK_KEY = r"^[a-z_]{1,32}\.[a-z][a-z0-9_]{0,63}$"
+"""Of a declared webhook's job: a routing key whose lane is one of our own names."""
 TYPE_OR_KEY = r"^([a-z][a-z0-9_]{0,63}\.)?[a-z][a-z0-9_]{0,63}$"
 JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
 DOCUMENT_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -67,6 +69,7 @@ IN_WORDS: Mapping[str, str] = MappingProxyType(
         CLASS: "write kind:class, for example privacy:restricted, each of "
         f"{_NAME}, at most 40 characters",
         ROUTING_KEY: "write <lane>.<job_type>, for example hot.ingest_document",
+        WEBHOOK_KEY: "write <lane>.<job_type>, for example hot.ingest_document",
         TYPE_OR_KEY: "write a job type or <lane>.<job_type>, for example "
         "maintenance.recompute_graph",
         JOB_ID: "use letters, digits, '.', '_', ':' and '-', beginning with a letter or digit, at "

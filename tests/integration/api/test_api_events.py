@@ -239,7 +239,16 @@ async def test_memory_of_events_is_bounded_in_bytes_whatever_they_hold(system: S
     assert events[-1].fields["x"][0] == []
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b'{"event": "x", "job_id": 1, "at": "y"}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"event": "x", "job_id": 1, "at": "y"}',
+        b'{"event": "' + b"x" * 33 + b'", "job_id": "a", "at": 1}',
+    ],
+)
 def test_what_is_no_event_is_told_apart(body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - JSON's own, or ours
         JobEvent.of(body)

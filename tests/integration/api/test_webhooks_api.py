@@ -334,6 +334,7 @@ async def test_without_a_secret_there_is_no_webhook(api: RunningApi) -> None:
         ("[shop", "is not TOML"),
         ("[shop]", "routing_key"),
         (FILE.replace("hot.ingest_url", "hot.nothing"), "no job type 'nothing'"),
+        (FILE.replace("hot.ingest_url", "hot2.ingest_url"), "write <lane>.<job_type>"),
         (FILE.replace("[shop]", "[github]"), "another name"),
         (FILE.replace("[shop]", '["a/b"]'), "another name"),
         (FILE.replace("SHOP_WEBHOOK_SECRET", "UNSET_SECRET"), "set UNSET_SECRET"),

@@ -50,7 +50,7 @@ ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
 class _Said(BaseModel):
     """What every event says."""
 
-    event: Annotated[str, Field(pattern=patterns.WORD)]
+    event: Annotated[str, Field(pattern=patterns.WORD, max_length=32)]
     job_id: JobId
     at: Annotated[float, Field(ge=0, le=LATEST)]
 

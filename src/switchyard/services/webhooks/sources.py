@@ -46,7 +46,7 @@ class WebhookSource(BaseModel):
 
     secret: str = Field(pattern=patterns.VARIABLE)
     """The environment variable that has the secret."""
-    routing_key: str = Field(pattern=patterns.ROUTING_KEY)
+    routing_key: str = Field(pattern=patterns.WEBHOOK_KEY)
     payload: dict[str, Any] = Field(default_factory=dict)
     """Template of the job's payload: `{a.b}` is field `b` of `a` in the delivery."""
     when: dict[str, list[str | int | bool]] = Field(default_factory=dict)
