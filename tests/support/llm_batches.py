@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -147,4 +148,19 @@ def _completion(asked: Mapping[str, Any]) -> dict[str, Any]:
         "model": asked["model"],
         "choices": [choice | {"finish_reason": "stop"}],
         "usage": {"prompt_tokens": 11, "completion_tokens": 7},
+    }
+
+
+def with_batches(url: str, directory: Path) -> dict[str, Any]:
+    """Settings of who has batches sent to the server at `url`. A token costs 1, and half of that in
+    a batch: an answer costs 18, or 9."""
+    (directory / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
+    return {
+        "llm_base_url": url,
+        "llm_model": "m",
+        "llm_timeout": 20.0,
+        "llm_prices": directory / "prices.toml",
+        "llm_batch": True,
+        "llm_batch_wait": 0.0,
+        "llm_budget_per_day": 1_000_000.0,
     }

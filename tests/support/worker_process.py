@@ -20,11 +20,11 @@ from asyncio.subprocess import DEVNULL, PIPE
 from asyncio.subprocess import Process as Subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pydantic import SecretStr
 
+from switchyard.broker.closing import Closing
 from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
@@ -92,7 +92,7 @@ class Process:
             os.kill(self.pid, number)
 
 
-class Processes:
+class Processes(Closing):
     """Starts processes with these settings; kills those that are left at the end."""
 
     def __init__(self, settings: Settings, directory: Path) -> None:
@@ -100,15 +100,7 @@ class Processes:
         self._directory = directory
         self.all: list[Process] = []
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def close(self) -> None:
         for process in self.all:
             process.kill()
         await asyncio.gather(*(process.ended() for process in self.all))

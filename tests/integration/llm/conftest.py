@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from switchyard.services.ledger import Ledger
 from tests.support.ledgers import make_ledger
+from tests.support.llm_server import LlmServer
 
 
 @pytest.fixture
@@ -21,3 +22,9 @@ async def plain_ledger(sqlite_url: str) -> AsyncIterator[Ledger]:
     await make_ledger(sqlite_url)
     async with await Ledger.open(sqlite_url, check=True) as opened:
         yield opened
+
+
+@pytest.fixture
+def llm() -> Iterator[LlmServer]:
+    with LlmServer() as server:
+        yield server

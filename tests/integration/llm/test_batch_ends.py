@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from switchyard.services.records.llm_batches import ItemState
 from switchyard.services.records.spending import AskedBy
 from switchyard.services.settings import Settings
 from tests.integration.ledger.made import message, new_job
+from tests.support.llm_batches import with_batches
 from tests.support.llm_server import Exchange, LlmServer
 
 QUESTIONS = 3
@@ -37,25 +37,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def llm() -> Iterator[LlmServer]:
-    with LlmServer() as server:
-        yield server
-
-
-@pytest.fixture
 def given(tmp_path: Path, llm: LlmServer) -> Settings:
     """An answer costs 18, or 9 in a batch."""
-    (tmp_path / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
-    return Settings(
-        amqp_url="amqp://127.0.0.1:1",
-        data_dir=tmp_path,
-        llm_base_url=llm.url,
-        llm_model="m",
-        llm_prices=tmp_path / "prices.toml",
-        llm_batch=True,
-        llm_batch_wait=0.0,
-        llm_budget_per_day=1_000_000.0,
-    )
+    nowhere = {"amqp_url": "amqp://127.0.0.1:1", "data_dir": tmp_path}
+    return Settings.model_validate(with_batches(llm.url, tmp_path) | nowhere)
 
 
 def question(n: int) -> dict[str, Any]:

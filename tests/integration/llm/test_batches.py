@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from switchyard.services.settings import Settings
 from tests.integration.ledger.made import new_job
 from tests.support import llm_server
 from tests.support.brokers import TestBroker
-from tests.support.llm_batches import ANSWER
+from tests.support.llm_batches import ANSWER, with_batches
 from tests.support.llm_batches import Batch as RemoteBatch
 from tests.support.llm_server import LlmServer
 from tests.support.system import System, open_system
@@ -37,26 +37,6 @@ from tests.support.system import System, open_system
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_sending, "POLL", 0.0)
     monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
-
-
-@pytest.fixture
-def llm() -> Iterator[LlmServer]:
-    with LlmServer() as server:
-        yield server
-
-
-def with_batches(llm: LlmServer, directory: Path) -> dict[str, Any]:
-    """A token costs 1, and half of that in a batch: an answer of the test server costs 18, or 9."""
-    (directory / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
-    return {
-        "llm_base_url": llm.url,
-        "llm_model": "m",
-        "llm_timeout": 20.0,
-        "llm_prices": directory / "prices.toml",
-        "llm_batch": True,
-        "llm_batch_wait": 0.0,
-        "llm_budget_per_day": 1_000_000.0,
-    }
 
 
 def chat(text: str) -> dict[str, Any]:
@@ -77,7 +57,7 @@ async def system(
 ) -> AsyncIterator[System]:
     modules = ("switchyard.services.workers.llm_requests",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
-        opened.settings = opened.settings.model_copy(update=with_batches(llm, tmp_path))
+        opened.settings = opened.settings.model_copy(update=with_batches(llm.url, tmp_path))
         yield opened
 
 
@@ -172,7 +152,7 @@ async def test_who_is_near_its_end_or_cancelled_is_not_sent(
 @pytest.fixture
 def given(tmp_path: Path, llm: LlmServer) -> Settings:
     amqp = {"amqp_url": "amqp://127.0.0.1:1", "data_dir": tmp_path}
-    return Settings.model_validate({**with_batches(llm, tmp_path), **amqp})
+    return Settings.model_validate({**with_batches(llm.url, tmp_path), **amqp})
 
 
 async def collect(ledger: Ledger, settings: Settings, number: int) -> None:

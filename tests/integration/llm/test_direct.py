@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -38,12 +38,6 @@ SEA = llm_server.answers('{"label": "sea"}')
 
 def chat(text: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": text}]}
-
-
-@pytest.fixture
-def llm() -> Iterator[LlmServer]:
-    with LlmServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,6 @@ from tests.support.llm_server import LlmServer
 
 ASKED = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 7}
 BACKFILL = Urgency(lane=3)
-
-
-@pytest.fixture
-def llm() -> Iterator[LlmServer]:
-    with LlmServer() as server:
-        yield server
 
 
 def settings(llm: LlmServer, tmp_path: Path, share: float) -> Settings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,6 @@ from tests.support.system import System, open_system
 CLASSIFY = {"text": "The sea is salt.", "labels": ["sea", "land"]}
 SEA = llm_server.answers('{"label": "sea"}')
 NONSENSE = llm_server.answers("It is about the sea.")
-
-
-@pytest.fixture
-def llm() -> Iterator[LlmServer]:
-    with LlmServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -47,12 +47,6 @@ def chunk(exchange: Exchange, delta: dict[str, str], reason: str | None = None) 
     said = {"id": "1", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
     exchange.wfile.write(f"data: {json.dumps(said)}\n\n".encode())
     exchange.wfile.flush()
-
-
-@pytest.fixture
-def llm() -> Iterator[LlmServer]:
-    with LlmServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -1,15 +1,9 @@
 """`make join-run`: exits with 1 where a join was not as it must be."""
 
 import argparse
-import asyncio
-import logging
-import sys
-import tempfile
-from pathlib import Path
-
-import structlog
 
 from tests.support.join_run.run import Plan, run_all
+from tests.support.long_run import exit_with
 
 
 def main() -> None:
@@ -20,13 +14,8 @@ def main() -> None:
     parser.add_argument("--profile", choices=("classic", "quorum"), default=Plan.profile)
     parser.add_argument("--ledger", choices=("sqlite", "postgresql", "both"), default=Plan.ledger)
     given = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="switchyard-join-run-"))
-    # What this process itself has to say of those that are killed, beside the runs' lines.
-    with (directory / "driver.log").open("w") as log:
-        logging.basicConfig(stream=log)
-        logging.captureWarnings(True)
-        structlog.configure(logger_factory=structlog.WriteLoggerFactory(log))
-        sys.exit(0 if asyncio.run(run_all(Plan(**vars(given)), directory)) else 1)
+    plan = Plan(**vars(given))
+    exit_with("join-run", lambda directory: run_all(plan, directory))
 
 
 if __name__ == "__main__":

@@ -2,16 +2,16 @@
 
 import asyncio
 from random import Random
-from types import TracebackType
 from typing import Self
 
+from switchyard.broker.closing import Closing
 from tests.support.worker_process import Process, Processes
 
 SCHEDULER = {"turn": 0.1, "lease": 1.0, "pending": 2.0, "silent": 3.0}
 ROLES = ("worker", "worker", "worker", "scheduler", "scheduler")
 
 
-class Fleet:
+class Fleet(Closing):
     """Who is killed is started again; another of its role is always left."""
 
     def __init__(self, processes: Processes, random: Random) -> None:
@@ -26,12 +26,7 @@ class Fleet:
             await self._start(role)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def close(self) -> None:
         await asyncio.gather(*self._starting, return_exceptions=True)
 
     async def _start(self, role: str) -> None:

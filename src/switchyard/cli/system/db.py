@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
 from switchyard.cli.base.common import load_settings, run
-from switchyard.cli.base.output import JsonOption, echo, print_json, say
+from switchyard.cli.base.output import JsonOption, echo
+from switchyard.cli.system.made_users import RenewOption, print_users
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,9 +42,7 @@ def users(
     prefix: Annotated[
         str, typer.Option(help="Prefix of the user names: PREFIX_application, PREFIX_reader.")
     ] = "switchyard",
-    renew: Annotated[
-        bool, typer.Option("--renew", help="Also set new passwords for users that already exist.")
-    ] = False,
+    renew: RenewOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Create PostgreSQL users: one that reads and writes rows, and one that only reads them.
@@ -53,23 +51,9 @@ def users(
     A password from JOBS_APPLICATION_PASSWORD or JOBS_READER_PASSWORD is used as it is, and not
     printed. JOBS_DATABASE_URL must name the owner of the tables, with the right CREATEROLE.
     """
-    from switchyard.broker.addresses import with_login
     from switchyard.services.ledger.sql.users import make_database_users
 
     settings = load_settings()
     url, given = settings.ledger_url, settings.database_passwords
     made = run(make_database_users(url, prefix, renew=renew, given=given))
-    addresses = {
-        each.name: with_login(url, f"{quote(each.name)}:{each.password}") if each.password else None
-        for each in made
-    }
-    if as_json:
-        print_json([{"name": each.name, "url": addresses[each.name]} for each in made])
-        return
-    for each in made:
-        say(f"{each.name}: {each.role.purpose}")
-        if each.role.name in given:
-            known = f"its password is that of JOBS_{each.role.name.upper()}_PASSWORD"
-        else:
-            known = "it keeps its password; --renew gives it another"
-        echo(addresses[each.name] or f"  ({known})")
+    print_users(made, lambda: url, given, as_json=as_json)

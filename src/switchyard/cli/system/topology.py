@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
-from urllib.parse import quote
 
 import typer
 
@@ -17,6 +16,7 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed
 from switchyard.cli.base.output import JsonOption, console, echo, print_json, say, table
+from switchyard.cli.system.made_users import RenewOption, print_users
 from switchyard.cli.system.migrate import migrate
 from switchyard.cli.system.ours import require_ours
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from switchyard.broker.topology.differences import Difference
     from switchyard.broker.topology.management import ManagementClient
     from switchyard.broker.topology.model import Topology
-    from switchyard.broker.topology.users import MadeUser
     from switchyard.services.settings import Settings
 
 T = TypeVar("T")
@@ -120,9 +119,7 @@ def users(
             help="Prefix of the user names: PREFIX-publisher, PREFIX-worker, PREFIX-admin."
         ),
     ] = "switchyard",
-    renew: Annotated[
-        bool, typer.Option("--renew", help="Also set new passwords for users that already exist.")
-    ] = False,
+    renew: RenewOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Create broker users for publishers, workers and administration, with minimal permissions.
@@ -136,29 +133,7 @@ def users(
     settings = load_settings()
     given = settings.role_passwords
     made = _on_broker(settings, lambda client: make_users(client, prefix, renew=renew, given=given))
-    addresses = {each.name: _address(settings, each) for each in made}
-    if as_json:
-        print_json([{"name": each.name, "url": addresses[each.name]} for each in made])
-        return
-    for each in made:
-        say(f"{each.name}: {each.role.purpose}")
-        echo(addresses[each.name] or f"  ({_known(settings, each)})")
-
-
-def _known(settings: Settings, user: MadeUser) -> str:
-    """Why its password is not printed."""
-    if user.role.name in settings.role_passwords:
-        return f"its password is that of JOBS_{user.role.name.upper()}_PASSWORD"
-    return "it keeps its password; --renew gives it another"
-
-
-def _address(settings: Settings, user: MadeUser) -> str | None:
-    """What JOBS_AMQP_URL becomes for that user; None where its password is not known."""
-    from switchyard.broker.addresses import with_login
-
-    if user.password is None:
-        return None
-    return with_login(settings.require_amqp_url(), f"{quote(user.name)}:{user.password}")
+    print_users(made, settings.require_amqp_url, given, as_json=as_json)
 
 
 async def _mark(settings: Settings) -> str | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from switchyard.broker.background import end_tasks
+from switchyard.broker.closing import Closing
 
 T = TypeVar("T")
 
 
-class ReadAhead(Generic[T]):
+class ReadAhead(Closing, Generic[T]):
     """An iterator's items, at most `window` of them read ahead. Use with `async with`."""
 
     def __init__(self, items: AsyncIterator[T], window: int) -> None:
@@ -43,17 +43,12 @@ class ReadAhead(Generic[T]):
         self._room.set()
         return taken
 
-    async def __aenter__(self) -> ReadAhead[T]:
+    async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._read(), name="read ahead")
         self._task.add_done_callback(lambda _: self._more.set())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def close(self) -> None:
         assert self._task is not None
         await end_tasks(self._task)
         close = getattr(self._items, "aclose", None)

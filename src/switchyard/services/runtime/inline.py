@@ -18,10 +18,10 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import count
-from types import TracebackType
 
 import structlog
 
+from switchyard.broker.closing import Closing
 from switchyard.broker.dead.certificate import Reason
 from switchyard.services.instance import new_instance_id
 from switchyard.services.jobs.context import JobContext, Shared, Usage
@@ -66,7 +66,7 @@ LOOK = 0.5
 """Seconds between looks for room in a job's limits."""
 
 
-class InlineRunner:
+class InlineRunner(Closing):
     """Runs jobs, each with those that follow from it. Use it as a context manager.
 
     It serves HTTP: what it is asked to run comes from outside.
@@ -103,15 +103,7 @@ class InlineRunner:
         """Pipelines under way, by the id of their first job."""
         self._log = structlog.get_logger("inline")
 
-    async def __aenter__(self) -> InlineRunner:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def close(self) -> None:
         """Stop what runs; `finish` takes it up again in the next process, unless others share the
         ledger."""
         left = dict(self._runs)

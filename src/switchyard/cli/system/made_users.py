@@ -1,0 +1,59 @@
+"""What `jobctl topology users` and `jobctl db users` share: an option, and what they print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Protocol
+from urllib.parse import quote
+
+import typer
+
+from switchyard.cli.base.output import echo, print_json, say
+
+RenewOption = Annotated[
+    bool, typer.Option("--renew", help="Also set new passwords for users that already exist.")
+]
+
+
+class _Role(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def purpose(self) -> str: ...
+
+
+class _Made(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def role(self) -> _Role: ...
+
+    @property
+    def password(self) -> str | None: ...
+
+
+def print_users(
+    made: Sequence[_Made], url: Callable[[], str], given: Collection[str], *, as_json: bool
+) -> None:
+    """Each with the address at which it logs in, which is `url` but for the login; where nobody has
+    to be told a password, why. `given` are the roles whose passwords the settings have."""
+    from switchyard.broker.addresses import with_login
+
+    addresses = {
+        each.name: with_login(url(), f"{quote(each.name)}:{each.password}")
+        if each.password is not None
+        else None
+        for each in made
+    }
+    if as_json:
+        print_json([{"name": each.name, "url": addresses[each.name]} for each in made])
+        return
+    for each in made:
+        say(f"{each.name}: {each.role.purpose}")
+        if each.role.name in given:
+            known = f"its password is that of JOBS_{each.role.name.upper()}_PASSWORD"
+        else:
+            known = "it keeps its password; --renew gives it another"
+        echo(addresses[each.name] or f"  ({known})")
