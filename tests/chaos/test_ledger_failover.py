@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -19,44 +18,25 @@ from tests.support.chaos import (
     requests_of,
 )
 from tests.support.eventually import eventually
-from tests.support.missing import MissingError, skip_or_fail
-from tests.support.postgres import PostgresServer
-from tests.support.postgres_standby import StandbyServer
+from tests.support.postgres_standby import Pair, running_pair, url_of
 from tests.support.worker_process import Processes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(240), pytest.mark.postgres]
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[PostgresServer, StandbyServer]]:
-    """A primary and its synchronous standby."""
-    with TemporaryDirectory(prefix="switchyard-pair-") as directory:
-        Path(directory).chmod(0o755)
-        try:
-            primary = PostgresServer(Path(directory) / "primary")
-        except MissingError as error:
-            skip_or_fail(str(error))
-        primary.base_dir.mkdir()
-        primary.start()
-        standby = StandbyServer(Path(directory) / "standby", primary)
-        standby.base_dir.mkdir()
-        try:
-            standby.follow()
-            yield primary, standby
-        finally:
-            primary.stop()
-            standby.stop()
+def pair() -> Iterator[Pair]:
+    with running_pair() as found:
+        yield found
 
 
 @pytest.mark.parametrize("how", ["killed", "silent"])
 async def test_the_standby_takes_over_in_the_middle_of_1000_jobs(
-    broker310: TestBroker, pair: tuple[PostgresServer, StandbyServer], tmp_path: Path, how: str
+    broker310: TestBroker, pair: Pair, tmp_path: Path, how: str
 ) -> None:
     primary, standby = pair
-    hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
-    url = f"postgresql+asyncpg://test:{primary.password}@{hosts}/postgres"
     async with (
-        open_chaos(broker310, url, tmp_path) as system,
+        open_chaos(broker310, url_of(pair), tmp_path) as system,
         Processes(system.settings, tmp_path) as processes,
     ):
         for _ in range(2):
@@ -77,13 +57,11 @@ async def test_the_standby_takes_over_in_the_middle_of_1000_jobs(
 
 
 async def test_while_nobody_takes_writes_the_ledger_is_away_and_says_so_in_time(
-    pair: tuple[PostgresServer, StandbyServer],
+    pair: Pair,
 ) -> None:
     primary, standby = pair
-    hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
-    url = f"postgresql+asyncpg://test:{primary.password}@{hosts}/postgres"
     await asyncio.to_thread(primary.stop)
-    database = connect(url, prompt=True)
+    database = connect(url_of(pair), prompt=True)
     async with asyncio.timeout(2.5):
         with pytest.raises(LedgerUnavailable, match="takes writes") as caught:
             await database.write(lambda connection: None)

@@ -4,17 +4,23 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from switchyard.cli.system.ports import LOOPBACK
+from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer
+
+Pair = tuple[PostgresServer, "StandbyServer"]
 
 
 class StandbyServer(PostgresServer):
     """Made from a running primary at its first start. `promote` makes it the primary."""
 
     def __init__(self, base_dir: Path, primary: PostgresServer) -> None:
-        super().__init__(base_dir, password=primary.password)
+        super().__init__(base_dir, password=primary.password, with_vectors=primary.with_vectors)
         self._primary = primary
 
     def follow(self) -> None:
@@ -34,6 +40,7 @@ class StandbyServer(PostgresServer):
         self.execute("SELECT pg_promote()")
 
     def _initialise(self, data: Path) -> None:
+        self._install()
         if self.system_user:
             shutil.chown(self.base_dir, self.system_user, self.system_user)
         subprocess.run(
@@ -49,3 +56,31 @@ class StandbyServer(PostgresServer):
             check=True,
             capture_output=True,
         )
+
+
+@contextmanager
+def running_pair(*, with_vectors: bool = False) -> Iterator[Pair]:
+    """A primary and its synchronous standby, with pgvector if wanted."""
+    with TemporaryDirectory(prefix="switchyard-pair-") as directory:
+        Path(directory).chmod(0o755)
+        try:
+            primary = PostgresServer(Path(directory) / "primary", with_vectors=with_vectors)
+        except MissingError as error:
+            skip_or_fail(str(error))
+        primary.base_dir.mkdir()
+        primary.start()
+        standby = StandbyServer(Path(directory) / "standby", primary)
+        standby.base_dir.mkdir()
+        try:
+            standby.follow()
+            yield primary, standby
+        finally:
+            primary.stop()
+            standby.stop()
+
+
+def url_of(pair: Pair) -> str:
+    """Of both, as SQLAlchemy takes it."""
+    primary, standby = pair
+    hosts = f"{LOOPBACK}:{primary.port},{LOOPBACK}:{standby.port}"
+    return f"postgresql+asyncpg://test:{primary.password}@{hosts}/postgres"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from dataclasses import replace
@@ -14,9 +13,8 @@ import pytest
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.files.hashes import content_hash
-from switchyard.services.files.keys import result_key, stage_key
+from switchyard.services.files.keys import stage_key
 from switchyard.services.index.opening import open_index
-from switchyard.services.index.ranking import Hit, search
 from switchyard.services.index.wordllama import WordllamaEmbedder
 from switchyard.services.jobs.outcomes import Done
 from switchyard.services.ledger import Ledger
@@ -26,52 +24,18 @@ from switchyard.services.samples.articles import sample
 from switchyard.services.workers import embed as embed_worker
 from switchyard.services.workers.stages import EMBED
 from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.documents import (
+    STAGES,
+    chunk_count,
+    document,
+    ingested,
+    whole_result,
+    written,
+)
 from tests.integration.pipeline.pdfs import TEXT, pdf
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
-
-STAGES = [
-    "ingest_document",
-    "extract_text",
-    "summarize_content",
-    "embed_content",
-    "classify_document",
-    "link_content",
-]
-
-
-def written(tmp_path: Path, name: str, content: bytes) -> dict[str, str]:
-    path = tmp_path / name
-    path.write_bytes(content)
-    return {"path": str(path)}
-
-
-async def ingested(pipeline: Pipeline, payload: dict[str, Any]) -> str:
-    await pipeline.run("ingest_document", payload)
-    return str(pipeline.result("ingest_document")["document_id"])
-
-
-async def document(pipeline: Pipeline, document_id: str):
-    assert pipeline.ledger is not None
-    found = await pipeline.ledger.get_document(document_id)
-    assert found is not None
-    return found
-
-
-def whole_result(pipeline: Pipeline, document_id: str) -> dict[str, Any]:
-    return dict(json.loads(pipeline.storage.get(result_key(document_id))))
-
-
-async def find(pipeline: Pipeline, query: str, limit: int = 10, **options: Any) -> list[Hit]:
-    async with open_index(pipeline.settings) as home, home.searched() as (index, embedder):
-        return await search(index, embedder, query, limit, **options)
-
-
-async def chunk_count(pipeline: Pipeline, document_id: str) -> int:
-    async with open_index(pipeline.settings) as home, home.searched() as (index, _):
-        return await index.count(document_id)
-
 
 # --- the way through ------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from switchyard.services.records.graph import Direction
 from switchyard.services.samples.articles import write_samples
 from switchyard.services.settings import Settings
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.test_document_pipeline import find, ingested, whole_result
+from tests.integration.pipeline.documents import find, ingested, whole_result
 from tests.support.ledgers import make_ledger
 
 

@@ -6,7 +6,7 @@ pgvector. `opening` chooses by JOBS_INDEX_URL.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +40,16 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
+class NearDocument:
+    """A document of whose chunks one is near."""
+
+    document_id: str
+    title: str
+    similarity: float
+    """Cosine of its nearest chunk, from -1 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class WordMatch:
     """A chunk that has words of a query."""
 
@@ -47,6 +57,8 @@ class WordMatch:
     title: str
     relevance: float
     """BM25: above 0, without an upper limit, and only to be compared within one answer."""
+    similarity: float = 0.0
+    """Cosine to the vector that was given with the words, from -1 to 1; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,29 +122,42 @@ class ChunkIndex(Protocol):
         vector: Sequence[float],
         limit: int,
         *,
-        excluding: str | None = None,
         within: Collection[str] | None = None,
-        of: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Match]:
-        """The chunks nearest to a vector, best first; `excluding` leaves one document out,
-        `within` leaves out all documents but these, and `of` all chunks but those of these ids.
+        """The chunks nearest to a vector, best first; `within` leaves out all documents but these.
         With `exact`, every vector is compared, however many there are.
 
         Nothing is near to a vector of zeros.
         """
         ...
 
+    async def neighbours(
+        self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
+    ) -> list[NearDocument]:
+        """The documents, except one, of the `limit` chunks that are nearest to each vector; each
+        once, the nearest first. Together they cost little more than one of them."""
+        ...
+
     async def with_words(
-        self, text: str, limit: int, *, within: Collection[str] | None = None
+        self,
+        text: str,
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+        near: Sequence[float] | None = None,
     ) -> list[WordMatch]:
         """The chunks that have words of the text, the most relevant first; `within` leaves out
-        all documents but these."""
+        all documents but these. They are compared with the vector `near`, if there is one."""
+        ...
+
+    async def is_scattered(self) -> bool:
+        """Whether writes have left so many pieces that it costs less to compact than to go on."""
         ...
 
     async def compact(self) -> None:
         """Make room and speed: merge what writes have left in pieces, drop what no reader needs,
-        index what has grown. For a maintenance job; others may read and write meanwhile."""
+        index what has grown. Takes seconds to minutes; others may read and write meanwhile."""
         ...
 
 
@@ -146,6 +171,16 @@ def require_pairs(chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]) -
     """Raises ValueError where there are not as many vectors as chunks."""
     if len(chunks) != len(vectors):
         raise ValueError(f"{len(chunks)} chunks and {len(vectors)} vectors")
+
+
+def each_once(found: Iterable[NearDocument]) -> list[NearDocument]:
+    """Each document as near as the nearest of its chunks; in one order, everywhere."""
+    nearest: dict[str, NearDocument] = {}
+    for each in found:
+        known = nearest.get(each.document_id)
+        if known is None or each.similarity > known.similarity:
+            nearest[each.document_id] = each
+    return sorted(nearest.values(), key=lambda each: (-each.similarity, each.document_id))
 
 
 def best_first(matches: list[Match]) -> list[Match]:

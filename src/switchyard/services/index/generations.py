@@ -75,6 +75,10 @@ class IndexHome(Protocol):
         """Its table; made if need be. Raises IndexMismatch where that is another embedder's."""
         ...
 
+    def compacting(self, generation: Generation) -> AbstractAsyncContextManager[bool]:
+        """Around compacting its table: whether no other process is at it."""
+        ...
+
     async def wording(self, generation: Generation) -> int | None:
         """How the words of its table are kept (`words.WORDING`), 0 for any way before there were
         such numbers; None where there is no table."""

@@ -31,12 +31,19 @@ from switchyard.services.index.words import WORDING, add_word_index
 
 _CREATION_TIMEOUT = 30.0
 """Seconds after which a creation's marker belongs to a process that died."""
+_COMPACTION_TIMEOUT = 600.0
+"""The same of a compaction's marker. Two compactions at once only do the same twice."""
 _EMBEDDER = b"embedder"
 _WORDING = b"wording"
 _STATES = "generations"
 """Folder of the catalogue."""
 _LARGEST = 100_000
 """Bytes of a state."""
+INDEX_CACHE = 256 * 1024**2
+"""Bytes of the indexes that a process keeps in memory: 100,000 vectors of 256 numbers are 100 MB.
+What is not there, a search reads again."""
+_METADATA_CACHE = 64 * 1024**2
+"""Bytes of what a process keeps of files and schemas."""
 _LANCE_RAISES = (RuntimeError, ValueError, OSError)
 _AWAY = (
     "Generic S3 error",
@@ -48,12 +55,14 @@ _AWAY = (
 
 
 class LanceHome:
-    """An index at an address of LanceDB. Holds the address alone."""
+    """An index at an address of LanceDB. Connections are made anew each time, so each sees what
+    others have written; they share what they have read of the indexes, which never changes."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self.where = without_credentials(url)
         self._beside = Storage(as_url(url))
+        self._session: Any = None
 
     async def generations(self, first: Generation) -> Generations:
         with self._reached():
@@ -87,6 +96,18 @@ class LanceHome:
                 schema = await table.schema()
                 _check(schema, generation)
                 yield LanceTable(table, generation.dimensions, _wording_of(schema))
+
+    @asynccontextmanager
+    async def compacting(self, generation: Generation) -> AsyncIterator[bool]:
+        marker = f"{generation.table}.compacting"
+        with self._reached():
+            await self._drop_stale(marker, _COMPACTION_TIMEOUT)
+            is_ours = await self._beside.put_new_async(marker, b"")
+            try:
+                yield is_ours
+            finally:
+                if is_ours:
+                    await self._beside.delete_async(marker)
 
     async def wording(self, generation: Generation) -> int | None:
         with self._reached():
@@ -125,7 +146,7 @@ class LanceHome:
         return text.decode(errors="replace")
 
     async def close(self) -> None:
-        return
+        self._session = None
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -145,7 +166,9 @@ class LanceHome:
     async def _connected(self) -> AsyncIterator[Any]:
         import lancedb
 
-        connection: Any = await lancedb.connect_async(self._url)
+        if self._session is None:
+            self._session = lancedb.Session(INDEX_CACHE, _METADATA_CACHE)
+        connection: Any = await lancedb.connect_async(self._url, session=self._session)
         try:
             yield connection
         finally:
@@ -174,12 +197,12 @@ class LanceHome:
             table = await _open_table(connection, generation.table)
             if table is not None:
                 return table
-            await self._drop_stale(marker)
+            await self._drop_stale(marker, _CREATION_TIMEOUT)
         raise IndexAway(f"the index at {self.where} is being made by another process for too long")
 
-    async def _drop_stale(self, marker: str) -> None:
+    async def _drop_stale(self, marker: str, timeout: float) -> None:
         stored = await self._beside.stat_async(marker)
-        oldest = datetime.now(UTC) - timedelta(seconds=_CREATION_TIMEOUT)
+        oldest = datetime.now(UTC) - timedelta(seconds=timeout)
         if stored is not None and stored.modified < oldest:
             await self._beside.delete_async(marker)
 

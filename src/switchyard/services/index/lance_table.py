@@ -20,8 +20,10 @@ from switchyard.services.index.chunk_index import (
     BATCH,
     IndexedText,
     Match,
+    NearDocument,
     WordMatch,
     best_first,
+    each_once,
     require_pairs,
     unit,
 )
@@ -37,10 +39,21 @@ from switchyard.services.text.plain import normalised
 _CHUNK_COLUMNS = ("id", "document_id", "index", "page", "text", "title")
 WORDS_COLUMN = "words"
 """The text, normalised: words are looked for there, and the text is shown as it was."""
-_KEPT = timedelta(hours=1)
+_KEPT = timedelta(minutes=10)
 """Versions of a table that are younger stay: a reader that is slow may still be at one."""
-_PROBED = 8
-"""Of the parts of a large index, one in so many is looked at for neighbours."""
+_PIECES = 64
+"""Small fragments from which merging pays. Every read and upsert looks into each of them (some
+0.2 ms), and merging them rewrites a table of up to a million rows (some 30 µs a row): in a larger
+table, the two cost the same where there are about half as many pieces as the root of its rows."""
+_PART = 4_096
+"""Vectors in a part of the index of neighbours: what LanceDB divides them into, and keeps to."""
+_PROBED = 32
+"""Parts that are looked at for neighbours at least, some ten milliseconds; of a large index, one
+part in _SHARE."""
+_SHARE = 8
+_SEGMENTS = 8
+"""Each compaction adds one to the index of neighbours, of what came in since, and each is looked
+through; from so many on, the index is made anew."""
 
 
 class LanceTable:
@@ -118,25 +131,14 @@ class LanceTable:
         vector: Sequence[float],
         limit: int,
         *,
-        excluding: str | None = None,
         within: Collection[str] | None = None,
-        of: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Match]:
-        if not any(vector) or (within is not None and not within) or (of is not None and not of):
+        if not any(vector) or (within is not None and not within):
             return []
-        query = self._table.query().nearest_to(list(vector)).distance_type("cosine").limit(limit)
-        if exact:
-            query = query.bypass_vector_index()
-        elif parts := await self._neighbour_parts():
-            query = query.nprobes(max(1, parts // _PROBED))
-        conditions = [_one_of(within)] if within is not None else []
-        if of is not None:
-            conditions.append(_one_of(of, "id"))
-        if excluding is not None:
-            conditions.append(f"document_id != {_quoted(excluding)}")
-        if conditions:
-            query = query.where(" AND ".join(conditions))
+        query = await self._near(list(vector), limit, exact=exact)
+        if within is not None:
+            query = query.where(_one_of(within))
         rows = await query.select([*_CHUNK_COLUMNS, "_distance"]).to_list()
         return best_first(
             [
@@ -146,8 +148,36 @@ class LanceTable:
             ]
         )
 
+    async def neighbours(
+        self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
+    ) -> list[NearDocument]:
+        asked = [list(vector) for vector in vectors if any(vector)]
+        if not asked:
+            return []
+        query = (await self._near(asked, limit)).where(f"document_id != {_quoted(excluding)}")
+        rows = await query.select(["document_id", "title", "_distance"]).to_list()
+        return each_once(
+            NearDocument(row["document_id"], row["title"], similarity=1 - row["_distance"])
+            for row in rows
+            if row["_distance"] is not None
+        )
+
+    async def _near(self, vectors: list[Any], limit: int, *, exact: bool = False) -> Any:
+        """A query for the rows nearest to a vector, or to each of several."""
+        query = self._table.query().nearest_to(vectors).distance_type("cosine").limit(limit)
+        if exact:
+            return query.bypass_vector_index()
+        parts = await self._table.count_rows() // _PART
+        # More than these only until enough are found that fit the conditions.
+        return query.maximum_nprobes(0).minimum_nprobes(max(_PROBED, parts // _SHARE))
+
     async def with_words(
-        self, text: str, limit: int, *, within: Collection[str] | None = None
+        self,
+        text: str,
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+        near: Sequence[float] | None = None,
     ) -> list[WordMatch]:
         """A table from before there was an index of words gets one."""
         query = words_query(text)
@@ -158,32 +188,47 @@ class LanceTable:
         found = self._table.query().nearest_to_text(query, columns=[self._words]).limit(limit)
         if within is not None:
             found = found.where(_one_of(within))
-        rows = await found.select([*_CHUNK_COLUMNS, "_score"]).to_list()
-        matches = [WordMatch(_chunk(row), row["title"], relevance=row["_score"]) for row in rows]
+        columns = [*_CHUNK_COLUMNS, "_score"]
+        if near is None:
+            rows = await found.select(columns).to_arrow()
+            similar = [0.0] * len(rows)
+        else:
+            rows = await found.select([*columns, "vector"]).to_arrow()
+            similar = _cosines(near, rows.column("vector"))
+        matches = [
+            WordMatch(_chunk(row), row["title"], row["_score"], similarity)
+            for row, similarity in zip(rows.select(columns).to_pylist(), similar, strict=True)
+        ]
         return sorted(matches, key=lambda match: (-match.relevance, match.chunk.id))
 
+    async def is_scattered(self) -> bool:
+        stats = await self._table.stats()
+        pieces = int(stats["fragment_stats"]["num_small_fragments"])
+        return pieces >= max(_PIECES, math.isqrt(int(stats["num_rows"])) // 2)
+
     async def compact(self) -> None:
-        """Merge small files, drop versions older than an hour, index the columns that writes and
+        """Merge small files, drop versions older than _KEPT, index the columns that writes and
         filters look up, and vectors where there are many."""
         from lancedb.index import BTree, IvfFlat
 
-        number = await self._table.count_rows()
-        if number:
-            indices = await self._table.list_indices()
-            indexed = {column for index in indices for column in index.columns}
-            for column in sorted({"id", "document_id"} - indexed):
-                await retried(partial(self._table.create_index, column, config=BTree()))
-            if number >= APPROXIMATE_FROM and "vector" not in indexed:
-                config = IvfFlat(distance_type="cosine", num_partitions=_parts_of(number))
-                await retried(partial(self._table.create_index, "vector", config=config))
+        # First, for this writes the rows to other places, and then the indexes anew.
         await retried(lambda: self._table.optimize(cleanup_older_than=_KEPT))
+        number = await self._table.count_rows()
+        if not number:
+            return
+        indexed = {index.columns[0]: index.name for index in await self._table.list_indices()}
+        for column in sorted({"id", "document_id"} - set(indexed)):
+            await retried(partial(self._table.create_index, column, config=BTree()))
+        segments = await self._segments(indexed.get("vector"))
+        if number >= APPROXIMATE_FROM and not 0 < segments < _SEGMENTS:
+            # Into as many parts as LanceDB takes by itself: smaller ones it would join again.
+            config = IvfFlat(distance_type="cosine")
+            await retried(partial(self._table.create_index, "vector", config=config))
 
-    async def _neighbour_parts(self) -> int:
-        """Parts of the index of vectors; 0 where there is none."""
-        for index in await self._table.list_indices():
-            if list(index.columns) == ["vector"]:
-                return _parts_of(await self._table.count_rows())
-        return 0
+    async def _segments(self, index: str | None) -> int:
+        """How many an index has; 0 without one."""
+        told = None if index is None else await self._table.index_stats(index)
+        return 0 if told is None else int(told.num_indices or 1)
 
     async def _upsert(self, rows: Any) -> None:
         merge = self._table.merge_insert("id").when_matched_update_all()
@@ -210,9 +255,15 @@ class LanceTable:
         return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _parts_of(number: int) -> int:
-    """Parts into which an index of so many vectors is divided."""
-    return max(1, math.isqrt(number))
+def _cosines(vector: Sequence[float], column: Any) -> list[float]:
+    """How similar each vector of a column is to that one; 0 where either is of zeros."""
+    import numpy as np
+
+    wanted = np.array(vector)
+    known = column.combine_chunks().flatten().to_numpy().reshape(-1, len(wanted))
+    lengths = np.linalg.norm(known, axis=1) * np.linalg.norm(wanted)
+    found: list[float] = (known @ wanted / np.where(lengths, lengths, 1.0)).tolist()
+    return found
 
 
 def _add_up(sums: dict[str, Any], batch: Any, dimensions: int) -> None:

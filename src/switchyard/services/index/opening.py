@@ -23,6 +23,7 @@ from switchyard.services.index.embedder import (
 )
 from switchyard.services.index.generations import FIRST_TABLE, Generation, Generations, IndexHome
 from switchyard.services.index.probing import ProbedEmbedder, Seen
+from switchyard.services.index.tidying import Tidying
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.settings import Settings
 
@@ -36,6 +37,7 @@ class OpenIndex:
 
     settings: Settings
     home: IndexHome
+    tidying: Tidying
     purse: Purse | None = None
     """Pays for the vectors that a server makes; None where nobody does."""
     clock: Callable[[], float] = time.time
@@ -98,6 +100,8 @@ class OpenIndex:
                 embedder = self.embedder_of(generation)
                 async with self.home.table(generation) as table:
                     await work(table, embedder)
+                    if await table.is_scattered():
+                        self.tidying.begin(generation)
                 done.append(generation)
         return tuple(done)
 
@@ -144,9 +148,11 @@ async def open_index(
 ) -> AsyncIterator[OpenIndex]:
     """The index of these settings; its connections are made when they are needed."""
     home = home_at(settings.vectors_url)
+    tidying = Tidying(home)
     try:
-        yield OpenIndex(settings, home, purse, clock)
+        yield OpenIndex(settings, home, tidying, purse, clock)
     finally:
+        await tidying.close()
         await home.close()
 
 

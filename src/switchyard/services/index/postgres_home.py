@@ -84,6 +84,10 @@ class PostgresHome:
             raise mismatch(*found, generation)
         yield PostgresTable(self._connection, generation)
 
+    @asynccontextmanager
+    async def compacting(self, generation: Generation) -> AsyncIterator[bool]:
+        yield True  # the server sees to it that two are not in each other's way
+
     async def wording(self, generation: Generation) -> int | None:
         async with self._connection() as connection:
             return await wording_of(connection, generation.table)
@@ -148,18 +152,23 @@ class PostgresHome:
                 )
             pool = await self._pool
             async with pool.acquire(timeout=_TIMEOUT) as connection:
-                if not self._ready:
-                    await self._prepare(connection)
-                    self._ready = True
-                yield connection
+                try:
+                    if not self._ready:
+                        await self._prepare(connection)
+                        self._ready = True
+                    yield connection
+                except TimeoutError:
+                    # Or the pool would wait as long again, for the statement to be called off.
+                    connection.terminate()
+                    raise
         except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError) as error:
             self._ready = False
             raise IndexAway(f"the index at {self.where} is being changed: {error}") from error
         except (asyncpg.DataError, asyncpg.SyntaxOrAccessError) as error:
             raise IndexMismatch(f"the index at {self.where}: {error}") from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            if is_demoted(error):
-                # The next ones lead to whichever server takes writes now.
+            if is_demoted(error) or isinstance(error, TimeoutError):
+                # The next ones lead to whichever server takes writes, and answers, now.
                 await self._pool.expire_connections()
             reason = str(error) or type(error).__name__
             raise IndexAway(f"the index at {self.where}: {reason}") from error

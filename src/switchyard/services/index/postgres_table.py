@@ -1,46 +1,45 @@
-"""The index of chunks in PostgreSQL: vectors by pgvector, words by an inverted index.
-
-PostgreSQL's own full-text search knows no BM25 and no words where no spaces are written. So the
-words of a chunk are cut as those of a query are (`services.text.plain`), and kept as an array with
-a GIN index; that finds the candidates, and BM25 orders them here.
-"""
+"""The index of chunks in PostgreSQL: vectors by pgvector, words by an inverted index
+(`postgres_words`)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from switchyard.services.index.chunk_index import (
     APPROXIMATE_FROM,
     IndexedText,
     Match,
+    NearDocument,
     WordMatch,
     best_first,
+    each_once,
     require_pairs,
     unit,
 )
 from switchyard.services.index.generations import Generation
-from switchyard.services.index.words import MAX_QUERY_WORDS, WORDING
+from switchyard.services.index.postgres_words import CHUNK, LONGEST_WORD, chunk_of, with_words
+from switchyard.services.index.words import WORDING
 from switchyard.services.text.chunks import Chunk
-from switchyard.services.text.plain import content_words, words
+from switchyard.services.text.plain import words
 
 INLINE_DIMENSIONS = 1_900
 """Vectors up to this length lie in the table's own pages of 8 KiB, where a scan is quickest."""
 INDEXED_DIMENSIONS = 2_000
 """Vectors up to this length can have an index of neighbours (HNSW)."""
-LONGEST_WORD = 100
-"""Characters of a word that are kept: an inverted index takes no long ones."""
 _MAINTENANCE = 24 * 3600.0
 """Seconds that one statement of maintenance may take."""
-_CANDIDATES = 2
-"""For each chunk that is asked for by words, so many are compared."""
-_K1, _B = 1.2, 0.75
-"""The usual parameters of BM25."""
-_CHUNK = "id, document_id, index, page, text, title"
+
+_SEARCHING = "SET LOCAL jit = off; SET LOCAL plan_cache_mode = force_custom_plan"
+"""What the server is told for each search: to compile takes longer than it."""
+_BY_WORDS = "SET LOCAL enable_seqscan = off; SET LOCAL work_mem = '32MB'"
+"""What it is told besides for a search by words. Words that are together less often than by chance
+would have it read the table; and in a large one, too, the index is to tell the chunks, and not only
+their pages."""
 
 Connect = Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -154,13 +153,13 @@ class PostgresTable:
     async def texts_of(self, document_id: str, start: int, limit: int) -> list[IndexedText]:
         async with self._connect() as connection:
             rows = await connection.fetch(
-                f"SELECT {_CHUNK} FROM {self._name} "
+                f"SELECT {CHUNK} FROM {self._name} "
                 "WHERE document_id = $1 AND index >= $2 AND index < $3 ORDER BY index",
                 document_id,
                 start,
                 start + limit,
             )
-        return [IndexedText(row["title"], _chunk(row)) for row in rows]
+        return [IndexedText(row["title"], chunk_of(row)) for row in rows]
 
     async def vectors_at(self, document_id: str, numbers: Sequence[int]) -> list[list[float]]:
         async with self._connect() as connection:
@@ -188,59 +187,82 @@ class PostgresTable:
         vector: Sequence[float],
         limit: int,
         *,
-        excluding: str | None = None,
         within: Collection[str] | None = None,
-        of: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Match]:
-        if not any(vector) or (within is not None and not within) or (of is not None and not of):
+        if not any(vector) or (within is not None and not within):
             return []
-        conditions, values = [], [list(vector), limit]
-        for condition, value in (
-            ("document_id <> ${}", excluding),
-            ("document_id = ANY(${})", None if within is None else list(within)),
-            ("id = ANY(${})", None if of is None else list(of)),
-        ):
-            if value is not None:
-                values.append(value)
-                conditions.append(condition.format(len(values)))
-        where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
-        async with self._connect() as connection, connection.transaction(readonly=True):
-            await connection.execute(
-                "SET LOCAL enable_indexscan = off"
-                if exact
-                else f"SET LOCAL hnsw.ef_search = {min(max(2 * limit, 100), 1000)}; "
-                "SET LOCAL hnsw.iterative_scan = strict_order"
-            )
+        values: list[Any] = [list(vector), limit]
+        where = ""
+        if within is not None:
+            values.append(list(within))
+            where = "WHERE document_id = ANY($3) "
+        told = "SET LOCAL enable_indexscan = off" if exact else _search(limit)
+        async with self._reading(told) as connection:
             rows = await connection.fetch(
-                f"SELECT {_CHUNK}, vector <=> $1::real[]::vector AS distance FROM {self._name} "
+                f"SELECT {CHUNK}, vector <=> $1::real[]::vector AS distance FROM {self._name} "
                 f"{where}ORDER BY distance LIMIT $2",
                 *values,
             )
         return best_first(
             [
-                Match(_chunk(row), row["title"], similarity=1 - row["distance"])
+                Match(chunk_of(row), row["title"], similarity=1 - row["distance"])
                 for row in rows
                 if not math.isnan(row["distance"])
             ]
         )
 
-    async def with_words(
-        self, text: str, limit: int, *, within: Collection[str] | None = None
-    ) -> list[WordMatch]:
-        told = list(dict.fromkeys(content_words(text) or words(text)))[:MAX_QUERY_WORDS]
-        terms = [word[:LONGEST_WORD] for word in told]
-        if not terms or (within is not None and not within):
-            return []
-        async with self._connect() as connection:
+    async def neighbours(
+        self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
+    ) -> list[NearDocument]:
+        asked = [json.dumps(list(vector)) for vector in vectors if any(vector)]
+        async with self._reading(_search(limit)) as connection:
             rows = await connection.fetch(
-                _WORDED.format(table=self._name, chunk=_CHUNK),
-                terms,
-                None if within is None else list(within),
-                limit * _CANDIDATES,
-                self._name,
+                "SELECT near.* FROM unnest($1::text[]) AS asked CROSS JOIN LATERAL ("
+                "SELECT document_id, title, vector <=> asked::vector AS distance "
+                f"FROM {self._name} WHERE document_id <> $2 ORDER BY distance LIMIT $3) AS near",
+                asked,
+                excluding,
+                limit,
             )
-        return _by_relevance(rows)[:limit]
+        return each_once(
+            NearDocument(row["document_id"], row["title"], similarity=1 - row["distance"])
+            for row in rows
+            if not math.isnan(row["distance"])
+        )
+
+    async def with_words(
+        self,
+        text: str,
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+        near: Sequence[float] | None = None,
+    ) -> list[WordMatch]:
+        if within is not None and not within:
+            return []
+        async with self._reading(_BY_WORDS) as connection:
+            return await with_words(connection, self._name, text, limit, within, near)
+
+    @asynccontextmanager
+    async def _reading(self, told: str) -> AsyncIterator[Any]:
+        """A connection for a search, with these settings besides. All that is read is of one
+        moment."""
+        async with self._connect() as connection:
+            transaction = connection.transaction(isolation="repeatable_read", readonly=True)
+            await transaction.start()
+            try:
+                await connection.execute(f"{_SEARCHING}; {told}")
+                yield connection
+            except TimeoutError:
+                raise  # the connection is given up: to roll back would take as long again
+            except BaseException:
+                await transaction.rollback()
+                raise
+            await transaction.commit()
+
+    async def is_scattered(self) -> bool:
+        return False  # the server clears up behind writers by itself
 
     async def compact(self) -> None:
         """Have the server clear away what was replaced, look at how words and documents are
@@ -267,46 +289,13 @@ class PostgresTable:
         )
 
 
-_WORDED = """
-WITH asked AS (SELECT unnest($1::text[]) AS word),
-found AS (
-    SELECT asked.word, chunk.id, chunk.document_id
-    FROM asked CROSS JOIN LATERAL
-        (SELECT id, document_id FROM {table} WHERE words @> ARRAY[asked.word] OFFSET 0) AS chunk
-),
-total AS (
-    SELECT CASE WHEN reltuples < 10000 THEN (SELECT count(*) FROM {table}) ELSE reltuples END AS n
-    FROM pg_class WHERE oid = to_regclass($4)
-),
-known AS MATERIALIZED (
-    SELECT word, ln(1 + (greatest(max(total.n), count(*)) - count(*) + 0.5::float8)
-        / (count(*) + 0.5::float8)) AS weight
-    FROM found CROSS JOIN total GROUP BY word
-),
-best AS (
-    SELECT found.id FROM found JOIN known USING (word)
-    WHERE $2::text[] IS NULL OR found.document_id = ANY($2)
-    GROUP BY found.id ORDER BY sum(known.weight) DESC, found.id LIMIT $3
-)
-SELECT {chunk}, cardinality(words) AS length,
-    ARRAY(SELECT weight FROM known ORDER BY word) AS weights,
-    ARRAY(SELECT cardinality(array_positions(words, word)) FROM known ORDER BY word) AS counts
-FROM best JOIN {table} USING (id)
-"""
-
-
-def _by_relevance(rows: Sequence[Any]) -> list[WordMatch]:
-    """The candidates in the order of BM25; the usual length of a chunk is theirs."""
-    usual = sum(row["length"] for row in rows) / max(len(rows), 1)
-    matches = []
-    for row in rows:
-        longer = _K1 * (1 - _B + _B * row["length"] / usual)
-        relevance = sum(
-            weight * number * (_K1 + 1) / (number + longer)
-            for number, weight in zip(row["counts"], row["weights"], strict=True)
-        )
-        matches.append(WordMatch(_chunk(row), row["title"], relevance))
-    return sorted(matches, key=lambda match: (-match.relevance, match.chunk.id))
+def _search(limit: int) -> str:
+    """Settings of a transaction in which the index of neighbours finds so many rows, if any are
+    left by the filters."""
+    return (
+        f"SET LOCAL hnsw.ef_search = {min(max(2 * limit, 100), 1000)}; "
+        "SET LOCAL hnsw.iterative_scan = strict_order"
+    )
 
 
 def _rows(
@@ -331,7 +320,3 @@ def _rows(
 def _storable(text: str) -> str:
     """What PostgreSQL takes: no NUL, and no half of a surrogate pair."""
     return text.replace("\0", " ").encode(errors="replace").decode()
-
-
-def _chunk(row: Any) -> Chunk:
-    return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])

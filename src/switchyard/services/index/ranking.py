@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.broker.background import end_tasks
+from switchyard.services.index.chunk_index import ChunkIndex, Match, WordMatch
 from switchyard.services.index.embedder import Embedder
 from switchyard.services.index.modes import MAX_LIMIT, Mode
 from switchyard.services.text.chunks import Chunk
@@ -78,17 +81,20 @@ async def search(
     terms = set(content_words(query)) or set(words(query))
     if mode is Mode.VECTOR:
         vector = (await embedder.embed([query]))[0]
-        ranked = await _by_vector(index, vector, wanted, within, least)
+        ranked = _similar(await index.nearest(vector, wanted, within=within), least)
     elif mode is Mode.KEYWORD:
-        ranked = await _by_word(index, query, wanted, within)
+        ranked = _worded(await index.with_words(query, wanted, within=within))
     else:
         vector = (await embedder.embed([query]))[0]
         each = max(wanted, _CANDIDATES)
-        similar = await _by_vector(index, vector, each, within, least)
-        worded = await _by_word(index, query, each, within)
-        beyond = {one.chunk.id for one in worded} - {one.chunk.id for one in similar}
-        similar += await _by_vector(index, vector, len(beyond), within, 0.0, of=beyond)
-        ranked = _weighed(similar, worded, terms, embedder.scale.weight)
+        nearest, with_words = await _both(
+            index.nearest(vector, each, within=within),
+            index.with_words(query, each, within=within, near=vector),
+        )
+        similar = _similar(nearest, least)
+        known = {one.chunk.id for one in similar}
+        similar += _similar([one for one in with_words if one.chunk.id not in known], 0.0)
+        ranked = _weighed(similar, _worded(with_words), terms, embedder.scale.weight)
     hits: list[Hit] = []
     taken: Counter[str] = Counter()
     for found in ranked:
@@ -101,29 +107,27 @@ async def search(
     return hits
 
 
-async def _by_vector(
-    index: ChunkIndex,
-    vector: Sequence[float],
-    limit: int,
-    within: Collection[str] | None,
-    at_least: float,
-    *,
-    of: Collection[str] | None = None,
-) -> list[_Ranked]:
+async def _both(
+    one: Coroutine[Any, Any, list[Match]], other: Coroutine[Any, Any, list[WordMatch]]
+) -> tuple[list[Match], list[WordMatch]]:
+    """Both at the same time; where one fails, the other is ended."""
+    tasks = asyncio.create_task(one), asyncio.create_task(other)
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await end_tasks(*tasks)
+
+
+def _similar(matches: Iterable[Match | WordMatch], at_least: float) -> list[_Ranked]:
     return [
         _Ranked(match.chunk, match.title, match.similarity)
-        for match in await index.nearest(vector, limit, within=within, of=of)
+        for match in matches
         if match.similarity > 0 and match.similarity >= at_least
     ]
 
 
-async def _by_word(
-    index: ChunkIndex, query: str, limit: int, within: Collection[str] | None
-) -> list[_Ranked]:
-    return [
-        _Ranked(match.chunk, match.title, match.relevance)
-        for match in await index.with_words(query, limit, within=within)
-    ]
+def _worded(matches: Iterable[WordMatch]) -> list[_Ranked]:
+    return [_Ranked(match.chunk, match.title, match.relevance) for match in matches]
 
 
 def _weighed(

@@ -25,6 +25,7 @@ from switchyard.services.index.generations import (
     change,
 )
 from switchyard.services.index.opening import OpenIndex, generation_of
+from switchyard.services.index.tidying import compact_table
 from switchyard.services.jobs.outcomes import PermanentError
 
 BATCH = 256
@@ -152,8 +153,7 @@ async def compact(index: OpenIndex) -> list[Generation]:
     seconds ago; gives these. Raises IndexAway."""
     state = await index.generations()
     for generation in state.written:
-        async with index.home.table(generation) as table:
-            await table.compact()
+        await compact_table(index.home, generation)
     old = [each for each in state.retired if each.since < index.clock() - RETIRED_FOR]
     for each in old:
         await index.home.drop(each.generation)

@@ -61,7 +61,8 @@ class RemoteEmbedder:
                     return await api.post("/embeddings", body=asked, cast_to=object)
 
                 async with self._paid(batch) as bill:
-                    answer = await call(create, within=self.timeout * _TRIES_TIMEOUT)
+                    within = self.timeout * _TRIES_TIMEOUT
+                    answer = await call(create, within=within, broken=bill.broke)
                     bill.answer = Reading(self.model).counted(answer)
                 self._check_model(answer)
                 vectors.extend(self._vectors(answer, len(batch)))

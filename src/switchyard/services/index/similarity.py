@@ -40,19 +40,13 @@ async def similar_documents(
     if mean is None:
         return []
     some = await index.vectors_at(document_id, _spread(await index.count(document_id), _PROBES))
-    titles: dict[str, str] = {}
-    nearest: dict[str, float] = {}
-    for probe in (mean, *some):
-        for match in await index.nearest(probe, _NEIGHBOURS, excluding=document_id):
-            other = match.chunk.document_id
-            titles[other] = match.title
-            nearest[other] = max(nearest.get(other, -1.0), match.similarity)
-    candidates = sorted(nearest, key=lambda other: (-nearest[other], other))[:_CANDIDATES]
-    means = await index.means_of(candidates)
+    candidates = await index.neighbours([mean, *some], _NEIGHBOURS, excluding=document_id)
+    candidates = candidates[:_CANDIDATES]
+    means = await index.means_of([each.document_id for each in candidates])
     links = [
-        SimilarDocument(other, titles[other], round(_dot(mean, means[other]), 4))
-        for other in candidates
-        if other in means
+        SimilarDocument(each.document_id, each.title, round(_dot(mean, means[each.document_id]), 4))
+        for each in candidates
+        if each.document_id in means
     ]
     links = [link for link in links if link.similarity >= threshold]
     return sorted(links, key=lambda link: (-link.similarity, link.document_id))[:top_k]

@@ -1,0 +1,191 @@
+"""Search by words in PostgreSQL: an inverted index finds some candidates, and BM25 orders them.
+
+PostgreSQL's own full-text search knows no BM25 and no words where no spaces are written. So the
+words of a chunk are cut as those of a query are (`services.text.plain`), and kept as an array with
+a GIN index.
+
+Some words are in nearly every chunk, and a chunk is hardly better for having them. So not all that
+have any word of a query are read: first those with all of its telling words are looked for, then
+those that lack the least telling one, and so on, until there are enough. How many chunks have a
+common word, the server's own statistics say; those with a rare one are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from switchyard.services.index.chunk_index import WordMatch
+from switchyard.services.index.words import MAX_QUERY_WORDS
+from switchyard.services.text.chunks import Chunk
+from switchyard.services.text.plain import content_words, words
+
+CHUNK = "id, document_id, index, page, text, title"
+"""The columns of `chunk_of`."""
+LONGEST_WORD = 100
+"""Characters of a word that are kept: an inverted index takes no long ones."""
+_CANDIDATES = 3
+"""For each chunk that is asked for, so many are compared."""
+_COUNTED = 500
+"""Chunks with a word that are counted at most, where the statistics do not know it."""
+_TELLING = 6
+"""Words of a query of which all combinations are looked for, the best first."""
+_FEW = 500
+"""Where there are fewer chunks to be searched, all of them are compared."""
+_K1, _B = 1.2, 0.75
+"""The usual parameters of BM25."""
+
+
+async def with_words(
+    connection: Any,
+    table: str,
+    text: str,
+    limit: int,
+    within: Collection[str] | None,
+    near: Sequence[float] | None,
+) -> list[WordMatch]:
+    """The chunks of the table that have words of the text, the most relevant first, within these
+    documents, and compared with that vector."""
+    told = (word[:LONGEST_WORD] for word in content_words(text) or words(text))
+    terms = list(dict.fromkeys(told))[:MAX_QUERY_WORDS]
+    if not terms:
+        return []
+    weights = _weights(await connection.fetch(_KNOWN.format(table=table, most=_COUNTED), terms))
+    if not weights:
+        return []
+    ids = await _candidates(connection, table, weights, limit * _CANDIDATES, within)
+    asked = sorted(weights)
+    rows = await connection.fetch(_COMPARED.format(table=table), ids, asked)
+    best = _by_relevance(rows, [weights[word] for word in asked])[:limit]
+    found = await connection.fetch(
+        f"SELECT {CHUNK}, NULLIF(1 - (vector <=> $2::real[]::vector), 'NaN') AS similarity "
+        f"FROM {table} WHERE id = ANY($1)",
+        [key for _, key in best],
+        None if near is None else list(near),
+    )
+    known = {row["id"]: row for row in found}
+    return [
+        WordMatch(
+            chunk_of(known[key]), known[key]["title"], relevance, known[key]["similarity"] or 0.0
+        )
+        for relevance, key in best
+    ]
+
+
+def chunk_of(row: Any) -> Chunk:
+    """The chunk of a row with the columns of CHUNK."""
+    return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
+
+
+async def _candidates(
+    connection: Any,
+    table: str,
+    weights: Mapping[str, float],
+    limit: int,
+    within: Collection[str] | None,
+) -> list[str]:
+    """Ids of the chunks with the most telling words; of few chunks all."""
+    documents = None if within is None else list(within)
+    if documents is not None and len(documents) < _FEW:
+        few: list[str] = await connection.fetchval(_OF_FEW.format(table=table, few=_FEW), documents)
+        if len(few) < _FEW:
+            return few
+    combined = combinations(weights)
+    found: list[str] = await connection.fetchval(
+        _FOUND.format(table=table), combined, documents, limit
+    )
+    return found
+
+
+def combinations(weights: Mapping[str, float]) -> list[str]:
+    """Words to look for together, with spaces between: all combinations of the most telling words,
+    those that weigh most first, and then each of the others alone."""
+    ordered = sorted(weights, key=lambda word: (-weights[word], word))
+    telling = ordered[:_TELLING]
+    chosen = [
+        [word for at, word in enumerate(telling) if number >> at & 1]
+        for number in range(1, 1 << len(telling))
+    ]
+    chosen.sort(key=lambda some: -sum(weights[word] for word in some))
+    return [" ".join(some) for some in chosen] + ordered[_TELLING:]
+
+
+def _weights(rows: Sequence[Any]) -> dict[str, float]:
+    """How much each word tells that is in any chunk."""
+    return {
+        row["word"]: math.log(
+            1 + (max(row["chunks"], row["number"]) - row["number"] + 0.5) / (row["number"] + 0.5)
+        )
+        for row in rows
+        if row["number"]
+    }
+
+
+def _by_relevance(rows: Sequence[Any], weights: Sequence[float]) -> list[tuple[float, str]]:
+    """BM25 and id of the candidates that have any of the words, best first; the usual length of a
+    chunk is theirs."""
+    usual = sum(row["length"] for row in rows) / max(len(rows), 1)
+    found = []
+    for row in rows:
+        longer = _K1 * (1 - _B + _B * row["length"] / usual) if usual else _K1
+        relevance = sum(
+            weight * number * (_K1 + 1) / (number + longer)
+            for number, weight in zip(row["counts"], weights, strict=True)
+        )
+        if relevance > 0:
+            found.append((relevance, row["id"]))
+    return sorted(found, key=lambda each: (-each[0], each[1]))
+
+
+_KNOWN = """
+WITH total AS MATERIALIZED (
+    SELECT CASE WHEN reltuples < 10000
+        THEN (SELECT count(*) FROM (SELECT FROM {table} LIMIT 10000) AS first)
+        ELSE reltuples END AS chunks
+    FROM pg_class WHERE oid = to_regclass('{table}')
+),
+common AS MATERIALIZED (
+    SELECT each.word, each.part * chunks AS number
+    FROM total CROSS JOIN pg_stats AS stats JOIN pg_class ON relname = stats.tablename
+        AND relnamespace::regnamespace::text = stats.schemaname,
+        unnest(stats.most_common_elems::text::text[], stats.most_common_elem_freqs)
+            AS each(word, part)
+    WHERE chunks >= 10000 AND pg_class.oid = to_regclass('{table}') AND stats.attname = 'words'
+        AND each.word = ANY($1::text[])
+)
+SELECT asked.word, total.chunks, coalesce(
+    (SELECT number FROM common WHERE common.word = asked.word),
+    (SELECT count(*) FROM
+        (SELECT FROM {table} WHERE words @> ARRAY[asked.word] LIMIT {most}) AS counted)
+) AS number
+FROM unnest($1::text[]) AS asked(word) CROSS JOIN total
+"""
+"""Of each word, how many chunks have it, of how many."""
+_FOUND = """
+WITH RECURSIVE step AS (
+    SELECT 0 AS number, ARRAY[]::text[] AS ids
+    UNION ALL
+    SELECT number + 1, ids || ARRAY(
+        SELECT id FROM (
+            SELECT id, document_id FROM {table}
+            WHERE words @> string_to_array(($1::text[])[number + 1], ' ') OFFSET 0
+        ) AS chunk
+        WHERE id <> ALL(ids) AND ($2::text[] IS NULL OR document_id = ANY($2))
+        LIMIT $3 - cardinality(ids)
+    )
+    FROM step WHERE cardinality(ids) < $3 AND number < cardinality($1)
+)
+SELECT ids FROM step ORDER BY number DESC LIMIT 1
+"""
+"""One combination of words after the other, until there are enough chunks."""
+_OF_FEW = """
+SELECT coalesce(array_agg(id), ARRAY[]::text[])
+FROM (SELECT id FROM {table} WHERE document_id = ANY($1) LIMIT {few}) AS few
+"""
+_COMPARED = """
+SELECT id, cardinality(words) AS length,
+    ARRAY(SELECT cardinality(array_positions(words, asked.word))
+        FROM unnest($2::text[]) WITH ORDINALITY AS asked(word, at) ORDER BY at) AS counts
+FROM {table} WHERE id = ANY($1)
+"""

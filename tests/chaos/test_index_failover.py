@@ -1,0 +1,111 @@
+"""The server of an index in PostgreSQL dies, and its synchronous standby takes over: whatever was
+written is found, and search goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from switchyard.services.index import postgres_home
+from switchyard.services.index.chunk_index import ChunkIndex, IndexAway
+from switchyard.services.index.generations import Generation
+from switchyard.services.index.opening import home_at
+from switchyard.services.text.chunks import Chunk, chunk_id
+from tests.support.eventually import eventually
+from tests.support.postgres_standby import Pair, running_pair, url_of
+
+pytestmark = [pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(240), pytest.mark.postgres]
+
+CHUNKS = 4
+"""Of each document."""
+WRITERS, DOCUMENTS = 4, 100
+BEFORE = 100
+"""Documents that are written before the server goes."""
+STATEMENT = 10.0
+"""Seconds that a statement may take: so long everybody waits for a server that is silent, once."""
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with running_pair(with_vectors=True) as found:
+        yield found
+
+
+def chunks(document: str) -> list[Chunk]:
+    text = f"what the {document} says"
+    return [Chunk(chunk_id(document, n), document, n, 1, text) for n in range(CHUNKS)]
+
+
+class Traffic:
+    """Documents that are indexed as the job does it, and searches for those that are written."""
+
+    def __init__(self, index: ChunkIndex) -> None:
+        self.index = index
+        self.written: list[str] = []
+        self.found = 0
+        """Searches that were answered, each with the document that it asked for."""
+        self.refused = 0
+        """Writes and searches that were told that the index is away."""
+
+    async def write(self, writer: int) -> None:
+        for number in range(DOCUMENTS):
+            await self._write(f"document{writer}x{number}")
+
+    async def _write(self, document: str) -> None:
+        while True:  # as a job that is retried
+            try:
+                await self.index.put("Title", chunks(document), [[1.0, 0.0]] * CHUNKS)
+                await self.index.drop_from(document, CHUNKS)
+            except IndexAway:
+                self.refused += 1
+                await asyncio.sleep(0.1)
+            else:
+                self.written.append(document)
+                return
+
+    async def search(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(0.01)
+            for document in self.written[-3:]:
+                try:
+                    matches = await self.index.with_words(document, CHUNKS)
+                except IndexAway:
+                    self.refused += 1
+                else:
+                    assert {each.chunk.document_id for each in matches} == {document}
+                    assert len(matches) == CHUNKS
+                    self.found += 1
+
+
+@pytest.mark.parametrize("how", ["killed", "silent"])
+async def test_the_standby_takes_over_in_the_middle_of_indexing_and_search(
+    pair: Pair, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_home, "_TIMEOUT", STATEMENT)
+    primary, standby = pair
+    home = home_at(url_of(pair))
+    async with home.table(Generation("chunks", "test", 2)) as index:
+        traffic = Traffic(index)
+        async with asyncio.TaskGroup() as tasks:
+            searching = tasks.create_task(traffic.search())
+            writing = [tasks.create_task(traffic.write(each)) for each in range(WRITERS)]
+            await eventually(lambda: len(traffic.written) >= BEFORE and traffic.found > 0)
+            began = time.monotonic()
+            # Silent: as one that is frozen, whose host still takes what is sent to it.
+            await asyncio.to_thread(primary.stop if how == "killed" else primary.pause)
+            await asyncio.to_thread(standby.promote)
+            await asyncio.wait(writing)
+            found = traffic.found
+            await eventually(lambda: traffic.found > found, what="search goes on")
+            searching.cancel()
+        assert time.monotonic() - began < (STATEMENT * 1.8 if how == "silent" else STATEMENT)
+        assert traffic.refused, "it was in the middle"
+        assert len(traffic.written) == WRITERS * DOCUMENTS
+        assert await index.count() == WRITERS * DOCUMENTS * CHUNKS
+        for document in traffic.written:
+            assert await index.count(document) == CHUNKS
+    await home.close()

@@ -1,0 +1,15 @@
+"""An address of each kind of index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(params=["lancedb", pytest.param("pgvector", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An address of each kind of index, with nothing there."""
+    if request.param == "pgvector":
+        return request.getfixturevalue("pgvector_url")
+    return str(tmp_path / "index")

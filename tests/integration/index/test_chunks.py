@@ -1,0 +1,110 @@
+"""The index holds each chunk once, whoever writes it and how often."""
+
+from __future__ import annotations
+
+import pytest
+
+from switchyard.services.index.chunk_index import IndexMismatch
+from switchyard.services.text.chunks import Chunk, chunk_id
+from tests.support.chunk_tables import DIMENSIONS, chunks, opened, put, texts, vector
+
+
+async def test_a_repeat_overwrites_and_doubles_nothing(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 3, "old")
+        await put(index, "a", 3, "new")
+        assert await texts(index) == ["new 0", "new 1", "new 2"]
+
+
+@pytest.mark.parametrize("count", [2, 1, 0])
+async def test_a_run_with_fewer_chunks_leaves_no_orphans(url: str, count: int):
+    async with opened(url) as index:
+        await put(index, "a", 5)
+        await put(index, "b", 5)
+        await put(index, "a", count)
+        assert (await index.count("a"), await index.count("b")) == (count, 5)
+
+
+async def test_an_interrupted_replacement_is_mended_by_the_next(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 5, "old")
+        await index.put("Title", chunks("a", 2, "new"), [vector(0)] * 2)
+        assert await index.count("a") == 5  # killed before the orphans were removed
+        await put(index, "a", 2, "new")
+        assert await texts(index) == ["new 0", "new 1"]
+
+
+async def test_what_one_wrote_another_finds(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 2)
+    async with opened(url) as index:
+        assert await index.count() == 2
+        await index.delete_document("a")
+        await index.delete_document("never there")
+    async with opened(url) as index:
+        assert await index.count() == 0
+
+
+async def test_as_many_vectors_as_chunks_are_wanted(url: str):
+    async with opened(url) as index:
+        with pytest.raises(ValueError, match="2 chunks and 1 vectors"):
+            await index.put("", chunks("a", 2), [vector(0)])
+
+
+async def test_maintenance_changes_nothing_that_is_seen(url: str):
+    async with opened(url) as index:
+        for document_id in "abcdef":
+            await put(index, document_id, 3)
+        before = await texts(index)
+        await index.compact()
+        await index.compact()
+        assert await texts(index) == before
+        await put(index, "a", 1)
+        assert await index.count() == 16
+
+
+async def test_texts_that_a_database_does_not_take_are_kept_nevertheless(url: str):
+    texts = ["zero \0 byte", "half \ud800 pair", "long " + "x" * 5_000]
+    if "postgresql" not in url:
+        texts.pop(1)  # Arrow has no room for it; no text of a document has one
+    async with opened(url) as index:
+        some = [Chunk(chunk_id("a", n), "a", n, 1, text) for n, text in enumerate(texts)]
+        await index.put("T", some, [vector(0)] * len(some))
+        assert [match.chunk.index for match in await index.with_words("zero", 3)] == [0]
+
+
+async def test_a_documents_texts_come_in_order_and_documents_by_name(url: str):
+    async with opened(url) as index:
+        assert await index.document_ids() == []
+        await put(index, "b", 12)
+        await put(index, "A", 1)
+        assert await index.document_ids() == ["A", "b"]
+        texts = await index.texts_of("b", 5, 4)
+        assert [each.chunk for each in texts] == chunks("b", 12)[5:9]
+        assert {each.title for each in texts} == {"Title"}
+        assert await index.texts_of("nobody", 0, 4) == []
+
+
+@pytest.mark.parametrize(("embedder", "dimensions"), [("other", DIMENSIONS), ("test", 16)])
+async def test_another_embedders_index_is_refused(url: str, embedder: str, dimensions: int):
+    async with opened(url) as index:
+        await put(index, "a", 1)
+    with pytest.raises(IndexMismatch, match="'test', length 8"):
+        async with opened(url, embedder, dimensions):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("made_by", "way_back"),
+    [
+        ("hashed-1-8", "JOBS_EMBED_OFFLINE=hashed and JOBS_EMBED_DIMENSIONS=8"),
+        ("wordllama-1-8", "JOBS_EMBED_OFFLINE=wordllama and JOBS_EMBED_DIMENSIONS=8"),
+        ("some-model-8", "JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL and JOBS_EMBED_DIMENSIONS back"),
+    ],
+)
+async def test_a_refusal_says_how_to_use_the_index_as_it_is(url: str, made_by: str, way_back: str):
+    async with opened(url, made_by):
+        pass
+    with pytest.raises(IndexMismatch, match=way_back):
+        async with opened(url, "other"):
+            pass

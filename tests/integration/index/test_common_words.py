@@ -1,0 +1,127 @@
+"""A search by words reads few chunks, however many have the words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from switchyard.services.index import postgres_words
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.postgres_table import _BY_WORDS, PostgresTable
+from switchyard.services.index.postgres_words import combinations
+from switchyard.services.text.chunks import Chunk, chunk_id
+from tests.support.chunk_tables import DIMENSIONS, opened
+
+pytestmark = pytest.mark.postgres
+DOCUMENTS, EACH = 30, 40
+
+
+@pytest.fixture
+async def index(pgvector_url: str) -> AsyncIterator[ChunkIndex]:
+    """1,200 chunks of 30 documents: `common` is in all, `half` and `tenth` in so many, `rare` in
+    three."""
+    randomly = random.Random(5)
+    async with opened(pgvector_url) as table:
+        for number in range(DOCUMENTS):
+            document_id = f"doc-{number:02}"
+            chunks = []
+            for at in range(EACH):
+                parts = [("common", 1.0), ("half", 0.5), ("tenth", 0.1), ("third", 0.3)]
+                said = [word for word, share in parts if randomly.random() < share]
+                if number % 10 == 3 and at == 7:
+                    said.append("rare")
+                text = " ".join([*said, *["filling"] * randomly.randrange(5)])
+                chunks.append(Chunk(chunk_id(document_id, at), document_id, at, 1, text))
+            await table.put("Title", chunks, [[1.0] * DIMENSIONS] * EACH)
+        await table.compact()
+        yield table
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each search, how many chunks it compared."""
+    numbers: list[int] = []
+    by_relevance = postgres_words._by_relevance
+
+    def noted(rows: Any, weights: Any) -> Any:
+        numbers.append(len(rows))
+        return by_relevance(rows, weights)
+
+    monkeypatch.setattr(postgres_words, "_by_relevance", noted)
+    return numbers
+
+
+async def test_words_that_all_chunks_have_cost_no_more_than_others(
+    index: ChunkIndex, compared: list[int]
+):
+    found = await index.with_words("common rare half", 10)
+    first = {match.chunk.document_id for match in found[:3]}
+    assert first == {"doc-03", "doc-13", "doc-23"}
+    assert len(await index.with_words("common", 10)) == 10
+    assert max(compared) <= 30
+
+
+async def test_chunks_with_the_most_telling_words_come_before_those_that_lack_one(
+    index: ChunkIndex,
+):
+    found = await index.with_words("half tenth third common", 20)
+    assert len(found) == 20
+    assert all("tenth" in match.chunk.text.split() for match in found)
+    relevances = [match.relevance for match in found]
+    assert all(one >= other for one, other in pairwise(relevances))
+
+
+async def test_whoever_wants_all_chunks_with_a_word_gets_them(index: ChunkIndex):
+    found = await index.with_words("tenth rare", DOCUMENTS * EACH)
+    assert {match.chunk.id for match in found} == {
+        each.chunk.id
+        for document_id in await index.document_ids()
+        for each in await index.texts_of(document_id, 0, EACH)
+        if {"tenth", "rare"} & set(each.chunk.text.split())
+    }
+
+
+@pytest.mark.parametrize("documents", [1, 20])
+async def test_within_few_documents_and_within_many_the_best_are_found(
+    index: ChunkIndex, documents: int
+):
+    within = [f"doc-{number:02}" for number in range(3, 3 + documents)]
+    found = await index.with_words("rare common", 10, within=within)
+    assert "rare" in found[0].chunk.text
+    assert len(found) == 10
+    assert {match.chunk.document_id for match in found} <= set(within)
+
+
+async def test_words_are_found_by_their_index_before_any_compaction_and_behind_it(
+    index: ChunkIndex,
+):
+    assert isinstance(index, PostgresTable)
+    await index.put("Title", [Chunk("new", "doc-new", 0, 1, "rare brandnew")], [[1.0] * DIMENSIONS])
+    assert [match.chunk.id for match in await index.with_words("brandnew", 10)] == ["new"]
+    async with index._reading(_BY_WORDS) as connection:
+        for statement, values in (
+            (postgres_words._KNOWN.format(table="chunks", most=9), [["rare"]]),
+            (postgres_words._FOUND.format(table="chunks"), [["rare common"], None, 9]),
+        ):
+            plan = await connection.fetch(f"EXPLAIN (ANALYZE) {statement}", *values)
+            told = "\n".join(row[0] for row in plan)
+            assert "Bitmap Index Scan on chunks_words" in told, told
+
+
+def test_words_are_looked_for_together_first_and_the_least_telling_one_is_left_out_first():
+    assert combinations({"a": 5.0, "b": 1.0, "c": 3.0}) == [
+        "a c b",
+        "a c",
+        "a b",
+        "a",
+        "c b",
+        "c",
+        "b",
+    ]
+    many = combinations({f"w{number}": 1.0 + number for number in range(64)})
+    assert len(many) == 2**6 - 1 + 58
+    assert combinations({}) == []

@@ -1,0 +1,132 @@
+"""Vectors of the index: the nearest of them, their means, and an index of neighbours."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from switchyard.services.index import lance_table
+from tests.support.chunk_tables import DIMENSIONS, chunks, opened, put, vector
+
+
+async def test_the_nearest_come_first_with_all_that_is_known_of_them(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 10)
+        await put(index, "b", 1)
+        found = await index.nearest(vector(0.31), 3)
+        assert [match.chunk.index for match in found] == [3, 4, 2]
+        assert found[0].chunk == chunks("a", 10)[3]
+        assert found[0].title == "Title"
+        assert found[0].similarity == pytest.approx(math.cos(0.01))
+        assert await index.nearest([0.0] * DIMENSIONS, 3) == []
+
+
+async def test_the_neighbours_of_several_vectors_are_documents_each_as_near_as_its_nearest_chunk(
+    url: str,
+):
+    async with opened(url) as index:
+        await put(index, "self", 3)
+        await put(index, "near", 3)
+        await index.put("Far", chunks("far", 2), [vector(1.5), vector(1.6)])
+        await index.put("Empty", chunks("empty", 1), [[0.0] * DIMENSIONS])
+        asked = [vector(0.21), vector(1.4), [0.0] * DIMENSIONS]
+        found = await index.neighbours(asked, 1, excluding="self")
+        assert [(each.document_id, each.title) for each in found] == [
+            ("near", "Title"),
+            ("far", "Far"),
+        ]
+        assert [each.similarity for each in found] == [
+            pytest.approx(math.cos(0.01)),
+            pytest.approx(math.cos(0.1)),
+        ]
+        assert await index.neighbours([[0.0] * DIMENSIONS], 1, excluding="self") == []
+        assert await index.neighbours([], 1, excluding="self") == []
+
+
+async def test_texts_without_words_do_no_harm(url: str):
+    async with opened(url) as index:
+        await index.put("", chunks("z", 1), [[0.0] * DIMENSIONS])
+        await put(index, "a", 1)
+        found = await index.nearest(vector(0), 5)
+        assert found[0].chunk.document_id == "a"
+        assert all(math.isfinite(match.similarity) for match in found)
+
+
+async def test_vectors_come_back_in_the_order_of_their_chunks(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 12)
+        await put(index, "it's", 1)
+        found = await index.vectors_at("a", [11, 0, 7, 99])
+        assert found == [pytest.approx(vector(n / 10), abs=1e-6) for n in (0, 7, 11)]
+        assert len(await index.vectors_at("it's", [0])) == 1
+        assert await index.vectors_at("nobody", [0]) == []
+        assert await index.vectors_at("a", []) == []
+
+
+@pytest.mark.parametrize("batch", [1, 5, 4_096])
+async def test_means_are_of_all_of_a_documents_vectors_in_batches_of_any_size(
+    url: str, batch: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lance_table, "BATCH", batch)
+    async with opened(url) as index:
+        await put(index, "a", 12)
+        await put(index, "it's", 1)
+        await index.put("", chunks("z", 1), [[0.0] * DIMENSIONS])
+        found = await index.means_of(["a", "it's", "z", "nobody"])
+        assert found["a"] == pytest.approx(vector(0.55), abs=1e-6)
+        assert found["it's"] == pytest.approx(vector(0), abs=1e-6)
+        assert found["z"] == [0.0] * DIMENSIONS
+        assert "nobody" not in found
+        assert await index.means_of([]) == {}
+
+
+async def test_both_kinds_of_index_give_the_same_first_ten(tmp_path: Path, pgvector_url: str):
+    randomly = random.Random(7)
+    made = {
+        document_id: [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(40)]
+        for document_id in ("a", "b", "c")
+    }
+    queries = [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(20)]
+    found = []
+    for url in (str(tmp_path / "index"), pgvector_url):
+        async with opened(url) as index:
+            for document_id, vectors in made.items():
+                await index.put("Title", chunks(document_id, 40), vectors)
+            await index.compact()
+            found.append(
+                [
+                    [(match.chunk, round(match.similarity, 5)) for match in matches]
+                    for query in queries
+                    for matches in (
+                        await index.nearest(query, 10, exact=True),
+                        await index.nearest(query, 10),
+                        await index.nearest(query, 10, exact=True, within=["a", "c"]),
+                    )
+                ]
+            )
+    assert found[0] == found[1]
+    assert [len(matches) for matches in found[0]] == [10] * 60
+
+
+async def test_many_chunks_get_an_index_of_neighbours_that_misses_hardly_any(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    for kind in ("lance", "postgres"):
+        monkeypatch.setattr(f"switchyard.services.index.{kind}_table.APPROXIMATE_FROM", 1_000)
+    randomly = random.Random(3)
+    vectors = [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(1_500)]
+    async with opened(url) as index:
+        await index.put("Title", chunks("a", 1_500), vectors)
+        await index.compact()
+        await put(index, "later", 1)
+        shared = 0
+        for query in vectors[:20]:
+            exact = await index.nearest(query, 10, exact=True)
+            quick = await index.nearest(query, 10)
+            assert len(quick) == 10
+            shared += len({each.chunk.id for each in exact} & {each.chunk.id for each in quick})
+        assert shared >= 180
+        assert (await index.nearest(vector(0), 1, within=["later"]))[0].chunk.document_id == "later"

@@ -1,0 +1,124 @@
+"""An index is built anew for another embedder, by one at a time, and what it replaces goes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from pydantic import SecretStr
+
+from switchyard.services.index import rebuilding
+from switchyard.services.index.chunk_index import IndexMismatch
+from switchyard.services.index.generations import Generation, Generations, decoded, encoded
+from switchyard.services.index.opening import open_index
+from switchyard.services.index.ranking import search
+from switchyard.services.index.rebuilding import (
+    RETIRED_FOR,
+    AnotherRebuild,
+    Progress,
+    abandon,
+    begin,
+    build,
+    compact,
+)
+from switchyard.services.settings import Settings
+from tests.support.rebuilding import always, contents, opened, other, rebuilt, texts, write
+
+
+async def test_an_index_is_built_anew_and_swapped(url: str):
+    async with opened(url) as index:
+        for n in range(5):
+            await write(index, f"doc-{n}", n + 1, "old")
+        before = await contents(index)
+        assert (await index.generations()).active.dimensions == 64
+        building = await rebuilt(index)
+        now = await index.generations()
+        assert (now.active, now.building) == (building, None)
+        assert now.active.embedder == "hashed-1-32"
+        assert [each.generation.table for each in now.retired] == ["chunks"]
+        assert await contents(index) == before
+        assert (await begin(index, other(index))).building is None  # it is of that embedder
+
+
+async def test_the_settings_name_another_embedder_and_the_index_is_used_as_it_is(url: str):
+    async with opened(url) as index:
+        await write(index, "a", 3, "old")
+    settings = Settings(index_url=SecretStr(url), embed_offline="hashed", embed_dimensions=128)
+    async with open_index(settings) as index:
+        await write(index, "b", 2, "new")
+        assert sorted(await contents(index)) == ["a", "b"]
+        async with index.searched() as (table, embedder):
+            assert embedder.name == "hashed-1-64"
+            assert await search(table, embedder, "the tide", 3)
+
+
+async def test_an_index_whose_embedder_nobody_can_make_is_refused(url: str):
+    async with opened(url) as index:
+        odd = Generation("chunks", "some-model-64", 64)
+        async with index.home.table(odd):
+            pass
+        with pytest.raises(IndexMismatch, match="JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL"):
+            async with index.searched():
+                pass
+
+
+async def test_a_building_goes_on_where_it_was_noted(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rebuilding, "NOTED_AFTER", 1)
+    async with opened(url) as index:
+        for n in range(4):
+            await write(index, f"doc-{n}", 2, "old")
+        building = (await begin(index, other(index))).building
+        assert building is not None
+        assert not await build(index, building, always(True))
+        turns = iter([False, False, True])
+        assert not await build(index, building, lambda: next(turns))
+        assert Progress.of(await index.home.noted(building)) == Progress(1, "doc-1")
+        assert (await index.generations()).active.dimensions == 64
+        assert await build(index, building, always(False))
+        assert len(await contents(index)) == 4
+
+
+async def test_one_building_at_a_time_and_it_can_be_given_up(url: str):
+    async with opened(url) as index:
+        await write(index, "a", 2, "old")
+        building = (await begin(index, other(index))).building
+        assert building is not None
+        assert (await begin(index, other(index))).building == building
+        with pytest.raises(AnotherRebuild, match=r"hashed-1-32.*jobctl index abandon"):
+            await begin(index, other(index, 16))
+        assert await abandon(index) == building
+        assert await abandon(index) is None
+        assert await build(index, building, always(False))  # who was at it stops
+        assert (await index.generations()).active.dimensions == 64
+        await rebuilt(index, 16)
+        assert (await contents(index)) == {"a": texts("a", 2, "old")}
+
+
+async def test_what_was_replaced_is_removed_once_nobody_can_be_at_it(url: str):
+    async with opened(url) as index:
+        await write(index, "a", 2, "old")
+        await rebuilt(index)
+        assert await compact(index) == []
+        by_the_ledger = replace(index, clock=lambda: time.time() + RETIRED_FOR + 60)
+        assert [each.table for each in await compact(by_the_ledger)] == ["chunks"]
+        assert (await index.generations()).retired == ()
+        assert await contents(index) == {"a": texts("a", 2, "old")}
+        await rebuilt(index, 16)
+        await write(index, "b", 1, "new")
+        assert sorted(await contents(index)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"active": 1, "building": null, "retired": [], "number": 1}',
+        encoded(Generations(Generation("x; DROP TABLE y", "e", 8))).decode(),
+        "[" * 100_000,
+    ],
+)
+def test_a_catalogue_that_somebody_else_has_written_is_refused(text: str):
+    with pytest.raises(IndexMismatch, match="can't be read"):
+        decoded(text)

@@ -1,0 +1,221 @@
+"""Documents come in, searches go on, builders freeze or die while an index is built anew: nothing
+is missing, nothing is there twice, and no search finds nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import signal
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import pytest
+
+from switchyard.services.index import rebuilding
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.embedder import Embedder
+from switchyard.services.index.lance_table import LanceTable
+from switchyard.services.index.modes import Mode
+from switchyard.services.index.postgres_table import PostgresTable
+from switchyard.services.index.ranking import search
+from switchyard.services.index.rebuilding import begin, build
+from switchyard.services.text.chunks import Chunk, chunk_id
+from tests.support.eventually import eventually
+from tests.support.rebuilding import always, contents, fill, opened, other, rebuilt, texts, write
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.mark.parametrize(
+    ("there", "arriving"),
+    [(40, 24), pytest.param(60, 100, marks=[pytest.mark.long, pytest.mark.timeout(400)])],
+)
+async def test_documents_that_come_in_and_change_meanwhile_are_in_it_once(
+    url: str, there: int, arriving: int
+):
+    """Documents arrive, others change, and a search runs all the time."""
+    async with opened(url) as index, opened(url) as writing, opened(url) as searching:
+        old = [f"old-{n:03}" for n in range(there)]
+        await fill(index, old, "first")
+        wanted = {name: texts(name, 3, "first") for name in old}
+        done, changed = asyncio.Event(), asyncio.Event()
+        searched: list[str] = []
+
+        async def look() -> None:
+            while not done.is_set():
+                async with searching.searched() as (table, embedder):
+                    hits = await search(table, embedder, "tide", 5, mode=Mode.HYBRID)
+                    searched.append(embedder.name)
+                    assert len(hits) == 5
+                await changed.wait()  # the same search of the same index costs most of the time
+                changed.clear()
+
+        async def arrive(lot: int) -> None:
+            randomly = random.Random(lot)
+            for n in range(lot, arriving, 4):
+                count = randomly.randint(1, 4)
+                await write(writing, f"new-{n:03}", count, "first")
+                wanted[f"new-{n:03}"] = texts(f"new-{n:03}", count, "first")
+                if n % 2:
+                    changing = old[n % there]
+                    await write(writing, changing, count, f"changed {n}")
+                    wanted[changing] = texts(changing, count, f"changed {n}")
+                changed.set()
+
+        async def rebuild() -> None:
+            building = (await begin(index, other(index))).building
+            assert building is not None
+            while not await build(index, building, always(False)):
+                pass
+
+        # Each document has one writer: 1 and 3 change the odd ones, lots apart.
+        looking = asyncio.create_task(look())
+        async with asyncio.TaskGroup() as group:
+            for lot in (0, 1, 2):
+                group.create_task(arrive(lot))
+            group.create_task(rebuild())
+        await arrive(3)
+        done.set()
+        changed.set()
+        await looking
+        assert (await index.generations()).active.embedder == "hashed-1-32"
+        assert await contents(index) == wanted
+        assert searched[0] == "hashed-1-64"
+
+
+async def test_who_began_to_write_before_the_building_writes_to_both(url: str):
+    """The catalogue changes while somebody writes, up to the swap."""
+    async with opened(url) as index:
+        await write(index, "a", 1, "old")
+        written: list[str] = []
+
+        async def put(table: ChunkIndex, embedder: Embedder) -> None:
+            written.append(embedder.name)
+            if len(written) == 1:
+                await rebuilt(index)  # begun and ended before the first write is done
+            chunk = Chunk(chunk_id("b", 0), "b", 0, 1, "late")
+            await table.put("late", [chunk], await embedder.embed(["late"]))
+
+        assert [each.embedder for each in await index.write(put)] == ["hashed-1-64", "hashed-1-32"]
+        assert (await contents(index))["b"] == ["late"]
+
+
+async def test_a_document_that_changes_under_the_rebuilds_hands_is_brought_over_anew(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    async with opened(url) as index:
+        await write(index, "a", 4, "old")
+        await begin(index, other(index))
+        copied = rebuilding._copied
+        times: list[bool] = []
+
+        async def disturbed(
+            source: ChunkIndex,
+            target: ChunkIndex,
+            embedder: Embedder,
+            document_id: str,
+            *rest: Any,
+        ) -> bool:
+            if times:
+                return await copied(source, target, embedder, document_id, *rest)
+            stale = await source.texts_of(document_id, 0, 10)
+            await write(index, "a", 2, "new")
+            vectors = await embedder.embed([each.chunk.text for each in stale])
+            await target.put("old", [each.chunk for each in stale], vectors)  # the old text wins
+            times.append(True)
+            return True
+
+        monkeypatch.setattr(rebuilding, "_copied", disturbed)
+        await rebuilt(index)
+        assert await contents(index) == {"a": texts("a", 2, "new")}
+
+
+@pytest.mark.parametrize("frozen_at", ["a document", "the last look"])
+async def test_who_was_frozen_while_another_has_swapped_changes_nothing_of_what_is_there_now(
+    url: str, monkeypatch: pytest.MonkeyPatch, frozen_at: str
+) -> None:
+    async with opened(url) as index:
+        for name in ("a", "b"):
+            await write(index, name, 3, "old")
+        building = (await begin(index, other(index))).building
+        assert building is not None
+        thaw, frozen = asyncio.Event(), asyncio.Event()
+        table = PostgresTable if url.startswith("postgres") else LanceTable
+        name, which = ("texts_of", 2) if frozen_at == "a document" else ("document_ids", 3)
+        call, calls = getattr(table, name), 0
+
+        async def slow(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            found = await call(*args) if name == "texts_of" else None
+            if calls == which:
+                frozen.set()
+                await thaw.wait()
+            return await call(*args) if found is None else found
+
+        monkeypatch.setattr(table, name, slow)
+        first = asyncio.create_task(build(index, building, always(False)))
+        await frozen.wait()
+        monkeypatch.undo()
+        await rebuilt(index)
+        await write(index, "a", 1, "new")
+        await write(index, "c", 2, "new")
+        thaw.set()
+        assert await first
+        assert await contents(index) == {
+            "a": texts("a", 1, "new"),
+            "b": texts("b", 3, "old"),
+            "c": texts("c", 2, "new"),
+        }
+
+
+async def build_until_killed(url: str) -> None:
+    async with opened(url) as index:
+        building = (await index.generations()).building
+        if building is not None:
+            await build(index, building, always(False))
+
+
+async def far_enough(table: ChunkIndex, wanted: int, process: BaseProcess) -> bool:
+    return not process.is_alive() or await table.count() >= wanted
+
+
+def run_build(url: str) -> None:
+    asyncio.run(build_until_killed(url))
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+async def test_a_building_that_is_killed_five_times_has_all_in_the_end(url: str):
+    async with opened(url) as index:
+        await fill(index, (f"doc-{n:03}" for n in range(120)), "old")
+        before = await contents(index)
+        building = (await begin(index, other(index))).building
+        assert building is not None
+        for kill in range(5):
+            process = SPAWN.Process(target=run_build, args=(url,))
+            process.start()
+            async with index.home.table(building) as table:
+                await eventually(partial(far_enough, table, (kill + 1) * 30, process), 60)
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        assert await asyncio.wait_for(build(index, building, always(False)), 60)
+        assert (await index.generations()).active == building
+        assert await contents(index) == before
+
+
+async def test_a_document_that_is_gone_meanwhile_is_not_brought_over(url: str):
+    async with opened(url) as index:
+        await write(index, "a", 2, "old")
+        await write(index, "b", 2, "old")
+        building = (await begin(index, other(index))).building
+        assert building is not None
+        async with index.home.table(building) as table:
+            chunk = Chunk(chunk_id("gone", 0), "gone", 0, 1, "gone")
+            await table.put("gone", [chunk], await other(index).embed(["gone"]))
+        assert await build(index, building, always(False))
+        assert sorted(await contents(index)) == ["a", "b"]

@@ -1,0 +1,134 @@
+"""Writers keep an index in LanceDB in few pieces, and are in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
+
+from switchyard.services.index import lance_table
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.embedder import Embedder
+from switchyard.services.index.lance_home import LanceHome
+from switchyard.services.index.opening import OpenIndex, open_index
+from switchyard.services.index.tidying import compact_table
+from switchyard.services.settings import Settings
+from switchyard.services.text.chunks import Chunk, chunk_id
+from tests.support.eventually import eventually
+
+PIECES = 6
+
+
+@pytest.fixture(autouse=True)
+def few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lance_table, "_PIECES", PIECES)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(
+        index_url=SecretStr(str(tmp_path / "index")), embed_offline="hashed", amqp_url=None
+    )
+
+
+@pytest.fixture
+async def index(settings: Settings) -> AsyncIterator[OpenIndex]:
+    async with open_index(settings) as opened:
+        yield opened
+
+
+async def write(index: OpenIndex, document_id: str, count: int = 2) -> None:
+    chunks = [
+        Chunk(chunk_id(document_id, n), document_id, n, 1, f"{document_id} part{n}")
+        for n in range(count)
+    ]
+
+    async def put(table: ChunkIndex, embedder: Embedder) -> None:
+        await table.put("Title", chunks, await embedder.embed([each.text for each in chunks]))
+
+    await index.write(put)
+
+
+async def is_scattered(index: OpenIndex) -> bool:
+    async with index.searched() as (table, _):
+        return await table.is_scattered()
+
+
+async def test_what_many_small_writes_leave_is_merged_while_they_go_on(index: OpenIndex):
+    for number in range(3 * PIECES):
+        await write(index, f"doc{number}")
+        async with index.searched() as (table, _):
+            (found, *_) = await table.with_words(f"doc{number}", 1)
+            assert found.chunk.document_id == f"doc{number}"
+
+    async def is_merged() -> bool:
+        return not await is_scattered(index)
+
+    await eventually(is_merged)
+    async with index.searched() as (table, _):
+        assert await table.document_ids() == sorted(f"doc{n}" for n in range(3 * PIECES))
+        assert await table.count() == 6 * PIECES
+
+
+async def test_two_writers_that_both_merge_lose_and_double_nothing(
+    index: OpenIndex, settings: Settings
+):
+    async with open_index(settings) as other:
+        for number in range(2 * PIECES):
+            await asyncio.gather(write(index, f"a{number}"), write(other, f"b{number}"))
+    async with index.searched() as (table, _):
+        assert await table.count() == 8 * PIECES
+
+
+async def test_a_table_that_another_process_compacts_is_left_to_it(
+    index: OpenIndex, settings: Settings
+):
+    async with open_index(settings) as other:
+        (generation,) = (await other.generations()).written
+        async with other.home.compacting(generation) as is_ours:
+            assert is_ours
+            for number in range(PIECES):
+                await write(index, f"doc{number}")
+            await compact_table(index.home, generation)
+            assert await is_scattered(index)
+    await compact_table(index.home, generation)
+    assert not await is_scattered(index)
+
+
+async def test_a_process_that_was_killed_while_it_compacted_holds_nobody_up(
+    index: OpenIndex, tmp_path: Path
+):
+    home = index.home
+    assert isinstance(home, LanceHome)
+    (generation,) = (await index.generations()).written
+    marker = tmp_path / "index" / f"{generation.table}.compacting"
+    await write(index, "doc")
+    marker.touch()
+    async with home.compacting(generation) as is_ours:
+        assert not is_ours
+    old = datetime.now(UTC).timestamp() - 3600
+    os.utime(marker, (old, old))
+    async with home.compacting(generation) as is_ours:
+        assert is_ours
+    assert not marker.exists()
+
+
+async def test_a_write_is_whole_although_the_table_can_not_be_compacted(
+    index: OpenIndex, monkeypatch: pytest.MonkeyPatch
+):
+    async def refuse(self: object) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(lance_table.LanceTable, "compact", refuse)
+    with capture_logs() as logs:
+        for number in range(PIECES):
+            await write(index, f"doc{number}")
+        await eventually(lambda: any("no room" in str(each.get("error")) for each in logs))
+    async with index.searched() as (table, _):
+        assert await table.count() == 2 * PIECES

@@ -1,0 +1,141 @@
+"""Chunks are found by their words, however these are written."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+from pydantic import SecretStr
+
+from switchyard.services.index import lance_table
+from switchyard.services.index.checking import index as look_at_index
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.opening import open_index
+from switchyard.services.index.rebuilding import begin, build
+from switchyard.services.monitoring.check import Finding
+from switchyard.services.settings import Settings
+from switchyard.services.text.chunks import Chunk, chunk_id
+from tests.support.chunk_tables import DIMENSIONS, opened, vector
+
+WORDED = {
+    "moon": "The Moon draws the water of the sea, and the tide rises.",
+    "bread": "Bread rises when yeast has sugar, water and time.",
+    "tea": "Green tea is steeped in water that does not boil.",
+    "zh": "月亮引起潮汐，海水每天涨落两次。",
+    "mixed": "The tide of the sea rises twice a day, and the tide falls.",
+}
+FIRST = {"moon": "moon", "the tide": "mixed", "YEAST": "bread", "潮汐": "zh", "steeped": "tea"}
+"""Queries, and which of these documents comes first."""
+WRITTEN = [
+    ("day", "Every day¹² counts."),
+    ("day¹²", "Every day¹² counts."),
+    ("day¹²", "A plain day."),
+    ("day²", "Every day¹² counts."),
+    ("CO₂", "The CO₂ rises."),
+    ("co", "The CO₂ rises."),
+    ("sample", "A sample₁ of it."),
+    ("CO2", "The CO₂ rises."),
+    ("CO₂", "The CO2 rises."),
+    ("10", "It is 5×10⁵ at most."),
+    ("efficient", "An eﬃcient way."),
+    ("eﬃcient", "An efficient way."),
+    ("full width", "All in ＦＵＬＬ　ＷＩＤＴＨ."),
+    ("co\u00adoperation", "The cooperation of all."),
+    ("cooperation", "The co\u00adoperation of all."),
+    ("strasse", "Die Straße."),
+]
+"""Queries, and a text of which each finds its words."""
+
+
+async def worded(index: ChunkIndex) -> None:
+    some = [Chunk(chunk_id(name, 0), name, 0, 1, text) for name, text in WORDED.items()]
+    await index.put("Title", some, [vector(1)] * len(some))
+
+
+async def test_a_chunk_is_found_by_its_words(url: str):
+    async with opened(url) as index:
+        await worded(index)
+        for query, first in FIRST.items():
+            found = await index.with_words(query, 10)
+            assert found[0].chunk == Chunk(chunk_id(first, 0), first, 0, 1, WORDED[first]), query
+            assert all(match.relevance > 0 for match in found), query
+
+
+async def test_words_are_found_however_they_are_written(url: str):
+    async with opened(url) as index:
+        names = [f"doc-{number}" for number in range(len(WRITTEN))]
+        some = [
+            Chunk(chunk_id(name, 0), name, 0, 1, text)
+            for name, (_, text) in zip(names, WRITTEN, strict=True)
+        ]
+        await index.put("Title", some, [vector(1)] * len(some))
+        for name, (query, text) in zip(names, WRITTEN, strict=True):
+            found = await index.with_words(query, 10, within=[name])
+            assert [match.chunk.text for match in found] == [text], query
+
+
+async def test_what_has_the_words_is_compared_with_a_vector(url: str):
+    async with opened(url) as index:
+        some = [Chunk(chunk_id("a", n), "a", n, 1, "of one tide") for n in range(4)]
+        await index.put("Title", some, [vector(0), vector(1), vector(3), [0.0] * DIMENSIONS])
+        found = await index.with_words("tide", 10, near=vector(0.2))
+        assert {match.chunk.index: match.similarity for match in found} == {
+            0: pytest.approx(math.cos(0.2)),
+            1: pytest.approx(math.cos(0.8)),
+            2: pytest.approx(math.cos(2.8)),
+            3: 0.0,
+        }
+        for near in (None, [0.0] * DIMENSIONS):
+            found = await index.with_words("tide", 10, near=near)
+            assert [match.similarity for match in found] == [0.0] * 4
+
+
+async def test_words_are_looked_for_within_some_documents(url: str):
+    async with opened(url) as index:
+        await worded(index)
+        assert {match.chunk.document_id for match in await index.with_words("water", 10)} == {
+            "moon",
+            "bread",
+            "tea",
+        }
+        within = await index.with_words("water", 10, within=["tea", "zh"])
+        assert [match.chunk.document_id for match in within] == ["tea"]
+        assert await index.with_words("water", 10, within=[]) == []
+        assert len(await index.with_words("water", 1)) == 1
+        assert {match.chunk.document_id for match in await index.with_words("of the", 10)} >= {
+            "moon"
+        }
+        assert await index.with_words("…", 10) == []
+
+
+async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    settings = Settings(index_url=SecretStr(url), embed_offline="hashed", embed_dimensions=64)
+    made = embedder_for(settings)
+    with monkeypatch.context() as before:
+        before.setattr(
+            "switchyard.services.index.lance_home.columns_of",
+            partial(lance_table.columns_of, has_words=False),
+        )
+        before.setattr("switchyard.services.index.lance_home.WORDS_COLUMN", "text")
+        before.setattr("switchyard.services.index.lance_home.WORDING", 0)
+        before.setattr("switchyard.services.index.postgres_table.WORDING", 0)
+        async with opened(url, made.name, 64) as index:
+            pass
+    async with opened(url, made.name, 64) as index:
+        one = [Chunk(chunk_id("a", 0), "a", 0, 1, "Every day¹² counts.")]
+        await index.put("Title", one, await made.embed(["Every day¹² counts."]))
+        assert len(await index.with_words("day", 10)) == 1
+    _, check = await look_at_index(settings)
+    assert (check.finding, check.remedy) == (Finding.INDEX_WORDS, "jobctl index rebuild --force")
+    async with open_index(settings) as whole:
+        state = await begin(whole, made, force=True)
+        assert state.building is not None
+        assert await build(whole, state.building, lambda: False)
+        async with whole.searched() as (index, _):
+            assert len(await index.with_words("12", 10)) == 1
+    (check,) = await look_at_index(settings)
+    assert check.status == "ok"

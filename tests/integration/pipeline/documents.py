@@ -1,0 +1,53 @@
+"""Documents that go through the pipeline, and what became of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from switchyard.services.files.keys import result_key
+from switchyard.services.index.opening import open_index
+from switchyard.services.index.ranking import Hit, search
+from tests.integration.pipeline.conftest import Pipeline
+
+STAGES = [
+    "ingest_document",
+    "extract_text",
+    "summarize_content",
+    "embed_content",
+    "classify_document",
+    "link_content",
+]
+
+
+def written(tmp_path: Path, name: str, content: bytes) -> dict[str, str]:
+    path = tmp_path / name
+    path.write_bytes(content)
+    return {"path": str(path)}
+
+
+async def ingested(pipeline: Pipeline, payload: dict[str, Any]) -> str:
+    await pipeline.run("ingest_document", payload)
+    return str(pipeline.result("ingest_document")["document_id"])
+
+
+async def document(pipeline: Pipeline, document_id: str):
+    assert pipeline.ledger is not None
+    found = await pipeline.ledger.get_document(document_id)
+    assert found is not None
+    return found
+
+
+def whole_result(pipeline: Pipeline, document_id: str) -> dict[str, Any]:
+    return dict(json.loads(pipeline.storage.get(result_key(document_id))))
+
+
+async def find(pipeline: Pipeline, query: str, limit: int = 10, **options: Any) -> list[Hit]:
+    async with open_index(pipeline.settings) as home, home.searched() as (index, embedder):
+        return await search(index, embedder, query, limit, **options)
+
+
+async def chunk_count(pipeline: Pipeline, document_id: str) -> int:
+    async with open_index(pipeline.settings) as home, home.searched() as (index, _):
+        return await index.count(document_id)

@@ -1,0 +1,67 @@
+"""The jobs that build an index anew, and a document's part of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from switchyard.services.index.opening import open_index
+from switchyard.services.jobs.outcomes import Done, Next
+from switchyard.services.workers import reindex as reindex_worker
+from tests.integration.pipeline.conftest import Pipeline
+from tests.support.rebuilding import contents, texts, write
+
+
+async def test_a_document_is_reindexed_and_its_state_stays(pipeline: Pipeline, tmp_path: Path):
+    (tmp_path / "a.txt").write_text("The Moon draws the water of the sea, and the tide rises.")
+    await pipeline.run("ingest_document", {"path": str(tmp_path / "a.txt")})
+    document_id = pipeline.result("extract_text")["document_id"]
+    async with open_index(pipeline.settings) as index:
+        async with index.searched() as (table, _):
+            await table.delete_document(document_id)
+        outcome = await pipeline.one("reindex_content", {"document_id": document_id})
+        assert isinstance(outcome, Done)
+        assert outcome.result["chunks"] == 1
+        assert len(await contents(index)) == 1
+    assert pipeline.ledger is not None
+    document = await pipeline.ledger.get_document(document_id)
+    assert document is not None
+    assert document.state == "completed"
+
+
+async def test_the_job_builds_in_shifts_and_the_next_one_goes_on(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+):
+    pipeline.settings = pipeline.settings.model_copy(
+        update={"embed_offline": "hashed", "embed_dimensions": 64}
+    )
+    async with open_index(pipeline.settings) as index:
+        await write(index, "a", 2, "old")
+        with monkeypatch.context() as short:
+            short.setattr(reindex_worker, "SHIFT", -1.0)
+            first = await pipeline.one("rebuild_index", {"dimensions": 32, "force": True})
+        assert isinstance(first, Next)
+        (following,) = first.jobs
+        assert dict(following.payload) == {"dimensions": 32, "force": False}
+        second = await pipeline.one("rebuild_index", dict(following.payload))
+        assert isinstance(second, Done)
+        assert second.result == {"embedder": "hashed-1-32", "dimensions": 32, "built": True}
+        third = await pipeline.one("rebuild_index", {"dimensions": 32})
+        assert isinstance(third, Done)
+        assert third.result["built"] is False
+        assert isinstance(await pipeline.one("compact_storage", {}), Done)
+        assert await contents(index) == {"a": texts("a", 2, "old")}
+
+
+async def test_a_document_that_comes_in_behind_a_swap_is_of_the_new_embedder(
+    pipeline: Pipeline, tmp_path: Path
+):
+    (tmp_path / "a.txt").write_text("The Moon draws the water of the sea, and the tide rises.")
+    await pipeline.run("ingest_document", {"path": str(tmp_path / "a.txt")})
+    await pipeline.run("rebuild_index", {"offline": "hashed", "dimensions": 32})
+    (tmp_path / "b.txt").write_text("Bread rises when yeast has sugar, water and time.")
+    await pipeline.run("ingest_document", {"path": str(tmp_path / "b.txt")})
+    assert pipeline.result("embed_content")["embedder"] == "hashed-1-32"
+    async with open_index(pipeline.settings) as index:
+        assert len(await contents(index)) == 2

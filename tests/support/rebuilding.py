@@ -1,0 +1,87 @@
+"""Whole indexes, what is in them, and how they are built anew."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from pydantic import SecretStr
+
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.embedder import Embedder, embedder_for
+from switchyard.services.index.generations import Generation
+from switchyard.services.index.opening import OpenIndex, open_index
+from switchyard.services.index.rebuilding import begin, build
+from switchyard.services.settings import Settings
+from switchyard.services.text.chunks import Chunk, chunk_id
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[OpenIndex]:
+    settings = Settings(index_url=SecretStr(url), embed_offline="hashed", embed_dimensions=64)
+    async with open_index(settings) as index:
+        yield index
+
+
+def other(index: OpenIndex, dimensions: int = 32) -> Embedder:
+    """The embedder that an index is built anew for."""
+    return embedder_for(index.settings.model_copy(update={"embed_dimensions": dimensions}))
+
+
+async def write(index: OpenIndex, document_id: str, count: int, text: str) -> None:
+    """As `embed_content` does."""
+    chunks = [
+        Chunk(chunk_id(document_id, n), document_id, n, 1, f"the tide {text} {document_id} {n}")
+        for n in range(count)
+    ]
+
+    async def put(table: ChunkIndex, embedder: Embedder) -> None:
+        vectors = await embedder.embed([chunk.text for chunk in chunks])
+        await table.put(text, chunks, vectors)
+        await table.drop_from(document_id, count)
+
+    await index.write(put)
+
+
+async def fill(index: OpenIndex, names: Iterable[str], text: str) -> None:
+    """Documents of three chunks each, written at once: each write to LanceDB takes longer than the
+    one before it."""
+    chunks = [
+        Chunk(chunk_id(name, n), name, n, 1, f"the tide {text} {name} {n}")
+        for name in names
+        for n in range(3)
+    ]
+
+    async def put(table: ChunkIndex, embedder: Embedder) -> None:
+        await table.put(text, chunks, await embedder.embed([chunk.text for chunk in chunks]))
+
+    await index.write(put)
+
+
+async def contents(index: OpenIndex) -> dict[str, list[str]]:
+    """The texts of every document in the generation that is searched. Fails where a chunk is there
+    twice, or has another length of vector."""
+    async with index.searched() as (table, embedder):
+        found = {
+            document_id: [each.chunk.text for each in await table.texts_of(document_id, 0, 10_000)]
+            for document_id in await table.document_ids()
+        }
+        assert sum(map(len, found.values())) == await table.count()
+        assert table.dimensions == embedder.dimensions
+        return found
+
+
+def texts(document_id: str, count: int, text: str) -> list[str]:
+    return [f"the tide {text} {document_id} {n}" for n in range(count)]
+
+
+def always(answer: bool) -> Callable[[], bool]:
+    return lambda: answer
+
+
+async def rebuilt(index: OpenIndex, dimensions: int = 32) -> Generation:
+    building = (await begin(index, other(index, dimensions))).building
+    assert building is not None
+    while not await build(index, building, always(False)):
+        pass
+    return building
