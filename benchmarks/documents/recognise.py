@@ -17,12 +17,13 @@ from switchyard.services.text.pdf import draw_page
 
 Picture = Any
 Page = tuple[Picture, Sequence[Block]]
+Change = Callable[[Picture], Picture]
 
 
-def _turned(picture: Picture) -> Picture:
+def _turned(quarters: int) -> Change:
     import numpy as np
 
-    return np.ascontiguousarray(np.rot90(picture))
+    return lambda picture: np.ascontiguousarray(np.rot90(picture, quarters))
 
 
 def _skewed(picture: Picture) -> Picture:
@@ -43,9 +44,11 @@ def _clean(picture: Picture) -> Picture:
     return picture
 
 
-CASES: dict[str, tuple[str, str, Callable[[Picture], Picture]]] = {
+CASES: dict[str, tuple[str, str, Change]] = {
     "clean": ("text", "en", _clean),
-    "rotated by 90°": ("text", "en", _turned),
+    "rotated by 90°": ("text", "en", _turned(1)),
+    "rotated by 180°": ("text", "en", _turned(2)),
+    "rotated by 270°": ("text", "en", _turned(3)),
     "skewed by 3°": ("text", "en", _skewed),
     "noisy": ("text", "en", _noisy),
     "two columns": ("paper", "en", _clean),
@@ -57,9 +60,7 @@ CASES: dict[str, tuple[str, str, Callable[[Picture], Picture]]] = {
 """Kind and language of the document, and what was done to its picture."""
 
 
-def _pages(
-    kind: str, language: str, change: Callable[[Picture], Picture], count: int
-) -> list[Page]:
+def _pages(kind: str, language: str, change: Change, count: int) -> list[Page]:
     """The first pages of so many documents, with what stands on them."""
     return [
         (

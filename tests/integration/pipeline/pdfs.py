@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,3 +74,12 @@ def lines_of_text(texts: Sequence[str], *, lines: int) -> bytes:
     for text in texts:
         document.new_page().insert_text((50, 120), [text, "", *[TEXT] * lines], fontsize=11)
     return bytes(document.tobytes(no_new_id=True))
+
+
+def with_a_broken_page(pages: int = 3) -> bytes:
+    """The second page's object is a number."""
+    data = pdf([f"{TEXT} Page {at}." for at in range(1, pages + 1)])
+    objects = [match.start() for match in re.finditer(rb"/Type/Page/", data)]
+    at = data.rindex(b"obj", 0, objects[1]) + len(b"obj\n")
+    end = data.index(b"endobj", at)
+    return data[:at] + b"7".ljust(end - at) + data[end:]

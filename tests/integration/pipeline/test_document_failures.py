@@ -16,14 +16,8 @@ from switchyard.services.jobs.outcomes import Next, PermanentError, RetryableErr
 from switchyard.services.llm.errors import LlmUnavailable
 from switchyard.services.workers.outputs import MissingOutput
 from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.documents import STAGES, document, find, ingested, written
 from tests.integration.pipeline.pdfs import TEXT, encrypted, scanned
-from tests.integration.pipeline.test_document_pipeline import (
-    STAGES,
-    document,
-    find,
-    ingested,
-    written,
-)
 from tests.support import llm_server as server
 from tests.support.llm_server import LlmServer
 

@@ -22,7 +22,7 @@ from switchyard.services.text import figures
 from switchyard.services.workers import figures as figures_worker
 from switchyard.services.workers.figures import NoSuchFigure
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.test_document_pipeline import chunk_count, document, find
+from tests.integration.pipeline.documents import chunk_count, document, find
 from tests.support import llm_server as server
 from tests.support.llm_server import LlmServer
 

@@ -4,62 +4,33 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pymupdf
 import pytest
 from PIL import Image
 
-from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.files.keys import page_key, result_key
 from switchyard.services.index.opening import open_index
 from switchyard.services.index.ranking import search
-from switchyard.services.jobs.outcomes import Next, PermanentError
 from switchyard.services.ledger import Ledger
-from switchyard.services.samples.articles import sample
-from switchyard.services.text.images import count_pages, draw
-from switchyard.services.text.ocr import OcrNotInstalled, UnknownLanguage, read_picture
-from switchyard.services.text.pages import Limits
-from switchyard.services.text.pdf import ExtractorName, draw_page, read_pdf
+from switchyard.services.text.ocr import OcrNotInstalled, UnknownLanguage
+from switchyard.services.text.pdf import ExtractorName, read_pdf
 from switchyard.services.text.plain import words
 from switchyard.services.workers import ocr as ocr_worker
 from switchyard.services.workers.ocr import NoTextFound
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.pdfs import TEXT, pdf, scan, scanned, slips
-
-SLIPS = ("The heron waits in the reeds", "A lantern in the harbour", "Salt upon the window")
-MANY = 50_000_000
-
-
-async def taken_in(pipeline: Pipeline, directory: Path, name: str, content: bytes) -> str:
-    """Run a file through the pipeline; the document's id."""
-    path = directory / name
-    path.write_bytes(content)
-    await pipeline.run("ingest_document", {"path": str(path)})
-    return str(pipeline.result("ingest_document")["document_id"])
-
-
-def text_of(pipeline: Pipeline, document_id: str) -> list[str]:
-    key = f"intermediate/{document_id}/extract_text/output.json"
-    kept = json.loads(pipeline.storage.get(key))["result"]
-    return [page["text"] for page in kept["pages"]]
-
-
-def picture_of(content: bytes, number: int = 1) -> np.ndarray:
-    return np.asarray(draw_page(content, number, dpi=150, side=3000, limits=Limits()))
-
-
-def as_image(content: bytes, kind: str, **saving: Any) -> bytes:
-    made = io.BytesIO()
-    Image.fromarray(picture_of(content)).save(made, kind, **saving)
-    return made.getvalue()
-
-
-# --- through the pipeline -------------------------------------------------------------------
+from tests.integration.pipeline.scans import (
+    SLIPS,
+    as_image,
+    picture_of,
+    taken_in,
+    text_of,
+    with_scans,
+)
 
 
 async def test_a_scan_is_read_and_found_by_its_words(pipeline: Pipeline, tmp_path: Path):
@@ -111,19 +82,6 @@ async def test_every_page_of_a_tiff_is_one(pipeline: Pipeline, tmp_path: Path):
     first.save(made, "TIFF", save_all=True, append_images=others)
     document_id = await taken_in(pipeline, tmp_path, "slips.tif", made.getvalue())
     assert text_of(pipeline, document_id) == list(SLIPS)
-
-
-def with_scans(texts: Sequence[str], scans: Sequence[int], blank: Sequence[int] = ()) -> bytes:
-    """A slip for each text, some of them scanned, with blank pages before some (all from 1)."""
-    made = pymupdf.open()
-    for number, text in enumerate(texts, 1):
-        if number in blank:
-            made.new_page(width=220, height=220)
-        page = slips([text])
-        made.insert_pdf(
-            pymupdf.open(stream=scan(page) if number in scans else page, filetype="pdf")
-        )
-    return bytes(made.tobytes())
 
 
 async def test_scanned_pages_of_a_document_with_text_are_read_and_put_in_their_places(
@@ -225,112 +183,6 @@ async def test_a_document_that_was_read_is_not_read_again(pipeline: Pipeline, tm
     assert pipeline.result("extract_text")["reused"]
 
 
-async def test_a_job_whose_shift_is_over_hands_on_to_another(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(ocr_worker, "SHIFT", -1.0)
-    path = tmp_path / "slips.pdf"
-    path.write_bytes(scan(slips(SLIPS)))
-    ingested = await pipeline.one("ingest_document", {"path": str(path)})
-    document = {"document_id": ingested.result["document_id"]}  # type: ignore[union-attr]
-    await pipeline.one("extract_text", document)
-    await pipeline.one("await_ocr", document)
-    outcome = await pipeline.one("ocr_pdf", document, lane="vlm_ocr")
-    assert isinstance(outcome, Next)
-    assert [(job.job_type, dict(job.payload)) for job in outcome.jobs] == [("ocr_pdf", document)]
-    assert (outcome.result["pages_done"], outcome.result["pages"]) == (0, 3)
-    assert pipeline.ledger is not None
-    known = await pipeline.ledger.get_document(document["document_id"])
-    assert known is not None
-    assert known.state == "recognizing"
-    assert "ocr_pdf" not in known.completed_stages
-
-
-async def test_the_pages_of_a_long_scan_are_read_by_several_jobs_and_put_together(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(ocr_worker, "ALONE", 2)
-    monkeypatch.setattr(ocr_worker, "RANGE", 2)
-    document_id = await taken_in(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
-    names = [name for name, _ in pipeline.ran]
-    assert names[3:8] == ["ocr_pdf", "ocr_pages", "ocr_pages", "ocr_pdf", "summarize_content"]
-    answers = [outcome.result for _, outcome in pipeline.ran]  # type: ignore[union-attr]
-    assert answers[3] == {"document_id": document_id, "pages": 3, "jobs": 2}
-    assert [each["pages_read"] for each in answers[4:7]] == [2, 1, 0]
-    assert text_of(pipeline, document_id) == list(SLIPS)
-    assert pipeline.ledger is not None
-    known = await pipeline.ledger.get_document(document_id)
-    assert known is not None
-    assert known.state == "completed"
-
-
-@pytest.mark.parametrize(
-    ("pages", "jobs", "longest"), [(21, 3, 10), (300, 20, 15), (2000, 20, 100)]
-)
-def test_no_document_fills_the_lane(pages: int, jobs: int, longest: int):
-    divided = ocr_worker._divided(ocr_worker.OcrPdf(document_id="a"), range(1, pages + 1), 5)
-    ranges = [job.payload["pages"] for job in divided.jobs]
-    assert [number for each in ranges for number in each] == list(range(1, pages + 1))
-    assert (len(ranges), max(map(len, ranges))) == (jobs, longest)
-    assert {job.priority for job in divided.jobs} == {4}  # shorter documents come first
-    assert divided.then is not None
-    assert divided.then.payload == {"document_id": "a", "divided": True}
-
-
-@pytest.mark.long
-async def test_what_a_dead_job_has_not_read_is_read_when_all_is_put_together(
-    pipeline: Pipeline, tmp_path: Path
-):
-    path = tmp_path / "slips.pdf"
-    path.write_bytes(scan(slips(SLIPS)))
-    ingested = await pipeline.one("ingest_document", {"path": str(path)})
-    document = {"document_id": ingested.result["document_id"]}  # type: ignore[union-attr]
-    await pipeline.one("extract_text", document)
-    await pipeline.one("ocr_pages", document | {"pages": [1, 3]}, lane="vlm_ocr")
-    merged = await pipeline.one("ocr_pdf", document | {"divided": True}, lane="vlm_ocr")
-    assert merged.result["pages_read"] == 1  # type: ignore[union-attr]
-    assert text_of(pipeline, document["document_id"]) == list(SLIPS)
-
-
-async def test_pages_that_a_document_has_not_are_refused_and_leave_nothing(
-    pipeline: Pipeline, tmp_path: Path
-):
-    path = tmp_path / "slips.pdf"
-    path.write_bytes(scan(slips(SLIPS)))
-    ingested = await pipeline.one("ingest_document", {"path": str(path)})
-    document = {"document_id": ingested.result["document_id"]}  # type: ignore[union-attr]
-    await pipeline.one("extract_text", document)
-    for number in (0, 4, 10**12):
-        with pytest.raises(PermanentError, match=f"3 pages, and no page {number:,}"):
-            await pipeline.one("ocr_pages", document | {"pages": [1, number]}, lane="vlm_ocr")
-
-
-async def test_pages_that_were_read_before_a_death_are_kept(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    read, fails = [], {3}
-    inner = ocr_worker._Pages._recognised
-
-    async def recognised(pages: Any, number: int) -> dict[str, Any]:
-        if number in fails:
-            raise ConnectionError("the storage is away")
-        read.append(number)
-        return await inner(pages, number)
-
-    monkeypatch.setattr(ocr_worker._Pages, "_recognised", recognised)
-    one = replace(pipeline, settings=pipeline.settings.model_copy(update={"worker_concurrency": 1}))
-    with pytest.raises(ConnectionError):
-        await taken_in(one, tmp_path, "slips.pdf", scan(slips(SLIPS)))
-    fails.clear()
-    document_id = str(one.result("ingest_document")["document_id"])
-    await one.run("ocr_pdf", {"document_id": document_id}, lane="vlm_ocr")
-    assert read == [1, 2, 3]
-    assert text_of(one, document_id) == list(SLIPS)
-
-
-# --- when it does not work ------------------------------------------------------------------
-
-
 @pytest.mark.long
 async def test_pictures_without_words_end_with_the_reason(pipeline: Pipeline, tmp_path: Path):
     with pytest.raises(NoTextFound, match="no words on its 2 pages"):
@@ -383,55 +235,3 @@ async def test_a_language_without_a_model_is_refused(pipeline: Pipeline, tmp_pat
     wanted = {"document_id": document_id, "language": "ar", "force": True}
     with pytest.raises(UnknownLanguage, match=r"ar\.onnx .* JOBS_OCR_MODELS"):
         await pipeline.run("ocr_pdf", wanted, lane="vlm_ocr")
-
-
-def test_an_image_is_measured_before_it_is_decoded():
-    made = io.BytesIO()
-    Image.new("1", (12_000, 12_000)).save(made, "PNG")
-    with pytest.raises(DocumentTooLarge, match="12000 × 12000"):
-        count_pages(made.getvalue(), pixels=MANY, pages=10)
-    with pytest.raises(DocumentTooLarge, match="12000 × 12000"):
-        draw(made.getvalue(), 1, pixels=MANY, side=100)
-
-
-def test_a_tiff_with_too_many_pages_is_refused():
-    frames = [Image.new("L", (4, 4)) for _ in range(5)]
-    made = io.BytesIO()
-    frames[0].save(made, "TIFF", save_all=True, append_images=frames[1:])
-    assert count_pages(made.getvalue(), pixels=MANY, pages=5) == 5
-    with pytest.raises(DocumentTooLarge, match="4 pages"):
-        count_pages(made.getvalue(), pixels=MANY, pages=4)
-
-
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
-@pytest.mark.parametrize("percent", [3, 30, 70])
-def test_an_image_that_was_cut_off_is_corrupt(kind: str, percent: int):
-    content = as_image(slips(SLIPS[:1]), kind)
-    with pytest.raises(CorruptDocument):
-        draw(content[: len(content) * percent // 100], 1, pixels=MANY, side=1000)
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
-def test_images_of_every_kind_are_drawn_in_colour(mode: str):
-    made = io.BytesIO()
-    Image.new("L", (60, 30), 255).convert("I;16" if mode == "I;16" else mode).save(made, "PNG")
-    assert draw(made.getvalue(), 1, pixels=MANY, side=30).size == (30, 15)
-    assert draw(made.getvalue(), 1, pixels=MANY, side=30).mode == "RGB"
-
-
-# --- pages as scanners leave them -----------------------------------------------------------
-
-
-@pytest.mark.parametrize(("quarters", "turned"), [(1, 270), (2, 180), (3, 90)])
-def test_a_page_that_lies_on_its_side_is_turned(quarters: int, turned: int):
-    read = read_picture(np.rot90(picture_of(slips(SLIPS[:1])), quarters))
-    assert (read.text, read.turned) == (SLIPS[0], turned)
-
-
-@pytest.mark.long
-def test_a_skewed_page_keeps_its_order():
-    straight = Image.fromarray(picture_of(sample(0).content)[:700])
-    skewed = np.asarray(straight.rotate(3, fillcolor="white", expand=True))
-    read = read_picture(skewed)
-    assert read.text.startswith("# Why the Ocean Has Tides\n\nTwice a day the sea climbs")
-    assert "and two low tides in a little under twenty-five hours." in read.text

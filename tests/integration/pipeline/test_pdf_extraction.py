@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -34,7 +33,7 @@ from switchyard.services.text.mupdf import _reading
 from switchyard.services.text.pages import Limits, PdfText
 from switchyard.services.text.pdf import read_pdf
 from tests.integration.pipeline.conftest import outcome_of
-from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned, sized
+from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned, sized, with_a_broken_page
 
 WHOLE = {
     "sample": next(samples(1)).content,
@@ -147,6 +146,22 @@ def test_limits_are_named_when_they_are_broken():
         read_pdf(scanned(size=3_000), Limits(page_pixels=3_000_000))
 
 
+def test_an_image_within_forms_is_measured_however_they_are_used():
+    made = pymupdf.open()
+    page = made.new_page()
+    twice, around, image = (made.get_new_xref() for _ in range(3))
+    form = "<</Type/XObject/Subtype/Form/BBox[0 0 9 9]/Resources<</XObject<<%s>>>>>>"
+    made.update_object(twice, form % "")
+    made.update_object(around, form % f"/Self {around} 0 R/Image {image} 0 R")
+    made.update_object(image, "<</Type/XObject/Subtype/Image/Width 20000/Height 20001>>")
+    for xref in (twice, around, image):
+        made.update_stream(xref, b" ")
+    forms = f"/A {twice} 0 R/B {twice} 0 R/C {around} 0 R"
+    made.xref_set_key(page.xref, "Resources", f"<</XObject<<{forms}>>>>")
+    with pytest.raises(DocumentTooLarge, match="an image of 20000 × 20001"):
+        read_pdf(made.tobytes())
+
+
 @pytest.mark.parametrize(
     ("text", "filename", "title"),
     [
@@ -172,15 +187,6 @@ def test_text_files_come_out_in_the_form_of_pdfs():
 
 
 # --- what a reader can read is taken --------------------------------------------------------------
-
-
-def with_a_broken_page(pages: int = 3) -> bytes:
-    """The second page's object is a number."""
-    data = pdf([f"{TEXT} Page {at}." for at in range(1, pages + 1)])
-    objects = [match.start() for match in re.finditer(rb"/Type/Page/", data)]
-    at = data.rindex(b"obj", 0, objects[1]) + len(b"obj\n")
-    end = data.index(b"endobj", at)
-    return data[:at] + b"7".ljust(end - at) + data[end:]
 
 
 @pytest.mark.parametrize(

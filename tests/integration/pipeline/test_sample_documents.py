@@ -15,7 +15,7 @@ from switchyard.services.files.errors import (
 from switchyard.services.jobs.outcomes import Next, PermanentError
 from switchyard.services.samples.generating import generate, kinds
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.test_document_pipeline import document, find
+from tests.integration.pipeline.documents import document, find
 
 TO_READ = [kind for kind in kinds() if kind not in ("scan", "image")]
 

@@ -14,11 +14,7 @@ from typing import Any
 
 import numpy as np
 
-MODELS = (
-    "PP-OCRv6_det_small.onnx",
-    "ch_ppocr_mobile_v2.0_cls_mobile.onnx",
-    "PP-OCRv6_rec_small.onnx",
-)
+MODELS = ("PP-OCRv6_det_small.onnx", "PP-OCRv6_rec_small.onnx")
 
 
 def text_of(number: int) -> str:
@@ -50,7 +46,7 @@ def installed(directory: Path) -> Path:
 
 
 class RapidOCR:
-    """As far as `services/text/ocr.py` asks of it."""
+    """As far as `services/text/ocr.py` and `turning.py` ask of it."""
 
     def __init__(self, params: Any) -> None:
         return
@@ -62,9 +58,6 @@ class RapidOCR:
         height, width = picture.shape[:2]
         box = np.array([[9, 9], [width - 9, 9], [width - 9, height - 9], [9, height - 9]], float)
         return [picture], SimpleNamespace(boxes=[box])
-
-    def cls_and_rotate(self, crops: list[Any]) -> tuple[list[Any], Any]:
-        return crops, SimpleNamespace(cls_res=[("0", 1.0)])
 
     def recognize_txt(self, crops: list[Any]) -> Any:
         _, low, high = (int(shade) for shade in crops[0][50, 50])  # blue, green, red

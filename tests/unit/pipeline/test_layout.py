@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from switchyard.services.text.layout import MAX_LINES, Line, paragraphs_of, reading_order
+from switchyard.services.text.layout import MAX_LINES, Line, blocks_of, paragraphs_of, reading_order
 
 HEIGHT, STEP = 10.0, 13.0
 
@@ -75,7 +75,7 @@ def test_labels_and_values_are_read_row_by_row():
 def test_a_wider_space_and_other_letters_begin_a_paragraph():
     heading = [Line(50, 60, 200, 78, "heading", 18)]
     lines = heading + column("a", 50, 400, 4) + column("b", 50, 400, 4, 170)
-    (block,) = reading_order(lines)
+    (block,) = blocks_of(lines)
     assert [[line.text for line in each] for each in paragraphs_of(block)] == [
         ["heading"],
         ["a0", "a1", "a2", "a3"],

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from switchyard.services.text.layout import Line, paragraphs_of, reading_order, rows_of
+from switchyard.services.text.layout import Line, blocks_of, paragraphs_of, rows_of
 from switchyard.services.text.plain import clean, unwrap
-from switchyard.services.text.tables import with_tables
+from switchyard.services.text.tables import rows_with_tables, with_tables
 
 _EDGE = 0.12
 """Part of a page's height, above and below, in which running heads and page numbers stand."""
@@ -71,8 +71,8 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
     lines = _mirrored(page) if _is_right_to_left(page.lines) else list(page.lines)
     found: list[str] = []
     may_go_on = False  # the last paragraph was cut by the end of a column
-    for block in reading_order(with_tables(lines)):
-        for number, paragraph in enumerate(paragraphs_of(with_tables(block))):
+    for block in blocks_of(with_tables(lines)):
+        for number, paragraph in enumerate(paragraphs_of(rows_with_tables(block))):
             if paragraph[0].is_table:
                 found.append(paragraph[0].text)
                 may_go_on = False
@@ -148,10 +148,13 @@ def _is_number(row: Sequence[Line]) -> bool:
 
 def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
     """The level of a heading by the size of its letters, for sizes that only headings have."""
-    letters: Counter[float] = Counter()
+    printed: dict[float, int] = {}
     for lines in pages:
         for line in lines:
-            letters[_size(line)] += len(line.text)
+            printed[line.size] = printed.get(line.size, 0) + len(line.text)
+    letters: Counter[float] = Counter()
+    for size, count in printed.items():
+        letters[_rounded(size)] += count
     if not letters:
         return {}
     usual = letters.most_common(1)[0][0]
@@ -168,7 +171,7 @@ def _level_of(
         return 0
     if titles and (level := titles.get(_key(text))):
         return level
-    size = _size(paragraph[0])
+    size = _rounded(paragraph[0].size)
     if level := levels.get(size, 0):
         return level if any(map(str.isalpha, text)) else 0
     is_short = len(paragraph) == 1 and text.count(" ") < 12 and text[-1] not in ".,;:!?"
@@ -177,8 +180,8 @@ def _level_of(
     return 0
 
 
-def _size(line: Line) -> float:
-    return round(line.size * 2) / 2
+def _rounded(size: float) -> float:
+    return round(size * 2) / 2
 
 
 def _key(title: str) -> str:
@@ -190,12 +193,8 @@ def _key(title: str) -> str:
 
 
 def _is_right_to_left(lines: Sequence[Line]) -> bool:
-    letters = sum(len(line.text) for line in lines)
-    return (
-        letters > 0
-        and sum(len(_RTL.findall(line.text)) for line in lines if not line.text.isascii())
-        > letters * 0.4
-    )
+    letters = "".join([line.text for line in lines])
+    return not letters.isascii() and len(_RTL.findall(letters)) > len(letters) * 0.4
 
 
 def _mirrored(page: PageLines) -> list[Line]:
@@ -205,4 +204,5 @@ def _mirrored(page: PageLines) -> list[Line]:
 
 def cleaned(text: str) -> str:
     """The text of one line, as later steps may take it."""
-    return " ".join(clean(text).split())
+    text = clean(text)
+    return text if text.isprintable() else " ".join(text.split())

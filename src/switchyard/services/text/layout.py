@@ -27,10 +27,11 @@ _NEW_PARAGRAPH = 1.3
 """From line to line, in usual steps, where a paragraph begins."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Line:
     """A line of text, or the part of one that stands in a column. Places are from the left and
-    from the top, in any unit."""
+    from the top, in any unit. Nobody changes it; it is not frozen, since making a page's lines
+    would take three times as long."""
 
     x0: float
     y0: float
@@ -53,21 +54,25 @@ def reading_order(lines: Iterable[Line]) -> list[list[Line]]:
 
     Lines without text, or without a place, are left out.
     """
+    return [[line for row in rows for line in row] for rows in blocks_of(lines)]
+
+
+def blocks_of(lines: Iterable[Line]) -> list[list[list[Line]]]:
+    """As `reading_order`, each block in rows."""
     found = [line for line in lines if line.text.strip() and line.x1 > line.x0 and line.height > 0]
     if not found:
         return []
     if len(found) > MAX_LINES:
-        return [sorted(found, key=lambda line: (line.y0, line.x0))]
+        return [rows_of(found)]
     unit = _unit(found)
-    blocks: list[list[Line]] = []
+    blocks: list[list[list[Line]]] = []
     _order(found, unit, blocks, 0)
     return blocks
 
 
-def paragraphs_of(block: Sequence[Line]) -> list[list[Line]]:
-    """A block's lines in paragraphs: a new one begins below a wider space, or with letters of
-    another size, or where a line is indented."""
-    rows = rows_of(block)
+def paragraphs_of(rows: Sequence[Sequence[Line]]) -> list[list[Line]]:
+    """The lines of a block's rows in paragraphs: a new one begins below a wider space, or with
+    letters of another size, or where a line is indented."""
     if not rows:
         return []
     unit = median(line.size for row in rows for line in row)
@@ -86,11 +91,11 @@ def paragraphs_of(block: Sequence[Line]) -> list[list[Line]]:
     return found
 
 
-def _order(lines: list[Line], unit: float, blocks: list[list[Line]], depth: int) -> None:
+def _order(lines: list[Line], unit: float, blocks: list[list[list[Line]]], depth: int) -> None:
     """Append the lines to `blocks`, divided by the gutter that is crossed least."""
     gutter = _gutter(lines, unit) if depth < _MAX_DEPTH and len(lines) > 3 else None
     if gutter is None:
-        blocks.append([line for row in rows_of(lines) for line in row])
+        blocks.append(rows_of(lines))
         return
     across = [line for line in lines if line.x0 < gutter < line.x1]
     rest = [line for line in lines if not line.x0 < gutter < line.x1]

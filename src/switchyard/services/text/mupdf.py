@@ -63,7 +63,7 @@ class _Pdf:
         with _reading(self.library, self.data, f"page {number}"):
             self.library.TOOLS.reset_mupdf_warnings()
             page = self.document.load_page(number - 1)
-            _check_pixels(page, number, self.limits)
+            _check_pixels(self.library, page, number, self.limits)
             lines = _lines(self.library, page)
             said = self.library.TOOLS.mupdf_warnings()
             if said and not lines and not page.get_images():
@@ -87,7 +87,7 @@ def draw(data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> An
     ):
         _check_document(document, data, limits)
         page = document.load_page(number - 1)
-        _check_pixels(page, number, limits)
+        _check_pixels(library, page, number, limits)
         zoom = min(dpi / 72, side / max(page.rect.width, page.rect.height, 1))
         drawn = page.get_pixmap(
             matrix=library.Matrix(zoom, zoom), colorspace=library.csRGB, alpha=False
@@ -112,7 +112,7 @@ def opened_page(
     MemoryError."""
     with _reading(library, data, f"page {number}"):
         page = document.load_page(number - 1)
-        _check_pixels(page, number, limits)
+        _check_pixels(library, page, number, limits)
         yield page
 
 
@@ -154,49 +154,92 @@ def _check_document(document: Any, data: bytes, limits: Limits) -> None:
     check_count(document.page_count, limits)
 
 
-def _check_pixels(page: Any, number: int, limits: Limits) -> None:
+def _check_pixels(library: Any, page: Any, number: int, limits: Limits) -> None:
     rect = page.rect
     drawn = [("", rect.width * 150 / 72, rect.height * 150 / 72)]
-    images = [("an image of ", image[2], image[3]) for image in page.get_images()]
+    images = [("an image of ", width, height) for width, height in _image_sizes(library, page)]
     check_pixels(number, drawn + images, limits)
+
+
+def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
+    """Width and height of the images in a page's resources and in those of its forms, in pixels.
+
+    PyMuPDF's own list of them, with all that it knows of each, takes five times as long, which is
+    much where there are hundreds of forms; and it ends at the second use of one.
+    """
+    low = library.mupdf
+    get, value = low.ll_pdf_dict_gets, low.ll_pdf_dict_get_val
+    of_page = low.pdf_page_from_fz_page(page.this).obj().m_internal
+    waiting = [low.ll_pdf_dict_gets_inheritable(of_page, "Resources")]
+    found: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    while waiting:
+        objects = get(waiting.pop(), "XObject")
+        for at in range(low.ll_pdf_dict_len(objects)):
+            each = value(objects, at)
+            xref = low.ll_pdf_to_num(each)
+            if not xref or xref in seen:  # images and forms are streams, which have a number
+                continue
+            seen.add(xref)
+            if low.ll_pdf_to_name(get(each, "Subtype")) == "Image":
+                width, height = (
+                    low.ll_pdf_to_int(low.ll_pdf_dict_getsa(each, name, name[0]))
+                    for name in ("Width", "Height")
+                )
+                found.append((width, height))
+            resources = get(each, "Resources")
+            if resources:
+                waiting.append(resources)
+    return found
 
 
 def _lines(library: Any, page: Any) -> list[Line]:
     found: list[Line] = []
     flags = library.TEXT_PRESERVE_WHITESPACE | library.TEXT_MEDIABOX_CLIP
     # Ligatures in letters, and without images, which may take minutes to decode: not set.
-    for block in page.get_text("dict", flags=int(flags))["blocks"]:
+    # The inner loop of reading: what most lines don't need is not asked for.
+    for block in page.get_textpage(flags=int(flags)).extractDICT()["blocks"]:
         for line in block.get("lines", ()):
             spans = line["spans"]
             longest = spans[0]
             if len(spans) == 1:
                 text = cleaned(longest["text"])
             else:
-                longest = max(spans, key=lambda span: len(span["text"]))
-                text = cleaned("".join([_said(span, longest) for span in spans]))
+                longest = max(spans, key=_span_length)
+                text = cleaned(_joined(spans, longest))
             if not text:
                 continue
             x0, y0, x1, y1 = line["bbox"]
-            if line["dir"][0] < 0.5:  # upright: as wide as its letters are high
-                found.append(Line(x0, y0, x1, y1, text, longest["size"]))
-                continue
             size = longest["size"]
+            if line["dir"][0] < 0.5:  # upright: as wide as its letters are high
+                found.append(Line(x0, y0, x1, y1, text, size))
+                continue
             # A font may say that its letters are as high as three lines.
             if y1 - y0 > 1.6 * size:
                 middle = (y0 + y1) / 2
                 y0, y1 = middle - 0.6 * size, middle + 0.6 * size
-            bold = all(span["flags"] & _BOLD for span in spans if span["text"].strip())
+            bold = longest["flags"] & _BOLD != 0
+            if bold and len(spans) > 1:
+                bold = all(span["flags"] & _BOLD for span in spans if span["text"].strip())
             found.append(Line(x0, y0, x1, y1, text, size, bold))
     return found
 
 
-def _said(span: Any, longest: Any) -> str:
-    said: str = span["text"]
-    if span is longest or not any(char.isdigit() for char in said):
-        return said
-    baselines = span["origin"][1], longest["origin"][1]
-    is_high = is_raised(span["size"], baselines[0], longest["size"], baselines[1])
-    return raised(said) if is_high else said
+def _span_length(span: Any) -> int:
+    return len(span["text"])
+
+
+def _joined(spans: list[Any], longest: Any) -> str:
+    """The text of a line, its raised numbers as superscripts."""
+    size, baseline = longest["size"], longest["origin"][1]
+    said = []
+    for span in spans:
+        text: str = span["text"]
+        # A line has a span for each word where its words are placed one by one.
+        if span["size"] < size and is_raised(span["size"], span["origin"][1], size, baseline):
+            text = raised(text)
+        said.append(text)
+    return "".join(said)
 
 
 def _pictures(page: Any) -> list[tuple[float, float, float, float]]:
@@ -205,6 +248,10 @@ def _pictures(page: Any) -> list[tuple[float, float, float, float]]:
 
 
 def _outline(document: Any) -> list[Heading]:
+    # Asking reads it, and the metadata, anew: damage may have hidden them when it was opened.
+    first = document.outline
+    if not document.is_repaired and (first is None or not first.this.m_internal):
+        return []
     try:
         entries = document.get_toc(simple=True)[:_MOST_HEADINGS]
     except (RuntimeError, ValueError, LookupError):  # damaged: the text is there all the same

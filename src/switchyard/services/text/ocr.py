@@ -21,6 +21,7 @@ from switchyard.services.text.composing import PageLines, cleaned, compose
 from switchyard.services.text.layout import Line, gutters
 from switchyard.services.text.pages import Limits
 from switchyard.services.text.pdf import ExtractorName, draw_page
+from switchyard.services.text.turning import SURE, find_lines, length
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     Picture = NDArray[np.uint8]
 
-OCR_VERSION = "rapidocr-3/ppocr-v6-small"
+OCR_VERSION = "rapidocr-3/ppocr-v6-small/2"
 """Of the models, and of what is made of their lines: another one reads pages anew."""
 DPI = 150
 LONGEST_SIDE = 3_000
@@ -48,17 +49,11 @@ BUILT_IN = frozenset(
 """Languages that the model of the package reads, without being told which."""
 _NAMES = {"zh": "ch", "zh_cn": "ch", "zh_tw": "chinese_cht", "ja": "japan"}
 _MODELS = "models"
-_DETECTION, _DIRECTION, _RECOGNITION = (
-    "PP-OCRv6_det_small.onnx",
-    "ch_ppocr_mobile_v2.0_cls_mobile.onnx",
-    "PP-OCRv6_rec_small.onnx",
-)
+_DETECTION, _RECOGNITION = "PP-OCRv6_det_small.onnx", "PP-OCRv6_rec_small.onnx"
 _LEVEL = 0.01
 """Radians up to which a page is level: half a degree."""
 _PRINT = 64
 """Shades, of 256, between paper and ink."""
-_SURE = 0.5
-"""Certainty below which a line is taken for a pattern, not for text."""
 
 
 class OcrNotInstalled(PermanentError):
@@ -145,7 +140,7 @@ def read_picture(picture: Picture, model: str | None = None) -> ReadPage:
     sure = [
         (box, cleaned(text), score)
         for box, text, score in zip(boxes, texts, scores, strict=True)
-        if score >= _SURE and text.strip()
+        if score >= SURE and text.strip()
     ]
     if not sure:
         return ReadPage("", 0.0, turned)
@@ -190,7 +185,6 @@ def _engine(model: str) -> Any:
         folder = Path(package.origin).parent / _MODELS
     paths = {
         "Det.model_path": folder / _DETECTION,
-        "Cls.model_path": folder / _DIRECTION,
         "Rec.model_path": Path(model),
     }
     for path in paths.values():
@@ -211,36 +205,21 @@ def _engine(model: str) -> Any:
 
 
 def _read_upright(engine: Any, picture: Picture) -> tuple[list[Any], list[str], list[float], int]:
-    """Boxes, texts, certainties, and by how much the picture was turned for them.
-
-    Its own way reads lines that stand upright or upside down, but leaves them where they are: the
-    page is turned first, so that there is an order to read them in.
-    """
-    import numpy as np
+    """Boxes, texts, certainties, and by how much the picture was turned for them."""
     from rapidocr.main import RapidOCRError
 
     turned = 0
     try:
-        picture, record = engine.preprocess_img(picture)
-        crops, found = engine.detect_and_crop(picture, record)
-        if _stands_upright(found.boxes):
-            turned = 90
-            picture = np.ascontiguousarray(np.rot90(picture))
-            crops, found = engine.detect_and_crop(picture, record)
-        _, direction = engine.cls_and_rotate(crops)
-        backwards = [label for label, score in direction.cls_res if "180" in label and score > 0.9]
-        if len(backwards) > len(crops) / 2:
-            turned += 180
-            picture = np.ascontiguousarray(np.rot90(picture, 2))
-            crops, found = engine.detect_and_crop(picture, record)
-        divided = _divided(picture, list(found.boxes))
+        found = find_lines(engine, picture)
+        boxes, crops, turned = list(found.boxes), found.crops, found.turned
+        divided = _divided(found.picture, boxes)
         if divided is not None:
-            found.boxes = divided
-            crops = engine.crop_text_regions(picture, divided)
+            boxes = divided
+            crops = engine.crop_text_regions(found.picture, divided)
         read = engine.recognize_txt(crops)
     except RapidOCRError:  # its word for a page without text
         return [], [], [], turned
-    return list(found.boxes), list(read.txts), list(read.scores), turned
+    return boxes, list(read.txts), list(read.scores), turned
 
 
 def _divided(picture: Picture, boxes: list[Any]) -> list[Any] | None:
@@ -275,22 +254,6 @@ def _is_empty(part: Picture) -> bool:
     return part.size > 0 and int(part.max()) - int(part.min()) < _PRINT
 
 
-def _stands_upright(boxes: Any) -> bool:
-    """Whether lines run up or down: most of what is longer than it is wide."""
-    upright = level = 0.0
-    for box in boxes:
-        width, height = _length(box[0], box[1]), _length(box[0], box[3])
-        if height > 1.5 * width:
-            upright += height
-        elif width > 1.5 * height:
-            level += width
-    return upright > level
-
-
-def _length(start: Any, end: Any) -> float:
-    return float(((start[0] - end[0]) ** 2 + (start[1] - end[1]) ** 2) ** 0.5)
-
-
 def _angle(boxes: list[Any]) -> float:
     """By how much most lines slope, in radians."""
     return median(atan2(box[1][1] - box[0][1], box[1][0] - box[0][0]) for box in boxes)
@@ -300,12 +263,12 @@ def _lines(boxes: list[Any], texts: list[str]) -> list[Line]:
     """Boxes as lines of a level page: turned back by the angle at which most of them lie."""
     angle = _angle(boxes)
     along, across = cos(-angle), sin(-angle)
-    usual = median(_length(box[0], box[3]) for box in boxes)
+    usual = median(length(box[0], box[3]) for box in boxes)
     found = []
     for box, text in zip(boxes, texts, strict=True):
         xs = [float(x * along - y * across) for x, y in box]
         ys = [float(x * across + y * along) for x, y in box]
-        height = _length(box[0], box[3])
+        height = length(box[0], box[3])
         middle = sum(ys) / len(ys)
         # What detection adds above and below would make neighbours overlap.
         y0, y1 = middle - 0.4 * height, middle + 0.4 * height

@@ -138,7 +138,7 @@ def _page(pdf: OpenPdf, number: int) -> PageLines | str:
 
 
 def _characters(page: PageLines | str) -> int:
-    return 0 if isinstance(page, str) else sum(len(line.text) for line in page.lines)
+    return 0 if isinstance(page, str) else sum([len(line.text) for line in page.lines])
 
 
 def draw_page(

@@ -18,33 +18,51 @@ _FILLED = 0.5
 
 def with_tables(lines: Sequence[Line]) -> list[Line]:
     """The lines, with each table as one line of its own, whose text is Markdown."""
-    if len(lines) < 2 * _LEAST_ROWS or len(lines) > MAX_LINES:
+    if not 2 * _LEAST_ROWS <= len(lines) <= MAX_LINES:
         return list(lines)
+    rows = rows_of(lines)
+    return _replaced(rows) or [line for row in rows for line in row]
+
+
+def rows_with_tables(rows: list[list[Line]]) -> list[list[Line]]:
+    """As `with_tables`, of lines that are in rows."""
+    if not 2 * _LEAST_ROWS <= sum(map(len, rows)) <= MAX_LINES:
+        return rows
+    found = _replaced(rows)
+    return rows_of(found) if found else rows
+
+
+def _replaced(rows: list[list[Line]]) -> list[Line]:
+    """The lines, with each table as one of them; none where there is no table."""
     found: list[Line] = []
     run: list[list[Line]] = []
-    for row in [*rows_of(lines), []]:
-        if len(row) > 1 and not any(line.is_table for line in row):
-            if run and row[0].y0 - run[-1][0].y1 > 3 * row[0].height:
-                found.extend(_table_or_lines(run))
-                run = []
-            run.append(row)
-            continue
-        if run:
-            found.extend(_table_or_lines(run))
+    tables = 0
+    for row in [*rows, []]:
+        side_by_side = len(row) > 1 and not any(line.is_table for line in row)
+        goes_on = side_by_side and not (run and row[0].y0 - run[-1][0].y1 > 3 * row[0].height)
+        if run and not goes_on:
+            table = _table_of(run)
+            tables += table is not None
+            found.extend([line for each in run for line in each] if table is None else [table])
             run = []
-        found.extend(row)
-    return found
+        if side_by_side:
+            run.append(row)
+        else:
+            found.extend(row)
+    return found if tables else []
 
 
-def _table_or_lines(rows: Sequence[Sequence[Line]]) -> list[Line]:
+def _table_of(rows: Sequence[Sequence[Line]]) -> Line | None:
+    if len(rows) < _LEAST_ROWS:
+        return None
     lines = [line for row in rows for line in row]
-    columns = _columns(rows) if len(rows) >= _LEAST_ROWS else []
+    columns = _columns(rows)
     is_table = (
         1 < len(columns) <= _MOST_COLUMNS
         and not _is_prose(lines, columns)
         and len(lines) >= _FILLED * len(columns) * len(rows)
     )
-    return [_table(rows, lines, columns)] if is_table else lines
+    return _table(rows, lines, columns) if is_table else None
 
 
 def _is_prose(lines: Sequence[Line], columns: Sequence[tuple[float, float]]) -> bool:

@@ -1,0 +1,57 @@
+"""Slips of paper as pictures and as scans, and what the pipeline read on them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pymupdf
+from PIL import Image
+
+from switchyard.services.text.pages import Limits
+from switchyard.services.text.pdf import draw_page
+from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.pdfs import scan, slips
+
+SLIPS = ("The heron waits in the reeds", "A lantern in the harbour", "Salt upon the window")
+
+
+async def taken_in(pipeline: Pipeline, directory: Path, name: str, content: bytes) -> str:
+    """Run a file through the pipeline; the document's id."""
+    path = directory / name
+    path.write_bytes(content)
+    await pipeline.run("ingest_document", {"path": str(path)})
+    return str(pipeline.result("ingest_document")["document_id"])
+
+
+def text_of(pipeline: Pipeline, document_id: str) -> list[str]:
+    key = f"intermediate/{document_id}/extract_text/output.json"
+    kept = json.loads(pipeline.storage.get(key))["result"]
+    return [page["text"] for page in kept["pages"]]
+
+
+def picture_of(content: bytes, number: int = 1) -> np.ndarray:
+    return np.asarray(draw_page(content, number, dpi=150, side=3000, limits=Limits()))
+
+
+def as_image(content: bytes, kind: str, **saving: Any) -> bytes:
+    made = io.BytesIO()
+    Image.fromarray(picture_of(content)).save(made, kind, **saving)
+    return made.getvalue()
+
+
+def with_scans(texts: Sequence[str], scans: Sequence[int], blank: Sequence[int] = ()) -> bytes:
+    """A slip for each text, some of them scanned, with blank pages before some (all from 1)."""
+    made = pymupdf.open()
+    for number, text in enumerate(texts, 1):
+        if number in blank:
+            made.new_page(width=220, height=220)
+        page = slips([text])
+        made.insert_pdf(
+            pymupdf.open(stream=scan(page) if number in scans else page, filetype="pdf")
+        )
+    return bytes(made.tobytes())

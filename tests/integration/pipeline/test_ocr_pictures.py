@@ -1,0 +1,102 @@
+"""Pictures of every kind are read as their scanner left them; hostile ones are refused."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.documents.scoring import accuracy
+from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
+from switchyard.services.samples.articles import sample
+from switchyard.services.samples.generating import generate
+from switchyard.services.text.images import count_pages, draw
+from switchyard.services.text.ocr import read_picture
+from tests.integration.pipeline.pdfs import slips
+from tests.integration.pipeline.scans import SLIPS, as_image, picture_of
+
+MANY = 50_000_000
+
+
+def test_an_image_is_measured_before_it_is_decoded():
+    made = io.BytesIO()
+    Image.new("1", (12_000, 12_000)).save(made, "PNG")
+    with pytest.raises(DocumentTooLarge, match="12000 × 12000"):
+        count_pages(made.getvalue(), pixels=MANY, pages=10)
+    with pytest.raises(DocumentTooLarge, match="12000 × 12000"):
+        draw(made.getvalue(), 1, pixels=MANY, side=100)
+
+
+def test_a_tiff_with_too_many_pages_is_refused():
+    frames = [Image.new("L", (4, 4)) for _ in range(5)]
+    made = io.BytesIO()
+    frames[0].save(made, "TIFF", save_all=True, append_images=frames[1:])
+    assert count_pages(made.getvalue(), pixels=MANY, pages=5) == 5
+    with pytest.raises(DocumentTooLarge, match="4 pages"):
+        count_pages(made.getvalue(), pixels=MANY, pages=4)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("percent", [3, 30, 70])
+def test_an_image_that_was_cut_off_is_corrupt(kind: str, percent: int):
+    content = as_image(slips(SLIPS[:1]), kind)
+    with pytest.raises(CorruptDocument):
+        draw(content[: len(content) * percent // 100], 1, pixels=MANY, side=1000)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+def test_images_of_every_kind_are_drawn_in_colour(mode: str):
+    made = io.BytesIO()
+    Image.new("L", (60, 30), 255).convert("I;16" if mode == "I;16" else mode).save(made, "PNG")
+    assert draw(made.getvalue(), 1, pixels=MANY, side=30).size == (30, 15)
+    assert draw(made.getvalue(), 1, pixels=MANY, side=30).mode == "RGB"
+
+
+@pytest.mark.parametrize(("quarters", "turned"), [(1, 270), (2, 180), (3, 90)])
+def test_a_page_that_lies_on_its_side_is_turned(quarters: int, turned: int):
+    read = read_picture(np.rot90(picture_of(slips(SLIPS[:1])), quarters))
+    assert (read.text, read.turned) == (SLIPS[0], turned)
+
+
+def test_long_lines_that_stand_on_their_heads_are_turned():
+    _, made = generate(2, seed=5, kinds=["text"], languages=["en"])
+    lines = picture_of(made.content)[332:460]
+    read = read_picture(np.rot90(lines, 2))
+    assert read.turned == 180
+    assert read.text.startswith("With few exceptions, the pumped storage station reduced its")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("quarters", "kind", "language", "skew"),
+    [
+        (1, "text", "en", 3),
+        (1, "text", "zh", 0),
+        (1, "paper", "fr", -3),
+        (2, "text", "en", 3),
+        (3, "text", "de", 0),
+        (3, "paper", "fr", -3),
+        (3, "text", "en", 3),
+    ],
+)
+def test_pages_are_turned_however_they_were_scanned(
+    quarters: int, kind: str, language: str, skew: int
+):
+    (made,) = generate(1, seed=1, kinds=[kind], languages=[language])
+    straight = Image.fromarray(picture_of(made.content))
+    skewed = np.asarray(straight.rotate(skew, fillcolor="white", expand=True))
+    read = read_picture(np.rot90(skewed, quarters))
+    assert read.turned == 360 - 90 * quarters
+    blocks = [block for block in (*made.blocks, *made.furniture) if block.page == 1]
+    assert accuracy(blocks, read.text) > 95
+
+
+@pytest.mark.long
+def test_a_skewed_page_keeps_its_order():
+    straight = Image.fromarray(picture_of(sample(0).content)[:700])
+    skewed = np.asarray(straight.rotate(3, fillcolor="white", expand=True))
+    read = read_picture(skewed)
+    assert read.text.startswith("# Why the Ocean Has Tides\n\nTwice a day the sea climbs")
+    assert "and two low tides in a little under twenty-five hours." in read.text
