@@ -97,6 +97,42 @@ def drained_rate(
     return (expected - 1) * SAMPLE_EVERY / (times[-1] - times[0])
 
 
+COUNTED = (0.2, 0.9)
+"""Of the jobs, those that `cpu_of_jobs` counts: neither the start nor the last few."""
+
+
+def cpu_of_jobs(command: Sequence[str], env: Mapping[str, str], count: int) -> float:
+    """Start a worker on a queue that holds `count` jobs: its CPU time for each, in µs."""
+    path = Path(env[SAMPLES])
+    path.unlink(missing_ok=True)
+    output = path.with_suffix(".log").open("wb")
+    with output:
+        process = subprocess.Popen(
+            command, env=dict(env), stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            first, began = _at_job(process, path, count * COUNTED[0])
+            last, ended = _at_job(process, path, count * COUNTED[1])
+        finally:
+            end_group(process)
+    return (ended - began) / (last - first) * 1e6
+
+
+def _at_job(
+    process: subprocess.Popen[bytes], path: Path, number: float, timeout: float = 180
+) -> tuple[int, float]:
+    """Once so many jobs have run: how many, and the seconds of CPU that the process has used."""
+    deadline = time.monotonic() + timeout
+    while (ran := len(read_samples(path)) * SAMPLE_EVERY) < number:
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = path.with_suffix(".log").read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"{ran} jobs of {number:,.0f} ran\n{tail}")
+        time.sleep(0.02)
+    # Nanoseconds of each thread, which `ps` tells in hundredths of a second only.
+    threads = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+    return ran, sum(int(each.read_text().split()[0]) for each in threads) / 1e9
+
+
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """End a process and its children."""
     for signal_number in (15, 9):

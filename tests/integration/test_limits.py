@@ -9,6 +9,7 @@ import pytest
 
 from switchyard.services.records import AttemptOutcome, State
 from switchyard.services.records.limits import LimitReport
+from switchyard.services.runtime import gathering
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import LimitNumbers
 from tests.support.brokers import TestBroker
@@ -98,6 +99,27 @@ async def test_whoever_ends_calls_the_next_and_no_attempt_is_used_up(system: Sys
         assert journal.runs(each) == 1
     assert [each.job_id for each in journal.starts] == [first, *held]  # in their order
     await all_given_back(system)
+
+
+async def test_jobs_of_a_full_limit_ask_together_and_one_that_is_called_starts_at_once(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "LONGEST_WAIT", 60.0)
+    worker = await system.start_worker(slots=16)  # of which four may gather
+    first = await system.publish("hot.called", {"account": "acme"})
+    await journal.started(first)
+    second = await system.publish("hot.called", {"account": "acme"})
+    await waiting(system, 1)  # which has found the limit full
+    others = [await system.publish("hot.called", {"account": "acme"}) for _ in range(3)]
+    await eventually(lambda: worker.worker.running == 4, what="three that gather")
+    assert (await report(system)).waiting == 1
+    others.append(await system.publish("hot.called", {"account": "acme"}))
+    await waiting(system, 5)
+    journal.release(first)
+    await journal.started(second)
+    journal.release_all()
+    for each in others:
+        await system.wait_for_state(each, State.SUCCEEDED)
 
 
 async def test_room_of_a_worker_that_is_killed_comes_back(system: System, tmp_path: Path) -> None:

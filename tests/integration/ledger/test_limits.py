@@ -9,9 +9,9 @@ from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Connection, Engine, event, text
 
-from switchyard.services.ledger import Ledger
+from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.ledger.sql.limiting import RoomBatch, RoomChange
 from switchyard.services.records import State
 from switchyard.services.records.limits import (
@@ -342,6 +342,46 @@ async def test_room_for_many_calls_all_of_them(ledger: Ledger) -> None:
     await together(ledger, waiting)
     answers = await together(ledger, [RoomReturn(each.hold, each.needs, None) for each in first])
     assert called(answers[0]) == [f"waiting-{n:02}" for n in range(60)]
+
+
+async def test_those_that_come_together_are_called_as_they_came(ledger: Ledger) -> None:
+    first = request("first")
+    await together(ledger, [first])
+    waiting = [request(name) for name in ("d", "b", "e", "a", "c")]
+    await together(ledger, waiting)
+    order = []
+    for ended in (first, *waiting[:-1]):
+        answers = await together(ledger, [RoomReturn(ended.hold, ended.needs, None)])
+        order += called(answers[0])
+        (again,) = [each for each in waiting if each.job_id == order[-1]]
+        assert isinstance(await ledger.take_room(again), RoomGiven)
+    assert order == ["d", "b", "e", "a", "c"]
+
+
+async def test_what_is_read_does_not_grow_with_those_that_wait(sqlite_url: str) -> None:
+    await upgrade(sqlite_url)
+    async with await Ledger.open(sqlite_url) as ledger:
+        await together(ledger, [request("first")])
+        few = await steps(ledger, [request("one")])
+        await together(ledger, [request(f"waiting-{n}") for n in range(2000)])
+        many = await steps(ledger, [request("another")])
+    assert many < few * 1.5
+
+
+async def steps(ledger: Ledger, changes: Sequence[RoomChange]) -> int:
+    """So many tens of steps SQLite takes for these in one transaction."""
+    taken = count()
+
+    def work(connection: Connection) -> list[RoomAnswer]:
+        file: Any = connection.connection.driver_connection
+        file.set_progress_handler(lambda: next(taken) and None, 10)
+        try:
+            return RoomBatch(connection, changes).run()
+        finally:
+            file.set_progress_handler(None, 10)
+
+    await ledger._database.write(work)
+    return next(taken)
 
 
 async def test_a_second_copy_does_not_take_the_place_of_one_that_waits(ledger: Ledger) -> None:

@@ -43,6 +43,7 @@ from switchyard.services.records.limits import (
     RoomRequest,
 )
 from switchyard.services.runtime.following import FollowUp
+from switchyard.services.runtime.gathering import Crowd
 from switchyard.services.runtime.reporting import Counters
 from switchyard.services.runtime.running import RunningJob
 from switchyard.services.settings import LimitNumbers
@@ -77,6 +78,7 @@ class LimitKeeper:
     counters: Counters
     numbers: Mapping[str, LimitNumbers]
     """JOBS_LIMITS."""
+    gathering: Crowd
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
@@ -103,10 +105,13 @@ class LimitKeeper:
         if not needs:
             return LimitEntry()
         entry = LimitEntry(needs, expires_at=expires_at)
-        answer = await self._take(entry, message, delivery.queue)
+        if not _may_be_called(delivery):
+            await self.gathering.join(needs)
+        answer = await self._take(entry, message, delivery.queue, delivery.body)
         if isinstance(answer, NoRoom):
+            self.gathering.found_full(answer.name, answer.key)
             self._log.info("no room", limit=answer.name, key=answer.key, delay=answer.seconds)
-            await self.follow_up.delay(delivery, message, answer.seconds, ages=True)
+            await self.follow_up.put_off(delivery, message, answer.seconds)
             delivery.ack()
             self.counters.put_off += 1
             return None
@@ -121,7 +126,9 @@ class LimitKeeper:
             failure = Failure.of(entry.refused)
             job.verdict = Died(Reason.PERMANENT, job.message.metadata.attempts, failure)
         elif entry.needs and entry.hold is None:
-            answer = await self._take(entry, job.message, job.delivery.queue, claimed=True)
+            answer = await self._take(
+                entry, job.message, job.delivery.queue, job.message.encode(), claimed=True
+            )
             if isinstance(answer, NoRoom):
                 job.verdict = Delayed(
                     self.follow_up.policy.levels[0],
@@ -138,18 +145,26 @@ class LimitKeeper:
         if hold is None:
             return
         self._held.discard(hold)
+        self.gathering.leave()
         try:
             called = await self.ledger.give_room_back(hold, entry.needs, entry.usage.tokens)
         except LedgerError as error:  # it runs out by itself
             self._log.warning("room in limits could not be released", error=str(error))
             return
+        if not called:  # nobody has waited for it
+            self.gathering.found_room(entry.needs)
         await self._call(called)
 
     async def _take(
-        self, entry: LimitEntry, message: JobMessage, queue: str, *, claimed: bool = False
+        self,
+        entry: LimitEntry,
+        message: JobMessage,
+        queue: str,
+        body: bytes,
+        *,
+        claimed: bool = False,
     ) -> RoomAnswer:
         hold = f"{self._holder}/{next(self._numbers)}"
-        body = message.encode()
         metadata = message.metadata
         request = RoomRequest(
             hold=hold,
@@ -199,6 +214,11 @@ class LimitKeeper:
                     await self.ledger.renew_room(sorted(self._held), HOLD_LIFE)
                 except LedgerError as error:
                     self._log.warning("room in limits could not be renewed", error=str(error))
+
+
+def _may_be_called(delivery: Delivery) -> bool:
+    """Whether it has come as `call` sends it: room is kept for it."""
+    return delivery.exchange == "" and delivery.priority == MAX_PRIORITY
 
 
 async def call(publisher: Publisher, called: Sequence[Called], log: FilteringBoundLogger) -> None:

@@ -15,8 +15,10 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Table,
+    Text,
     TextClause,
     any_,
+    bindparam,
     column,
     func,
     literal,
@@ -81,7 +83,7 @@ def select_by_keys(dialect: str, columns: str, table: str, key: str, *, where: s
 
 
 def keys_parameter(dialect: str, keys: Sequence[str]) -> dict[str, Any]:
-    return {"keys": json.dumps(keys) if dialect == "sqlite" else list(keys)}
+    return {"keys": list_value(dialect, keys)}
 
 
 def among(
@@ -93,6 +95,19 @@ def among(
         each = func.json_each(json.dumps(wanted)).table_valued("value")
         return key.in_(select(column("value")).select_from(each))
     return key == any_(literal(wanted, postgresql.ARRAY(key.type)))
+
+
+def among_listed(dialect: str, key: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+    """`among`, for a statement that is made once: the values are the parameter `name`, made by
+    `list_value`."""
+    if dialect == "sqlite":
+        each = func.json_each(bindparam(name, type_=Text)).table_valued("value")
+        return key.in_(select(column("value")).select_from(each))
+    return key == any_(bindparam(name, type_=postgresql.ARRAY(key.type)))
+
+
+def list_value(dialect: str, values: Sequence[Any]) -> Any:
+    return json.dumps(values) if dialect == "sqlite" else list(values)
 
 
 def select_locked(dialect: str, columns: str, key: str, *, table: str = "jobs") -> TextClause:
@@ -122,7 +137,12 @@ def fetch_locked(
 
 def clock(connection: Connection) -> str:
     """The database's own time in seconds since the epoch, as SQL (in SQLite to 1 ms)."""
-    if is_sqlite(connection):
+    return clock_of(connection.dialect.name)
+
+
+def clock_of(dialect: str) -> str:
+    """`clock`, for a statement that is made once."""
+    if dialect == "sqlite":
         return "((julianday('now') - 2440587.5) * 86400.0)"
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)"
 

@@ -10,22 +10,24 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     ARRAY,
     BigInteger,
     ColumnElement,
+    CompoundSelect,
     Connection,
     Double,
     Row,
     Select,
     Text,
+    bindparam,
     cast,
     column,
     func,
     lateral,
-    literal,
     literal_column,
     null,
     or_,
@@ -36,8 +38,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from switchyard.services.ledger.sql.dialect import among, clock, insert_into, is_sqlite
-from switchyard.services.ledger.sql.limit_tables import limit_holds, limit_waits, limits
+from switchyard.services.ledger.sql.dialect import (
+    among_listed,
+    clock_of,
+    insert_into,
+    is_sqlite,
+    list_value,
+)
+from switchyard.services.ledger.sql.limit_tables import (
+    WAS_CALLED,
+    limit_holds,
+    limit_waits,
+    limits,
+)
 from switchyard.services.ledger.sql.tables import jobs
 
 Place = tuple[str, str]
@@ -80,17 +93,15 @@ def read_locked(
 ) -> Readings:
     """Lock these limits until the end of the transaction, always in the same order, and read what
     is known of them, of the jobs that `come`, of what the `claimed` ones hold, and of `holds`."""
-    wanted = _among_places(connection, sorted(places))
+    dialect = connection.dialect.name
+    wanted = _places(dialect, sorted(places))
     bins = _locked(connection, wanted, places)
-    now: ColumnElement[float] = literal_column(clock(connection), Double)
     # Only now: what was counted before the lock would be old.
-    parts = [_counts(now).where(wanted)]
-    if come:
-        parts += _comers(connection, sorted(come))
-    if holds or claimed:
-        parts.append(_holds(connection, sorted(holds), sorted(claimed)))
+    query = _reading(dialect, bool(come), bool(holds or claimed))
+    lists = {"come": come, "claimed": claimed, "holds": holds}
+    values = {name: list_value(dialect, sorted(each)) for name, each in lists.items()}
     found = Readings(now=0.0, bins=bins)
-    for row in connection.execute(union_all(*parts)):
+    for row in connection.execute(query, wanted | values):
         match row.kind:
             case "limit":
                 found.counts[row.name, row.key] = row
@@ -108,47 +119,77 @@ def read_waiting(
     connection: Connection, places: Collection[Place], now: float, at_most: int
 ) -> dict[Place, list[Row[Any]]]:
     """Of each of these limits so many jobs that may be called, who waits longest first."""
-
-    def first(name: Any, key: Any) -> Select[Any]:
-        wanted = (limit_waits.c.name == name, limit_waits.c.key == key, *_callable(now))
-        query = select(limit_waits.c.job_id, limit_waits.c.tokens, limit_waits.c.since)
-        query = query.where(*wanted).order_by(limit_waits.c.since, limit_waits.c.job_id)
-        return query.limit(at_most)
-
+    values = {"now": now, "at_most": at_most}
     if is_sqlite(connection):
         # It has no LATERAL, and no journey to save.
-        return {place: list(connection.execute(first(*place))) for place in places}
+        query = _first(bindparam("name"), bindparam("key"))
+        return {
+            (name, key): list(connection.execute(query, values | {"name": name, "key": key}))
+            for name, key in places
+        }
     found: dict[Place, list[Row[Any]]] = {place: [] for place in places}
-    each = lateral(first(limits.c.name, limits.c.key), "first")
-    query = (
-        select(limits.c.name, limits.c.key, *each.c)
-        .select_from(limits.join(each, true()))
-        .where(_among_places(connection, sorted(places)))
-        .order_by(each.c.since, each.c.job_id)
-    )
-    for row in connection.execute(query):
+    wanted = _places(connection.dialect.name, sorted(places))
+    for row in connection.execute(_first_of_each(), values | wanted):
         found[row.name, row.key].append(row)
     return found
 
 
 def _locked(
-    connection: Connection, wanted: ColumnElement[bool], places: Collection[Place]
+    connection: Connection, wanted: Mapping[str, Any], places: Collection[Place]
 ) -> dict[Place, Row[Any]]:
-    query = select(limits).where(wanted)
-    query = query.order_by(limits.c.name, limits.c.key).with_for_update()  # not in SQLite
-    rows = connection.execute(query).all()
+    query = _locking(connection.dialect.name)
+    rows = connection.execute(query, wanted).all()
     if len(rows) < len(places):
         new = [{"name": n, "key": k, "bins": "[]", "updated_at": 0.0} for n, k in sorted(places)]
         connection.execute(insert_into(connection, limits).on_conflict_do_nothing(), new)
-        rows = connection.execute(query).all()
+        rows = connection.execute(query, wanted).all()
     return {(row.name, row.key): row for row in rows}
+
+
+# --- the statements: made once, as that takes longer than to run them ----------------------------
+
+
+@cache
+def _locking(dialect: str) -> Select[Any]:
+    query = select(limits).where(_among_places(dialect))
+    return query.order_by(limits.c.name, limits.c.key).with_for_update()  # not in SQLite
+
+
+@cache
+def _reading(dialect: str, somebody_comes: bool, with_holds: bool) -> CompoundSelect[Any]:
+    now: ColumnElement[float] = literal_column(clock_of(dialect), Double)
+    parts = [_counts(now).where(_among_places(dialect))]
+    if somebody_comes:
+        parts += _comers(dialect)
+    if with_holds:
+        parts.append(_holds(dialect))
+    return union_all(*parts)
+
+
+@cache
+def _first_of_each() -> Select[Any]:
+    each = lateral(_first(limits.c.name, limits.c.key), "first")
+    return (
+        select(limits.c.name, limits.c.key, *each.c)
+        .select_from(limits.join(each, true()))
+        .where(_among_places("postgresql"))
+        .order_by(each.c.since, each.c.job_id)
+    )
+
+
+def _first(name: ColumnElement[str], key: ColumnElement[str]) -> Select[Any]:
+    now, at_most = bindparam("now", type_=Double), bindparam("at_most", type_=BigInteger)
+    wanted = (limit_waits.c.name == name, limit_waits.c.key == key, *_callable(now))
+    query = select(limit_waits.c.job_id, limit_waits.c.tokens, limit_waits.c.since)
+    query = query.where(*wanted).order_by(limit_waits.c.since, limit_waits.c.job_id)
+    return query.limit(at_most)
 
 
 def _counts(now: ColumnElement[float]) -> Select[Any]:
     """What runs, and what was called, of each limit; the time; and since when somebody waits."""
     held = (limit_holds.c.name == limits.c.name, limit_holds.c.key == limits.c.key)
     mine = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
-    called = (*mine, limit_waits.c.called_until > now)
+    called = (*mine, WAS_CALLED, limit_waits.c.called_until > now)
     in_use = select(func.count()).where(*held, limit_holds.c.expires_at > now)
     tokens = func.coalesce(func.sum(limit_waits.c.tokens), 0)
     # The first of an index, where a minimum would read all of them.
@@ -165,7 +206,7 @@ def _counts(now: ColumnElement[float]) -> Select[Any]:
     )
 
 
-def _comers(connection: Connection, ids: Sequence[str]) -> list[Select[Any]]:
+def _comers(dialect: str) -> list[Select[Any]]:
     """The places of those that come among those that wait, and their records."""
     waits = _part(
         "wait",
@@ -185,12 +226,12 @@ def _comers(connection: Connection, ids: Sequence[str]) -> list[Select[Any]]:
         second=jobs.c.attempts,
     )
     return [
-        waits.where(among(connection, limit_waits.c.job_id, ids)),
-        known.where(among(connection, jobs.c.id, ids)),
+        waits.where(among_listed(dialect, limit_waits.c.job_id, "come")),
+        known.where(among_listed(dialect, jobs.c.id, "come")),
     ]
 
 
-def _holds(connection: Connection, holds: Sequence[str], claimed: Sequence[str]) -> Select[Any]:
+def _holds(dialect: str) -> Select[Any]:
     part = _part(
         "hold",
         id=limit_holds.c.hold,
@@ -201,8 +242,8 @@ def _holds(connection: Connection, holds: Sequence[str], claimed: Sequence[str])
         second=limit_holds.c.tokens,
         until=limit_holds.c.expires_at,
     )
-    mine = among(connection, limit_holds.c.hold, holds)
-    return part.where(or_(mine, among(connection, limit_holds.c.job_id, claimed)))
+    mine = among_listed(dialect, limit_holds.c.hold, "holds")
+    return part.where(or_(mine, among_listed(dialect, limit_holds.c.job_id, "claimed")))
 
 
 def _part(kind: str, **values: Any) -> Select[Any]:
@@ -216,20 +257,25 @@ def _part(kind: str, **values: Any) -> Select[Any]:
     )
 
 
-def _callable(now: float | ColumnElement[float]) -> tuple[ColumnElement[bool], ...]:
+def _callable(now: ColumnElement[float]) -> tuple[ColumnElement[bool], ...]:
     return (limit_waits.c.call_after <= now, limit_waits.c.body.is_not(None))
 
 
-def _among_places(connection: Connection, places: Sequence[Place]) -> ColumnElement[bool]:
-    """Those limits: as few parameters, however many they are."""
-    if is_sqlite(connection):
-        each = func.json_each(json.dumps(places)).table_valued("value")
+def _among_places(dialect: str) -> ColumnElement[bool]:
+    """The limits of `_places`: as few parameters, however many they are."""
+    if dialect == "sqlite":
+        each = func.json_each(bindparam("places", type_=Text)).table_valued("value")
         found = select(
             func.json_extract(each.c.value, "$[0]"), func.json_extract(each.c.value, "$[1]")
         )
     else:
-        names, keys = ([place[index] for place in places] for index in (0, 1))
-        arrays = (literal(names, ARRAY(Text)), literal(keys, ARRAY(Text)))
+        arrays = (bindparam(each, type_=ARRAY(Text)) for each in ("names", "keys"))
         pair = func.unnest(*arrays).table_valued(column("name", Text), column("key", Text))
         found = select(*pair.render_derived("wanted").c)
     return tuple_(limits.c.name, limits.c.key).in_(found)
+
+
+def _places(dialect: str, places: Sequence[Place]) -> dict[str, Any]:
+    if dialect == "sqlite":
+        return {"places": json.dumps(places)}
+    return {"names": [name for name, _ in places], "keys": [key for _, key in places]}

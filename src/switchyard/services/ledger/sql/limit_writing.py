@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     ARRAY,
+    ColumnElement,
     Connection,
     Delete,
+    Double,
     Insert,
+    Row,
     Table,
     Update,
     bindparam,
@@ -22,9 +26,10 @@ from sqlalchemy import (
     literal,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.selectable import TableValuedAlias
 
-from switchyard.services.ledger.sql.dialect import among, insert_into, is_sqlite
+from switchyard.services.ledger.sql.dialect import among_listed, is_sqlite, list_value
 from switchyard.services.ledger.sql.limit_tables import limit_holds, limit_waits, limits
 from switchyard.services.records.limits import Called
 
@@ -58,94 +63,119 @@ class RoomWrites:
 
     def execute(self, connection: Connection, now: float) -> list[Called]:
         """Those that are called, and wait still."""
-        done: list[Insert | Update | Delete] = []
-        if self.ended:
-            done.append(
-                delete(limit_holds).where(among(connection, limit_holds.c.hold, self.ended))
-            )
-        if self.waits_no_more:
-            mine = among(connection, limit_waits.c.job_id, self.waits_no_more)
-            done.append(delete(limit_waits).where(mine))
+        lists = {"ended": self.ended, "waits_no_more": self.waits_no_more, "called": self.called}
+        tables = {"limits": self.limits, "holds": self.holds, "waits": self.waits}
+        dialect = connection.dialect.name
+        values: dict[str, Any] = {"now": now}
+        values |= {name: list_value(dialect, each) for name, each in lists.items() if each}
+        parts = {name for name, each in (*lists.items(), *tables.items()) if each}
+        rows: Sequence[Row[Any]] = ()
         if is_sqlite(connection):
-            self._write_rows(connection)
-        else:
-            done += self._written_rows(connection)
-        if self.called:
-            done.append(_call(connection, self.called, now))
-        rows = _execute(connection, done) if done else []
+            tables["limits"] = [
+                {f"limits_{name}": value for name, value in row.items()} for row in self.limits
+            ]
+            for part in sorted(parts, key=_PARTS.index):
+                result = connection.execute(_single(part), tables.get(part) or values)
+                rows = result.all() if part == "called" else ()
+        elif parts:
+            for name, each in tables.items():
+                values |= _columns(name, each)
+            result = connection.execute(_all_at_once(frozenset(parts)), values)
+            rows = result.all() if self.called else ()
         called = {row.job_id: Called(row.job_id, row.queue, row.body) for row in rows}
         return [called[each] for each in self.called if each in called]
 
-    def _write_rows(self, connection: Connection) -> None:
-        if self.limits:
-            changed: dict[str, Any] = {
-                name: bindparam(f"new_{name}") for name in _changing(limits, "name", "key")
-            }
-            mine = (limits.c.name == bindparam("new_name"), limits.c.key == bindparam("new_key"))
-            rows = [{f"new_{name}": value for name, value in row.items()} for row in self.limits]
-            connection.execute(update(limits).where(*mine).values(changed), rows)
-        if self.holds:
-            connection.execute(insert_into(connection, limit_holds), self.holds)
-        if self.waits:
-            connection.execute(_kept(insert_into(connection, limit_waits)), self.waits)
 
-    def _written_rows(self, connection: Connection) -> list[Insert | Update | Delete]:
-        done: list[Insert | Update | Delete] = []
-        if self.limits:
-            new = _rows(limits, self.limits)
-            changed = {name: new.c[name] for name in _changing(limits, "name", "key")}
+# --- the statements: made once, as that takes longer than to run them ----------------------------
+
+_PARTS = ("ended", "waits_no_more", "limits", "holds", "waits", "called")
+"""In the order in which they are written: the last one answers."""
+_TABLES = {"limits": limits, "holds": limit_holds, "waits": limit_waits}
+
+
+@cache
+def _single(part: str) -> Insert | Update | Delete:
+    """One part of what is written: SQLite."""
+    match part:
+        case "limits":
+            # A name may not be that of a column.
+            new: dict[str, Any] = {each.name: bindparam(f"limits_{each.name}") for each in limits.c}
+            mine = (limits.c.name == new["name"], limits.c.key == new["key"])
+            changed: dict[str, Any] = {name: new[name] for name in _changing(limits)}
+            return update(limits).where(*mine).values(changed)
+        case "holds":
+            return sqlite.insert(limit_holds)
+        case "waits":
+            return _kept(sqlite.insert(limit_waits))
+    return _of_a_list("sqlite", part)
+
+
+@cache
+def _all_at_once(parts: frozenset[str]) -> Insert | Update | Delete:
+    """All parts in one statement, with the answer of those that are called: PostgreSQL."""
+    done: list[Insert | Update | Delete] = []
+    for part in sorted(parts, key=_PARTS.index):
+        if part not in _TABLES:
+            done.append(_of_a_list("postgresql", part))
+            continue
+        table = _TABLES[part]
+        new = _rows(part)
+        if part == "limits":
+            changed = {name: new.c[name] for name in _changing(limits)}
             mine = (limits.c.name == new.c.name, limits.c.key == new.c.key)
             done.append(update(limits).where(*mine).values(changed))
-        for table, rows in ((limit_holds, self.holds), (limit_waits, self.waits)):
-            if rows:
-                names = [each.name for each in table.c]
-                new = _rows(table, rows)
-                insert = insert_into(connection, table).from_select(names, new.select())
-                done.append(_kept(insert) if table is limit_waits else insert)
-        return done
+        else:
+            names = [each.name for each in table.c]
+            insert = postgresql.insert(table).from_select(names, new.select())
+            done.append(_kept(insert) if part == "waits" else insert)
+    *first, last = done
+    return last.add_cte(*(each.cte(f"part_{n}") for n, each in enumerate(first)))
 
 
-def _changing(table: Table, *keys: str) -> list[str]:
-    return [each.name for each in table.c if each.name not in keys]
+def _of_a_list(dialect: str, part: str) -> Update | Delete:
+    match part:
+        case "ended":
+            return delete(limit_holds).where(among_listed(dialect, limit_holds.c.hold, part))
+        case "waits_no_more":
+            return delete(limit_waits).where(among_listed(dialect, limit_waits.c.job_id, part))
+    return _call(among_listed(dialect, limit_waits.c.job_id, part))
 
 
-def _kept(new: Any) -> Any:
+def _changing(table: Table) -> list[str]:
+    return [each.name for each in table.c if not each.primary_key]
+
+
+def _kept(new: sqlite.Insert | postgresql.Insert) -> Insert:
     """An INSERT of those that wait: who stands there already stands there as now."""
-    changed = {name: new.excluded[name] for name in _changing(limit_waits, "job_id")}
+    changed = {name: new.excluded[name] for name in _changing(limit_waits)}
     return new.on_conflict_do_update(index_elements=["job_id"], set_=changed)
 
 
-def _rows(table: Table, rows: Sequence[_Values]) -> TableValuedAlias:
-    """Rows of a table as one array for each of its columns: PostgreSQL."""
-    arrays = [literal([row[each.name] for row in rows], ARRAY(each.type)) for each in table.c]
+def _rows(part: str) -> TableValuedAlias:
+    """Rows of a table as one array for each of its columns, `_columns`."""
+    table = _TABLES[part]
+    arrays = [bindparam(f"{part}_{each.name}", type_=ARRAY(each.type)) for each in table.c]
     columns = [column(each.name, each.type) for each in table.c]
     return func.unnest(*arrays).table_valued(*columns).render_derived(f"new_{table.name}")
 
 
-def _call(connection: Connection, called: Sequence[str], now: float) -> Update:
+def _columns(part: str, rows: Sequence[_Values]) -> dict[str, list[Any]]:
+    return {f"{part}_{each.name}": [row[each.name] for row in rows] for each in _TABLES[part].c}
+
+
+def _call(mine: ColumnElement[bool]) -> Update:
     """Note that jobs are called: their room is kept for them."""
+    now = bindparam("now", type_=Double)
     calls = limit_waits.c.calls
     times = case((calls < _DOUBLED_AT_MOST, calls), else_=_DOUBLED_AT_MOST)
     pause = CALLED_FOR * literal(1).bitwise_lshift(times)
     return (
         update(limit_waits)
-        .where(among(connection, limit_waits.c.job_id, called))
+        .where(mine)
         .values(
-            called_until=literal(now + CALLED_FOR),
-            call_after=literal(now) + case((pause < LONGEST_CALL, pause), else_=LONGEST_CALL),
+            called_until=now + CALLED_FOR,
+            call_after=now + case((pause < LONGEST_CALL, pause), else_=LONGEST_CALL),
             calls=calls + 1,
         )
         .returning(limit_waits.c.job_id, limit_waits.c.queue, limit_waits.c.body)
     )
-
-
-def _execute(connection: Connection, done: Sequence[Insert | Update | Delete]) -> Sequence[Any]:
-    """Run them all; the answer of the last, if it gives one."""
-    *first, last = done
-    if is_sqlite(connection):
-        for each in first:
-            connection.execute(each)
-    else:
-        last = last.add_cte(*(each.cte(f"part_{n}") for n, each in enumerate(first)))
-    result = connection.execute(last)
-    return result.all() if result.returns_rows else []

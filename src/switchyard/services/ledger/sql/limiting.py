@@ -35,6 +35,10 @@ from switchyard.services.records.states import FINISHED, State
 
 RoomChange = RoomRequest | RoomReturn
 
+INSTANT = 1e-6
+"""Seconds by which two that came together are told apart; a transaction takes longer than all of
+its own together."""
+
 
 class RoomBatch:
     """What many callers ask of limits, in one transaction: each limit is loaded and locked once,
@@ -155,7 +159,8 @@ class RoomBatch:
     def _put_off(self, request: RoomRequest, limit: LockedLimit, need: Need, why: str) -> NoRoom:
         wait = self._found.waits.get(request.job_id)
         times = 0 if wait is None else wait.second
-        since = limit.now if wait is None else wait.at
+        # Those that came in one transaction keep their order, too.
+        since = limit.now + len(self._new_waits) * INSTANT if wait is None else wait.at
         level = put_off(request, times)
         self._new_waits[request.job_id] = {
             "job_id": request.job_id,
