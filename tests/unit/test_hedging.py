@@ -153,3 +153,26 @@ def test_nothing_is_late_where_it_is_off_or_the_usual_time_is_not_known() -> Non
     assert new.patience() is None
     new.began(9.0)
     assert new.patience() == 1.0
+
+
+@pytest.mark.parametrize("winner", [0, 1])
+async def test_the_loser_is_broken_off_while_the_winner_still_writes(winner: int) -> None:
+    begin, broken_off = asyncio.Event(), asyncio.Event()
+
+    def run(number: int) -> Run:
+        async def ask(told: Speech) -> str:
+            if number != winner:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    broken_off.set()
+            await begin.wait()
+            told.write("it begins")
+            await broken_off.wait()  # it ends only then
+            return str(number)
+
+        return ask
+
+    asyncio.get_running_loop().call_later(0.05, begin.set)
+    racing = hedges().race(0.01, None, run(0), run(1))
+    assert await asyncio.wait_for(racing, 5) == str(winner)

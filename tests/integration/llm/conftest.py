@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from switchyard.services.ledger import Ledger
+from switchyard.services.llm import batch_sending
+from switchyard.services.settings import Settings
 from tests.support.ledgers import make_ledger
+from tests.support.llm_batches import with_batches
 from tests.support.llm_server import LlmServer
 
 
@@ -28,3 +32,17 @@ async def plain_ledger(sqlite_url: str) -> AsyncIterator[Ledger]:
 def llm() -> Iterator[LlmServer]:
     with LlmServer() as server:
         yield server
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are looked at in each turn, and failed requests repeated at once."""
+    monkeypatch.setattr(batch_sending, "POLL", 0.0)
+    monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
+
+
+@pytest.fixture
+def given(tmp_path: Path, llm: LlmServer, quick: None) -> Settings:
+    """Of a system without a broker whose questions go by batches to that server."""
+    nowhere = {"amqp_url": "amqp://127.0.0.1:1", "data_dir": tmp_path}
+    return Settings.model_validate(with_batches(llm.url, tmp_path) | nowhere)

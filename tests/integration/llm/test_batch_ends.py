@@ -11,66 +11,29 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm import batch_sending
 from switchyard.services.llm.batch_sending import BatchSender
 from switchyard.services.llm.batches import AT_MOST, Batched
-from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.records.llm_batches import ItemState
-from switchyard.services.records.spending import AskedBy
 from switchyard.services.settings import Settings
-from tests.integration.ledger.made import message, new_job
-from tests.support.llm_batches import with_batches
+from tests.integration.ledger.made import new_job
+from tests.support.batching import answer, collect, new_sender
 from tests.support.llm_server import Exchange, LlmServer
 
 QUESTIONS = 3
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_sending, "POLL", 0.0)
+def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_sending, "FENCE", 0.0)
     monkeypatch.setattr(batch_sending, "SENDING", 60.0)
-    monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
-
-
-@pytest.fixture
-def given(tmp_path: Path, llm: LlmServer) -> Settings:
-    """An answer costs 18, or 9 in a batch."""
-    nowhere = {"amqp_url": "amqp://127.0.0.1:1", "data_dir": tmp_path}
-    return Settings.model_validate(with_batches(llm.url, tmp_path) | nowhere)
-
-
-def question(n: int) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": f"Question {n}?"}], "max_tokens": 7}
-
-
-async def answer(lane: LlmLane, n: int) -> bool:
-    """Whether it was answered already."""
-    _, reused = await lane.answer(
-        question(n), urgency=Urgency(), within=20, by=AskedBy(f"job-{n}"), batch=True
-    )
-    return reused
-
-
-async def collect(ledger: Ledger, settings: Settings, **metadata: Any) -> None:
-    async with LlmLane.open(settings, ledger) as lane:
-        for n in range(QUESTIONS):
-            await ledger.record(new_job(message(f"job-{n}", **metadata)))
-            with pytest.raises(Batched):
-                await answer(lane, n)
 
 
 async def answered(ledger: Ledger, settings: Settings) -> list[bool]:
     async with LlmLane.open(settings, ledger) as lane:
         return [await answer(lane, n) for n in range(QUESTIONS)]
-
-
-def sender(ledger: Ledger, settings: Settings) -> BatchSender:
-    """As of a scheduler that has just become active."""
-    return BatchSender(settings, ledger, Publisher(settings, name="batches"))
 
 
 async def states(ledger: Ledger) -> dict[str, int]:
@@ -83,9 +46,9 @@ async def states(ledger: Ledger) -> dict[str, int]:
 async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_live_at_once(
     ledger: Ledger, given: Settings, llm: LlmServer
 ) -> None:
-    await collect(ledger, given.model_copy(update={"llm_batch_wait": 600.0}))
+    await collect(ledger, given.model_copy(update={"llm_batch_wait": 600.0}), QUESTIONS)
     without = given.model_copy(update={"llm_batch": False})
-    await sender(ledger, without).turn()
+    await new_sender(ledger, without).turn()
     assert await states(ledger) == {ItemState.LIVE: QUESTIONS}
     assert await ledger.llm_spend("model") == [], "nothing is set aside for a batch any more"
     assert await answered(ledger, without) == [False] * QUESTIONS
@@ -95,12 +58,12 @@ async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_l
 async def test_a_batch_that_could_not_be_sent_before_they_were_switched_off_is_given_up(
     plain_ledger: Ledger, given: Settings, llm: LlmServer
 ) -> None:
-    await collect(plain_ledger, given)
+    await collect(plain_ledger, given, QUESTIONS)
     llm.batches.fail_next = [lambda exchange: exchange.send_json(503, {})] * 3
-    await sender(plain_ledger, given).turn()
+    await new_sender(plain_ledger, given).turn()
     assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
     llm.batches.fail_next = []
-    await sender(plain_ledger, given.model_copy(update={"llm_batch": False})).turn()
+    await new_sender(plain_ledger, given.model_copy(update={"llm_batch": False})).turn()
     assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
     assert llm.batches.batches == {}
 
@@ -108,13 +71,13 @@ async def test_a_batch_that_could_not_be_sent_before_they_were_switched_off_is_g
 async def test_a_batch_whose_server_is_away_is_tried_until_the_server_would_have_ended_it(
     plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await collect(plain_ledger, given)
+    await collect(plain_ledger, given, QUESTIONS)
     llm.batches.fail_next = [Exchange.reset] * 100
     monkeypatch.setattr(batch_sending, "SEND_WITHIN", 0.0)
-    await sender(plain_ledger, given).turn()
+    await new_sender(plain_ledger, given).turn()
     assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
     monkeypatch.setattr(batch_sending, "DUE", 0.0)
-    await sender(plain_ledger, given).turn()
+    await new_sender(plain_ledger, given).turn()
     assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
 
 
@@ -124,8 +87,8 @@ async def test_a_question_whose_job_would_end_before_its_batch_must_is_asked_liv
 ) -> None:
     """The scheduler may have been away since it was collected."""
     ends = plain_ledger.clock.now() + timedelta(seconds=AT_MOST + spare)
-    await collect(plain_ledger, given, expires_at=ends)
-    await sender(plain_ledger, given).turn()
+    await collect(plain_ledger, given, QUESTIONS, expires_at=ends)
+    await new_sender(plain_ledger, given).turn()
     assert await states(plain_ledger) == {goes: QUESTIONS}
 
 
@@ -219,13 +182,13 @@ async def _through(ledger: Ledger, settings: Settings, llm: LlmServer, step: int
             with pytest.raises(Batched):
                 await answer(lane, n)
     killer = Killer(llm, step)
-    killed = await killer.turns(sender(ledger, settings))
-    await sender(ledger, settings).turn()
+    killed = await killer.turns(new_sender(ledger, settings))
+    await new_sender(ledger, settings).turn()
     (remote,) = llm.batches.batches.values()
     if remote.status != "completed":
         llm.batches.finish(remote)
-    killed = await killer.turns(sender(ledger, settings)) or killed
+    killed = await killer.turns(new_sender(ledger, settings)) or killed
     killer.end()
     for _ in range(2):
-        await sender(ledger, settings).turn()
+        await new_sender(ledger, settings).turn()
     return killed

@@ -11,11 +11,12 @@ from functools import partial
 import pytest
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.ledger.llm_slots import TRIED, Change
+from switchyard.services.ledger.llm_slots import Change
 from switchyard.services.llm.errors import LlmBusy
 from switchyard.services.llm.gate import Lesson, LlmGate, Urgency, learned
 from switchyard.services.llm.pacing import Bounds, Ended, Fixed
 from switchyard.services.records.llm import (
+    TRIED,
     LlmServerState,
     ServerPaused,
     SlotsFull,

@@ -191,6 +191,7 @@ async def test_over_http_an_answer_comes_with_the_request_that_waits(
         later = await api.client.post("/llm/requests", json=asked)
         assert later.status_code == 202
         assert later.json()["status"] == "waiting"
+        assert later.headers["x-lane-pressure"] == "ok"
         found = await api.client.get(later.headers["location"], params={"wait": 30})
         assert (found.status_code, found.json()["status"]) == (200, "completed")
         again = await api.client.post("/llm/requests", params={"wait": 30}, json=asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from switchyard.services.index.embedder import embedder_named
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.llm_spend import DAY
+from switchyard.services.llm.client import NETWORK_TRIES
 from switchyard.services.llm.errors import LlmLimited, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
@@ -128,8 +130,35 @@ async def test_what_cost_nothing_is_not_noted_and_what_may_have_counts_by_its_es
         with pytest.raises(LlmUnavailable):
             await ask(lane, "c")
     (row,) = await plain_ledger.llm_spend("day")
-    assert row.unsure_calls == 1
-    assert row.cost > 18, "all of its estimate"
+    assert row.unsure_calls == NETWORK_TRIES, "each try may have been charged"
+    assert row.cost > NETWORK_TRIES * 18, "all of its estimate, each time"
+
+
+async def test_an_answer_that_came_with_the_second_try_is_noted_beside_the_first(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    llm.next(llm_server.cut_in_the_middle())
+    async with LlmLane.open(given, plain_ledger) as lane:
+        await ask(lane, "a")
+    assert len(llm.requests) == 2
+    (row,) = await plain_ledger.llm_spend("day")
+    assert (row.calls, row.unsure_calls) == (2, 1)
+
+
+async def test_of_what_was_set_aside_and_given_back_no_rest_of_rounding_is_told(
+    plain_ledger: Ledger,
+) -> None:
+    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+    calls = [
+        LlmCall(f"call-{cost}", CallState.OPEN, BY, "default", "m", usage, cost)
+        for cost in (0.1, 0.2, 0.3)
+    ]
+    for call in calls:
+        await plain_ledger.reserve_llm_call(call, per_day=5.0)
+    for call in calls:
+        await plain_ledger.settle_llm_call(replace(call, state=CallState.FREE))
+    (budget,) = await plain_ledger.llm_budgets(per_day=5.0)
+    assert (budget.reserved, budget.left) == (0, 5)
 
 
 async def test_a_job_that_is_cancelled_gives_nothing_back_that_may_have_been_paid(

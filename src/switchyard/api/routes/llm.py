@@ -24,6 +24,7 @@ from switchyard.api.routes.jobs import (
     known_job,
     prepared,
     published,
+    tell_pressure,
 )
 from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.broker.errors import LaneFull
@@ -52,6 +53,7 @@ STREAMED = (
 WAITING: dict[int | str, dict[str, Any]] = {
     202: {"model": models.AnswerOfModel, "description": "It has not ended yet."}
 }
+_HEADERS = {name: ACCEPTED_HEADERS[name] for name in ("X-Lane-Pressure", "Idempotency-Replayed")}
 
 
 @router.post(
@@ -61,10 +63,10 @@ WAITING: dict[int | str, dict[str, Any]] = {
     responses={
         200: {
             "description": "It has ended; or a stream of events.",
-            "headers": {"Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"]},
+            "headers": _HEADERS,
             "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAMED}},
         },
-        **WAITING,
+        202: {**WAITING[202], "headers": {**_HEADERS, "Location": ACCEPTED_HEADERS["Location"]}},
         **responses(
             "idempotency-conflict", "lane-full", "broker-away", "no-broker", "too-many-streams"
         ),
@@ -121,6 +123,7 @@ async def ask(
     if accepted.duplicate:
         await check_same(state, wanted, accepted, expires_in=body.expires_in)
         response.headers["Idempotency-Replayed"] = "true"
+    await tell_pressure(broker, job, accepted, response)
     response.headers["Location"] = f"/llm/requests/{accepted.job_id}"
     record = None
     if body.wait:

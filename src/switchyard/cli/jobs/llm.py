@@ -214,7 +214,8 @@ def status(as_json: JsonOption = False) -> None:
                 await ledger.llm_batch_counts(),
             )
 
-    servers, budgets, batches, counts = run(read())
+    called, budgets, batches, counts = run(read())
+    servers = _with_those_not_called(called, settings)
     if as_json:
         print_json(
             {
@@ -232,7 +233,7 @@ def status(as_json: JsonOption = False) -> None:
     if servers:
         _print_servers(servers)
     else:
-        say("No model server has been called yet: try `jobctl llm ask`.")
+        say("No model server is configured, and none has been called: see docs/llm.md#servers.")
     _print_budgets(budgets, settings.prices.currency)
     for (server, state), number in counts.items():
         say(f"{counted(number, 'question')} for batches of {server}: {state}")
@@ -242,13 +243,40 @@ def status(as_json: JsonOption = False) -> None:
         say(f"Batch {each.id} of {each.provider}: {asked}, {each.state}{note}")
 
 
+def _with_those_not_called(
+    called: list[LlmServerReport], settings: Settings
+) -> list[LlmServerReport]:
+    """The servers of the settings too that nobody has called yet: one that only helps out is told
+    before it is needed."""
+    from switchyard.services.llm.gate import bounds_of
+    from switchyard.services.records.llm import LlmServerReport, LlmServerState
+
+    known = {each.name for each in called}
+    new = [
+        LlmServerReport(each.name, LlmServerState(bounds_of(settings, each).start), 0, 0.0)
+        for each in settings.llm_servers
+        if each.name not in known
+    ]
+    return sorted((*called, *new), key=lambda each: each.name)
+
+
+def _why(report: LlmServerReport) -> str:
+    reason = report.state.pause_reason or ""
+    if report.paused_for:
+        return reason
+    if report.state.is_on_trial:
+        return f"one call at a time until it answers: {reason}"
+    return ""
+
+
 def _server_shown(report: LlmServerReport) -> dict[str, Any]:
     return {
         "name": report.name,
         "in_flight": report.in_flight,
-        "limit": int(report.state.limit),
+        "limit": int(report.state.allowed),
         "paused_for": report.paused_for,
         "pause_reason": report.state.pause_reason if report.paused_for else None,
+        "on_trial": report.state.is_on_trial,
         "failures": report.state.failures,
     }
 
@@ -260,10 +288,10 @@ def _print_servers(found: list[LlmServerReport]) -> None:
             rows,
             cell(each.name),
             str(each.in_flight),
-            str(int(each.state.limit)),
+            str(int(each.state.allowed)),
             cell(f"{each.paused_for:.0f} s" if each.paused_for else ""),
             str(each.state.failures),
-            cell(each.state.pause_reason if each.paused_for else ""),
+            cell(_why(each)),
         )
     console().print(rows)
 

@@ -24,9 +24,6 @@ from switchyard.services.records.llm import (
     SlotTaken,
 )
 
-TRIED = 5
-"""Failures in a row from which a server gets one call at a time, until one is answered."""
-
 Change = Callable[[LlmServerState, int, float], LlmServerState]
 """A server's next state, from its last, the calls under way (that which ends included) and now."""
 
@@ -56,7 +53,7 @@ class LlmSlots(LedgerBase):
                 delete(llm_slots).where(llm_slots.c.server == server, llm_slots.c.expires_at <= now)
             )
             in_flight = _in_flight(connection, server)
-            limit = 1 if state.failures >= TRIED else max(1, min(most, int(state.limit)))
+            limit = max(1, min(most, int(state.allowed)))
             if in_flight >= max(1, limit - keep_free):
                 return SlotsFull(in_flight, limit)
             values = {"id": slot, "server": server, "holder": holder, "expires_at": now + ttl}

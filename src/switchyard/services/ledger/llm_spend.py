@@ -163,7 +163,7 @@ class LlmSpend(LedgerBase):
                     cached_tokens=row.cached_tokens,
                     output_tokens=row.output_tokens,
                     cost=row.spent,
-                    reserved=row.reserved,
+                    reserved=_rounded(row.reserved),
                     saved=row.saved,
                 )
             return rows
@@ -327,7 +327,12 @@ def _budget(row: Row[Any] | None, limit: float, key: str = "") -> BudgetState:
     if row is None:
         return BudgetState(key, limit, 0.0, 0.0)
     is_short = row.short_of is not None and limit <= row.short_of
-    return BudgetState(row.key, limit, row.spent, row.reserved, is_short)
+    return BudgetState(row.key, limit, row.spent, _rounded(row.reserved), is_short)
+
+
+def _rounded(reserved: float) -> float:
+    """What is added and taken away again leaves a rest of no more than rounding."""
+    return reserved if reserved > TINY else 0.0
 
 
 def _spend_query(by: SpentBy) -> Any:

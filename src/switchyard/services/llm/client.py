@@ -72,12 +72,14 @@ class LlmClient:
         *,
         within: float,
         tell: Callable[[str], None] | None = None,
+        broken: Callable[[], None] = lambda: None,
     ) -> Said:
         """The model's answer to a chat: `messages`, and the parameters of the API.
 
         `within` is seconds for all tries together: keep it well under the job's time limit. `tell`
         gets the text piece by piece, of the last try; a try that fails after the first piece is the
-        last. Cancelling closes the request, so that the server stops.
+        last. `broken` is called for each try but the last that may have been charged. Cancelling
+        closes the request, so that the server stops.
         Raises LlmUnavailable, LlmNonsense (try again later) or LlmRefused (do not).
         """
         import openai
@@ -129,7 +131,9 @@ class LlmClient:
             gen_ai__request__model=self.model,
             switchyard__llm__server=self._server_name,
         ) as asking:
-            said = await call(create, within=within, again=lambda: not (tell and told))
+            said = await call(
+                create, within=within, again=lambda: not (tell and told), broken=broken
+            )
             asking.note(
                 gen_ai__usage__input_tokens=said.answer.usage.get("prompt_tokens"),
                 gen_ai__usage__output_tokens=said.answer.usage.get("completion_tokens"),
@@ -172,15 +176,17 @@ async def call(
     *,
     within: float,
     again: Callable[[], bool] = lambda: True,
+    broken: Callable[[], None] = lambda: None,
 ) -> Reply:
     """Await `create()`, again after network errors as long as `again()` says so, at most `within`
-    seconds in all.
+    seconds in all. `broken()` is called before each new try if the one before may have cost.
 
     Raises what `services.llm.errors.translate` makes of the SDK's errors.
     """
     import openai
     from tenacity import (
         AsyncRetrying,
+        RetryCallState,
         retry_if_exception,
         stop_after_attempt,
         wait_exponential_jitter,
@@ -194,10 +200,16 @@ async def call(
             and again()
         )
 
+    def tell_broken(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, openai.OpenAIError) and translate(error).may_cost:
+            broken()
+
     tries = AsyncRetrying(
         retry=retry_if_exception(is_network_error),
         stop=stop_after_attempt(NETWORK_TRIES),
         wait=wait_exponential_jitter(multiplier=FIRST_WAIT, jitter=FIRST_WAIT),
+        before_sleep=tell_broken,
         reraise=True,
     )
 

@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import random
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, groupby
@@ -22,7 +22,6 @@ from switchyard.broker.background import Background
 from switchyard.broker.lanes import HOT, LANES
 from switchyard.services.instance import new_instance_id
 from switchyard.services.ledger import Ledger
-from switchyard.services.ledger.llm_slots import TRIED
 from switchyard.services.llm.errors import LlmBusy
 from switchyard.services.llm.pacing import (
     Adaptive,
@@ -37,7 +36,7 @@ from switchyard.services.llm.pacing import (
 )
 from switchyard.services.llm.reading import Timing
 from switchyard.services.records import LedgerError
-from switchyard.services.records.llm import LlmServerState, ServerPaused, SlotsFull
+from switchyard.services.records.llm import TRIED, LlmServerState, ServerPaused, SlotsFull
 from switchyard.services.settings import LlmServer, Settings
 
 SLOT_LIFE = 15.0
@@ -104,7 +103,7 @@ class LlmGate:
         ledger: Ledger,
         servers: Sequence[LlmServer],
         rule: Rule,
-        bounds: Bounds,
+        bounds: Mapping[str, Bounds],
     ) -> None:
         self._ledger = ledger
         self._servers = sorted(servers, key=lambda each: each.order)
@@ -123,9 +122,7 @@ class LlmGate:
         cls, settings: Settings, ledger: Ledger, *, rule: Rule | None = None
     ) -> AsyncIterator[LlmGate]:
         """The gate of the settings' servers; its slots are given back at the end."""
-        bounds = Bounds(
-            settings.llm_concurrency, settings.llm_concurrency_min, settings.llm_concurrency_max
-        )
+        bounds = {each.name: bounds_of(settings, each) for each in settings.llm_servers}
         gate = cls(ledger, settings.llm_servers, rule or RULES[settings.llm_pacing], bounds)
         background = Background(gate._log)
         background.start("keep LLM slots", gate._keep)
@@ -166,7 +163,7 @@ class LlmGate:
     async def leave(self, entry: Admission, lesson: Lesson | None) -> None:
         """Give the slot back, with what the call has taught; None where it was broken off."""
         self._held.pop(entry.slot, None)
-        bounds, rule = self._bounds_of(entry.server), self._rule
+        bounds, rule = self._bounds[entry.server.name], self._rule
         dice = self._dice.uniform(1.0, 1.1)
 
         def change(state: LlmServerState, in_flight: int, now: float) -> LlmServerState:
@@ -221,7 +218,7 @@ class LlmGate:
             full: SlotsFull | None = None
             for server in self._shuffled(group):
                 slot = f"{self._holder}/{next(self._numbers)}"
-                bounds = self._bounds_of(server)
+                bounds = self._bounds[server.name]
                 # Cancelled here, it may have been given: it is not renewed, and so it runs out.
                 answer = await self._ledger.take_llm_slot(
                     server.name,
@@ -247,10 +244,6 @@ class LlmGate:
         # Efraimidis and Spirakis: a weighted order without repetition.
         return sorted(servers, key=lambda each: -(self._dice.random() ** (1 / each.weight)))
 
-    def _bounds_of(self, server: LlmServer) -> Bounds:
-        most = server.most or self._bounds.most
-        return Bounds(min(self._bounds.start, most), min(self._bounds.least, most), most)
-
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(SLOT_LIFE / 3)
@@ -265,6 +258,13 @@ class LlmGate:
         for slot in await self._ledger.renew_llm_slots(held, self._holder, SLOT_LIFE):
             if slot not in self._held:  # given back meanwhile
                 await self._ledger.end_llm_slot(held[slot], slot, None)
+
+
+def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
+    """Of the calls that a server gets at once."""
+    most = server.most or settings.llm_concurrency_max
+    start, least = settings.llm_concurrency, settings.llm_concurrency_min
+    return Bounds(min(start, most), min(least, most), most)
 
 
 def learned(

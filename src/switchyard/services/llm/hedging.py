@@ -96,6 +96,8 @@ class Hedges:
         self.counts["won" if winner else "failed" if failed else "lost"] += 1
         if failed and not isinstance(runs[1].exception(), SwitchyardError):
             return await runs[1]  # a defect, which is to be seen
+        # At once, and not when the answer is whole: until then the other would write its own.
+        await end_tasks(runs[1 - winner])
         return await runs[winner]
 
 

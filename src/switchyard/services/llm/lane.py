@@ -230,7 +230,9 @@ class LlmLane:
             tell = speech.write
         try:
             async with self._till.call(entry.server, asked, by) as bill:
-                said = await self._clients[entry.server.name].ask(asked, within=within, tell=tell)
+                said = await self._clients[entry.server.name].ask(
+                    asked, within=within, tell=tell, broken=bill.broke
+                )
                 bill.answer = said.answer
             lesson = _from_answer(said)
             if said.timing is not None:

@@ -94,6 +94,11 @@ class Bill:
 
     answer: Answer | None = None
     """Set when there is one."""
+    broken: int = 0
+    """Tries before the last that were broken off, and may have been charged too."""
+
+    def broke(self) -> None:
+        self.broken += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +158,14 @@ class Till:
         try:
             yield bill
         except BaseException as error:
-            ended = CallState.UNSURE if _may_have_cost(error) else CallState.FREE
+            state = CallState.UNSURE if _may_have_cost(error) else CallState.FREE
             # Also when the job is cancelled: what is set aside is missing elsewhere.
-            await asyncio.shield(self.settle(replace(call, state=ended)))
+            await asyncio.shield(self._end(call, replace(call, state=state), bill))
             raise
         answer = bill.answer
-        if answer is None:
-            await asyncio.shield(self.settle(replace(call, state=CallState.FREE)))
-        else:
-            await asyncio.shield(self.settle(self.paid(call, answer)))
+        free = replace(call, state=CallState.FREE)
+        ended = free if answer is None else self.paid(call, answer)
+        await asyncio.shield(self._end(call, ended, bill))
 
     def estimate(
         self, server: LlmServer, asked: Mapping[str, Any], by: AskedBy, *, batch: bool = False
@@ -203,6 +207,11 @@ class Till:
             self._log.warning(
                 "the cost of a call could not be recorded", call=call.id, error=str(error)
             )
+
+    async def _end(self, estimate: LlmCall, ended: LlmCall, bill: Bill) -> None:
+        await self.settle(ended)
+        for _ in range(bill.broken):
+            await self.settle(replace(estimate, id=uuid4().hex, state=CallState.UNSURE))
 
     async def saved(self, answer: Answer, by: AskedBy, models: list[str]) -> None:
         """An answer was there already: note what it would have cost. `models` may have given it."""

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+TRIED = 5
+"""Failures in a row from which a server gets one call at a time, until one is answered."""
+
 
 @dataclass(frozen=True, slots=True)
 class LlmServerState:
@@ -19,6 +22,16 @@ class LlmServerState:
     pause_reason: str | None = None
     failures: int = 0
     """Calls in a row that it did not answer."""
+
+    @property
+    def is_on_trial(self) -> bool:
+        """It failed again and again: one call at a time finds out whether it is back."""
+        return self.failures >= TRIED
+
+    @property
+    def allowed(self) -> float:
+        """Calls that it gets at once as things are."""
+        return 1.0 if self.is_on_trial else self.limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,154 @@
+"""Who sends batches may be killed or frozen at any point: nothing is lost, nothing sent twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm import batch_sending
+from switchyard.services.llm.lane import LlmLane
+from switchyard.services.settings import Settings
+from tests.support.batching import (
+    answer,
+    collect,
+    fence_is_over,
+    killed_here,
+    list_of_none,
+    new_sender,
+    only,
+    refusal,
+)
+from tests.support.llm_server import LlmServer
+
+
+async def test_two_senders_at_once_send_each_question_once(
+    ledger: Ledger, database_url: str, given: Settings, llm: LlmServer
+) -> None:
+    await collect(ledger, given, 5)
+    async with await Ledger.open(database_url) as second:
+        senders = [new_sender(each, given) for each in (ledger, second, ledger)]
+        await asyncio.gather(*(each.turn() for each in senders))
+    sent = [q for each in llm.batches.batches.values() for q in llm.batches.questions(each)]
+    assert all(llm.batches.questions(each) for each in llm.batches.batches.values())
+    assert len(sent) == 5
+    assert len({each["custom_id"] for each in sent}) == 5
+
+
+@pytest.mark.parametrize("point", ["before", "upload", "create", "recorded"])
+async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_sends_the_rest(
+    ledger: Ledger,
+    given: Settings,
+    llm: LlmServer,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    monkeypatch.setattr(batch_sending, "FENCE", 600.0)
+    await collect(ledger, given, 2)
+    killed = new_sender(ledger, given)
+    if point == "before":
+        monkeypatch.setattr(killed, "_send", killed_here)
+    elif point == "upload":
+        llm.batches.fail_next = [
+            list_of_none,
+            list_of_none,
+            *[lambda exchange: exchange.reset()] * 3,
+        ]
+    elif point == "create":
+        llm.batches.after_creating = lambda exchange: exchange.reset()
+    else:
+        monkeypatch.setattr(ledger, "note_llm_batch", killed_here)
+    try:
+        await killed.turn()
+    except asyncio.CancelledError:
+        monkeypatch.undo()
+    llm.batches.fail_next = []
+    await new_sender(ledger, given).turn()
+    (ours,) = await ledger.llm_batches()
+    assert ours.remote_id is None, "the other may be sending it yet"
+    await fence_is_over(ledger)
+    await new_sender(ledger, given).turn()
+    (ours,) = await ledger.llm_batches()
+    assert ours.remote_id == only(llm).id
+    assert len(llm.batches.questions(only(llm))) == 2
+
+
+@pytest.mark.parametrize("found", ["nothing", "a refusal", "no server", "an ending"])
+async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent_meanwhile(
+    ledger: Ledger,
+    database_url: str,
+    given: Settings,
+    llm: LlmServer,
+    monkeypatch: pytest.MonkeyPatch,
+    found: str,
+) -> None:
+    await collect(ledger, given, 2)
+    async with await Ledger.open(database_url) as other:
+        frozen = new_sender(other, given)
+        await other.open_llm_batch("ours", "default", wait=0, most=9, most_bytes=10_000)
+        as_read = await other.llm_batches()
+        items_read = [await other.llm_batch_items(as_read[0])]
+        await new_sender(ledger, given).turn()
+        await fence_is_over(ledger)
+
+        async def read_before(*_: Any) -> Any:
+            return as_read
+
+        async def items_read_before(batch: Any) -> Any:
+            return items_read.pop() if items_read else await ledger.llm_batch_items(batch)
+
+        monkeypatch.setattr(other, "llm_batches", read_before)
+        monkeypatch.setattr(other, "fence_llm_batch", read_before)
+        monkeypatch.setattr(other, "llm_batch_items", items_read_before)
+        llm.batches.fail_next = {
+            "nothing": [list_of_none, list_of_none],
+            "a refusal": [list_of_none, list_of_none, refusal(400)],
+            "no server": [lambda exchange: exchange.reset()] * 3,
+            "an ending": [],
+        }[found]
+        if found == "an ending":
+            llm.batches.finish(only(llm))
+            await new_sender(ledger, given).turn()
+        await frozen.turn()
+    first, *second = llm.batches.batches.values()
+    assert [each.status for each in second] == ["cancelling"] * (found == "nothing")
+    left = [(each.remote_id, each.state) for each in await ledger.llm_batches()]
+    assert left == ([] if found == "an ending" else [(first.id, "sent")])
+    if left:
+        llm.batches.finish(first)
+        await new_sender(ledger, given).turn()
+    async with LlmLane.open(given, ledger) as lane:
+        assert [await answer(lane, n) for n in range(2)] == [True] * 2
+    (row,) = await ledger.llm_spend("model")
+    assert (row.calls, row.cost, row.reserved) == (2, 18, 0)
+    assert llm.requests == []
+
+
+async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
+    ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await collect(ledger, given, 3)
+    killed = new_sender(ledger, given)
+    await killed.turn()
+    llm.batches.finish(only(llm))
+    conclude, done = ledger.conclude_llm_item, 0
+
+    async def once(*args: Any) -> bool:
+        nonlocal done
+        done += 1
+        return await conclude(*args) if done == 1 else await killed_here()
+
+    monkeypatch.setattr(ledger, "conclude_llm_item", once)
+    with pytest.raises(asyncio.CancelledError):
+        await killed.turn()
+    monkeypatch.setattr(ledger, "conclude_llm_item", conclude)
+    monkeypatch.setattr(batch_sending, "POLL", 0.0)
+    await new_sender(ledger, given).turn()
+    assert await ledger.llm_batches() == []
+    async with LlmLane.open(given, ledger) as lane:
+        assert [await answer(lane, n) for n in range(3)] == [True] * 3
+    (row,) = await ledger.llm_spend("model")
+    assert (row.calls, row.saved_calls, row.cost, row.reserved) == (3, 0, 27, 0)
+    assert llm.requests == []

@@ -1,0 +1,166 @@
+"""Whatever a server's Batch API does or says, its questions are answered."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from switchyard.services.files.storage_errors import StorageAway
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm import batch_api, batch_sending
+from switchyard.services.llm.lane import LlmLane
+from switchyard.services.settings import Settings
+from tests.support.batching import answer, collect, list_of_none, new_sender, only, refusal
+from tests.support.llm_server import LlmServer
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "expired"])
+async def test_a_batch_that_ends_without_answers_frees_all_its_questions(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer, status: str
+) -> None:
+    await collect(plain_ledger, given, 2)
+    sender = new_sender(plain_ledger, given)
+    await sender.turn()
+    only(llm).status = status
+    await sender.turn()
+    async with LlmLane.open(given, plain_ledger) as lane:
+        assert [await answer(lane, n) for n in range(2)] == [False] * 2
+    (row,) = await plain_ledger.llm_spend("model")
+    assert (row.calls, row.cost, row.reserved) == (2, 36, 0)
+
+
+async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await collect(plain_ledger, given, 1)
+    llm.batches.fail_next = [list_of_none, list_of_none, refusal(400)]
+    await new_sender(plain_ledger, given).turn()
+    assert await plain_ledger.llm_batches() == []
+    async with LlmLane.open(given, plain_ledger) as lane:
+        assert await answer(lane, 0) is False
+    await collect(plain_ledger, given, 1, 77)
+    await new_sender(plain_ledger, given).turn()
+    monkeypatch.setattr(batch_sending, "DUE", -1.0)
+    await new_sender(plain_ledger, given).turn()
+    assert only(llm).status == "cancelling"
+    assert len(await plain_ledger.llm_batches()) == 1, "what it has answered may come yet"
+    monkeypatch.setattr(batch_sending, "CANCELLED_WITHIN", 0.0)
+    await new_sender(plain_ledger, given).turn()
+    assert await plain_ledger.llm_batches() == []
+    async with LlmLane.open(given, plain_ledger) as lane:
+        assert await answer(lane, 77) is False
+
+
+async def test_a_batch_whose_answers_can_not_be_kept_holds_up_no_other(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = given.model_copy(update={"llm_batch_size": 1})
+    await collect(plain_ledger, settings, 2)
+    sender = new_sender(plain_ledger, settings)
+    await sender.turn()
+    await sender.turn()
+    for each in llm.batches.batches.values():
+        llm.batches.finish(each)
+    keep, refused = sender._answers.keep, 0
+
+    async def refused_once(*args: Any) -> None:
+        nonlocal refused
+        refused += 1
+        if refused == 1:
+            raise StorageAway("the file storage does not answer")
+        await keep(*args)
+
+    monkeypatch.setattr(sender._answers, "keep", refused_once)
+    await sender.turn()
+    (waiting,) = await plain_ledger.llm_batches()
+    assert waiting.note == "the file storage does not answer"
+    await sender.turn()
+    assert await plain_ledger.llm_batches() == []
+    async with LlmLane.open(settings, plain_ledger) as lane:
+        assert [await answer(lane, n) for n in range(2)] == [True] * 2
+
+
+async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    await collect(plain_ledger, given, 2)
+    sender = new_sender(plain_ledger, given)
+    await sender.turn()
+    keys = [each["custom_id"] for each in llm.batches.questions(only(llm))]
+    lines = []
+    for key, text in zip(keys, ["half \ud83d", "both \ud83d\ude00"], strict=True):
+        body = {"model": "m\ud800", "choices": [{"message": {"content": text}}]}
+        lines.append({"custom_id": key, "response": {"status_code": 200, "body": body}})
+    llm.batches.finish(only(llm), without=2, more=b"\n".join(json.dumps(x).encode() for x in lines))
+    await sender.turn()
+    assert await plain_ledger.llm_batches() == []
+    async with LlmLane.open(given, plain_ledger) as lane:
+        assert [await answer(lane, n) for n in range(2)] == [True] * 2
+
+
+async def test_a_server_without_a_batch_api_keeps_no_question_waiting(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    await collect(plain_ledger, given, 1)
+    llm.batches.fail_next = [refusal(404)]
+    await new_sender(plain_ledger, given).turn()
+    async with LlmLane.open(given, plain_ledger) as lane:
+        assert await answer(lane, 0) is False
+
+
+async def test_ids_of_a_server_are_no_addresses(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    await collect(plain_ledger, given, 1)
+    llm.batches.fail_next = [
+        list_of_none,
+        list_of_none,
+        lambda exchange: exchange.send_json(200, {"id": "../../admin", "object": "file"}),
+    ]
+    await new_sender(plain_ledger, given).turn()
+    (ours,) = await plain_ledger.llm_batches()
+    assert ours.remote_id is None
+    assert "id is none" in (ours.note or "")
+
+
+async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+    monkeypatch.setattr(batch_api, "LONGEST_LINE", 2_000)
+
+    def noted(line: bytes) -> Any:
+        read.append(line)
+        return json.loads(line)
+
+    monkeypatch.setattr(batch_api, "_json", noted)
+    await collect(plain_ledger, given, 2)
+    await new_sender(plain_ledger, given).turn()
+    llm.batches.finish(only(llm), without=1)
+    asked = llm.batches.questions(only(llm))  # in any order
+    first = 0 if "Question 0?" in json.dumps(asked[0]) else 1
+    key = asked[1]["custom_id"]
+    too_long = json.dumps({"custom_id": key, "response": "x" * 2_000}).encode() + b"\n"
+    output = only(llm).output_file_id
+    assert output is not None
+    llm.batches.files[output] = too_long + llm.batches.files[output] + b"{}\n" * 100_000
+    await new_sender(plain_ledger, given).turn()
+    assert len(read) == 3  # of four lines for two questions, one is too long
+    async with LlmLane.open(given, plain_ledger) as lane:
+        assert await answer(lane, first) is True  # kept
+        assert await answer(lane, 1 - first) is False  # asked live
+
+
+async def test_a_list_of_batches_without_an_end_holds_nobody_up(
+    plain_ledger: Ledger, given: Settings, llm: LlmServer
+) -> None:
+    await collect(plain_ledger, given, 1)
+    page = {"object": "list", "has_more": True, "data": [{}] * 200_000}
+    llm.batches.fail_next = [lambda exchange: exchange.send_json(200, page)]
+    began = time.monotonic()
+    await new_sender(plain_ledger, given).turn()
+    assert time.monotonic() - began < 5
+    assert only(llm).status == "in_progress"

@@ -1,0 +1,75 @@
+"""Questions that go through a Batch API, collected and sent without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.ledger import Ledger
+from switchyard.services.llm.batch_sending import BatchSender
+from switchyard.services.llm.batches import Batched
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.lane import LlmLane
+from switchyard.services.records.spending import AskedBy
+from switchyard.services.settings import Settings
+from tests.integration.ledger.made import message, new_job
+from tests.support import llm_server
+from tests.support.llm_batches import Batch as RemoteBatch
+from tests.support.llm_server import LlmServer
+
+
+def chat(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 7}
+
+
+def only(llm: LlmServer) -> RemoteBatch:
+    (batch,) = llm.batches.batches.values()
+    return batch
+
+
+async def collect(
+    ledger: Ledger, settings: Settings, number: int, first: int = 0, **metadata: Any
+) -> None:
+    """Record jobs, of that metadata, whose questions wait for a batch then."""
+    async with LlmLane.open(settings, ledger) as lane:
+        for n in range(first, first + number):
+            await ledger.record(new_job(message(f"job-{n}", **metadata)))
+            with pytest.raises(Batched):
+                await answer(lane, n)
+
+
+async def answer(lane: LlmLane, n: int) -> bool:
+    """Whether the question was answered already."""
+    by = AskedBy(f"job-{n}")
+    _, reused = await lane.answer(
+        chat(f"Question {n}?"), urgency=Urgency(), within=20, by=by, batch=True
+    )
+    return reused
+
+
+def new_sender(ledger: Ledger, settings: Settings) -> BatchSender:
+    """As of a scheduler that has just become active."""
+    return BatchSender(settings, ledger, Publisher(settings, name="batches"))
+
+
+async def fence_is_over(ledger: Ledger) -> None:
+    past = text("UPDATE llm_batches SET fenced_until = 0")
+    await ledger._database.write(lambda connection: connection.execute(past))
+
+
+async def killed_here(*_: Any, **__: Any) -> Any:
+    """In the place of a call: its caller is killed."""
+    raise asyncio.CancelledError
+
+
+def list_of_none(exchange: llm_server.Exchange) -> None:
+    exchange.send_json(200, {"object": "list", "data": [], "has_more": False})
+
+
+def refusal(status: int) -> Any:
+    """An answer of the server with that status."""
+    return lambda exchange: exchange.send_json(status, {"error": {"message": "not so"}})
