@@ -15,13 +15,7 @@ import pytest
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.ledger import upgrade
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
-from tests.acceptance.test_doctor_outages import (
-    PATIENCE,
-    commands,
-    findings,
-    ledger_file,
-    until_gone,
-)
+from tests.acceptance.doctor import PATIENCE, commands, findings, ledger_file, until_gone
 from tests.support.brokers import TestBroker
 from tests.support.cluster import LocalCluster
 from tests.support.management import Management

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import sqlite3
@@ -21,33 +20,11 @@ from switchyard.broker.wire.connection import connected
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.ledger import Ledger
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
+from tests.acceptance.doctor import PATIENCE, commands, findings, ledger_file, until_gone
 from tests.support.brokers import TestBroker
 from tests.support.small_disk import SIZE_MIB, small_disk
 
 __all__ = ["small_disk"]
-PATIENCE = 60.0
-
-
-def findings(jobctl: CommandLine) -> dict[str, dict[str, str]]:
-    """What the doctor finds, by the finding's name; and it exits as it says."""
-    done = jobctl.run("doctor", "--json")
-    checks = json.loads(done.stdout)
-    wrong = any(check["status"] == "wrong" for check in checks)
-    assert done.returncode == (1 if wrong else 0), done.stderr
-    assert all(check["remedy"] for check in checks if check["finding"]), checks
-    return {check["finding"]: check for check in checks if check["finding"]}
-
-
-def until_gone(jobctl: CommandLine, *names: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while left := {name: each for name, each in findings(jobctl).items() if name in names}:
-        assert time.monotonic() < deadline, left
-
-
-def commands(check: dict[str, str], program: str) -> list[list[str]]:
-    """The commands of a remedy, as printed."""
-    printed = [shlex.split(each) for each in re.findall(r"`([^`]+)`", check["remedy"])]
-    return [each for each in printed if each[0] == program]
 
 
 def fill(jobctl: CommandLine, number: int, key: str = "hot.work") -> None:
@@ -187,10 +164,6 @@ async def test_a_worker_without_consumers_and_a_queue_that_nobody_takes_from(
 
 async def _keep(message: object) -> None:
     """Neither acknowledged nor given back."""
-
-
-def ledger_file(jobctl: CommandLine) -> Path:
-    return Path(jobctl.environment["JOBS_DATA_DIR"]) / "ledger.db"
 
 
 def test_a_ledger_that_everybody_can_read(jobctl: CommandLine) -> None:

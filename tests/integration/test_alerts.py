@@ -111,8 +111,13 @@ async def test_a_finding_is_told_once_and_again_when_it_is_over(
     system: System, receiver: Receiver
 ) -> None:
     await system.publish("hot.noop", {})
+
+    async def is_kept() -> bool:
+        return "queue-unworked" in await system.ledger.told_alerts()
+
     async with scheduler_of(system):
-        await eventually(lambda: "queue-unworked" in receiver.of("firing"), 30)
+        await eventually(is_kept, 30)  # which follows its delivery
+    assert receiver.of("firing").count("queue-unworked") == 1
     async with scheduler_of(system):  # another one, which finds what the first has told
         await system.start_worker()
         await eventually(lambda: "queue-unworked" in receiver.of("resolved"), 30)

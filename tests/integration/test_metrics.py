@@ -1,7 +1,6 @@
 """What the processes show of their work, on a real broker and ledger."""
 
 import socket
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -14,17 +13,10 @@ from switchyard.services.monitoring.system_metrics import SystemMetrics
 from switchyard.services.records import State
 from switchyard.services.scheduler.scheduler import Scheduler
 from tests.support.api_server import serving
-from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.metrics import Scrape
-from tests.support.system import System, open_system
-
-
-@pytest.fixture
-async def system(broker310: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
-    async with open_system(broker310, sqlite_url) as opened:
-        yield opened
+from tests.support.system import System
 
 
 async def scraped(metrics: Metrics) -> Scrape:

@@ -10,6 +10,7 @@ import helm_python as helm
 import pytest
 import yaml
 
+from switchyard.broker.topology.build import build
 from switchyard.broker.topology.users import ROLES
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger.sql.users import DATABASE_ROLES
@@ -20,6 +21,8 @@ EXAMPLES = ("small", "production", "external-broker")
 KUBERNETES = ("1.27", "1.31")
 FOREIGN = ("keda.sh/", "rabbitmq.com/", "monitoring.coreos.com/")
 """Kinds of operators, of which no schema is at hand."""
+
+QUEUES = {queue.name for queue in build("quorum", Registry.load(BUILT_IN_MODULES).routes).queues}
 
 every_example = pytest.mark.parametrize("example", EXAMPLES)
 
@@ -149,12 +152,16 @@ def test_keda_counts_what_workers_hold_and_scales_down_late_and_one_by_one(examp
     assert set(scaled) == {name for name in deployments if "-worker-" in name}
     for name, each in scaled.items():
         kind = name.rpartition("-")[2]
-        triggers = [trigger["metadata"] for trigger in each["spec"]["triggers"]]
-        assert triggers
-        for trigger in triggers:
-            assert trigger["queueName"].endswith(f".{kind}")
-            assert (trigger["mode"], trigger["excludeUnacknowledged"]) == ("QueueLength", "false")
-            assert trigger["protocol"] == "http"
+        # One for all lanes: of several, the one that wants most pods decides.
+        (trigger,) = (trigger["metadata"] for trigger in each["spec"]["triggers"])
+        assert (trigger["useRegex"], trigger["operation"]) == ("true", "sum")
+        assert (trigger["mode"], trigger["excludeUnacknowledged"]) == ("QueueLength", "false")
+        assert trigger["protocol"] == "http"
+        (container,) = deployments[name]["spec"]["template"]["spec"]["containers"]
+        options = dict(zip(container["args"], container["args"][1:], strict=False))
+        counted = {queue for queue in QUEUES if re.search(trigger["queueName"], queue)}
+        assert counted == {f"{lane}.{kind}" for lane in options["--lanes"].split(",")}
+        assert int(trigger["value"]) <= int(options["--concurrency"]), "busy pods would be stopped"
         assert "replicas" not in deployments[name]["spec"], "two would quarrel about the number"
         down = each["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
         assert down["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]

@@ -178,7 +178,7 @@ class Autoscaler:
             now = ledger.clock.time()
             servers = await ledger.llm_servers() if settings.llm_servers else []
         named = {each.name for each in settings.llm_servers}
-        bears = sum(each.state.limit for each in servers if each.name in named)
+        bears = sum(each.state.allowed for each in servers if each.name in named)
         seen = {}
         for kind in self._spans:
             mine = load.get(kind)

@@ -19,6 +19,7 @@ class Finding(StrEnum):
     BROKER_TOO_OLD = "broker-too-old"
     PROFILE_WRONG = "profile-wrong"
     MANAGEMENT_AWAY = "management-away"
+    MANAGEMENT_FORBIDS = "management-forbids"
     TOPOLOGY_MISSING = "topology-missing"
     TOPOLOGY_OTHER = "topology-other"
     POLICY_OVERRIDDEN = "policy-overridden"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from switchyard.broker.errors import BrokerAway, ManagementError
+from switchyard.broker.errors import BrokerAway, ManagementError, ManagementForbidden
 from switchyard.services.monitoring.check import Check, Finding, wrong
 from switchyard.services.monitoring.checks import (
     alarms,
@@ -38,13 +38,14 @@ class _Step:
     look: Look
     broker: bool = False
     """It is asked only where the broker was reached; so with the two that follow."""
-    management: bool = False
+    management: str = ""
+    """What the management API is asked for."""
     ledger: bool = False
 
     def can_be_asked(self, system: Examined) -> bool:
         return not (
             (self.broker and system.broker is None)
-            or (self.management and system.management is None)
+            or (bool(self.management) and system.management is None)
             or (self.ledger and system.ledger is None)
         )
 
@@ -53,14 +54,14 @@ OUTER = (
     _Step(broker.broker),
     _Step(broker.version, broker=True),
     _Step(management.management, broker=True),
-    _Step(topology.topology, management=True),
-    _Step(alarms.alarms, management=True),
-    _Step(limits.consumer_timeout, management=True),
-    _Step(features.features, management=True),
+    _Step(topology.topology, management="topology and policies"),
+    _Step(alarms.alarms, management="alarms and watermarks"),
+    _Step(limits.consumer_timeout, management="consumer timeouts"),
+    _Step(features.features, management="feature flags"),
     _Step(ledger.ledger),
     _Step(systems.system, broker=True, ledger=True),
     _Step(clocks.ledger_clock, ledger=True),
-    _Step(clocks.broker_clock, management=True),
+    _Step(clocks.broker_clock, management="the broker's clock"),
     _Step(host.disk),
     _Step(host.storage),
     _Step(host.readable),
@@ -72,7 +73,7 @@ INNER = (
     _Step(workers.scheduler, ledger=True),
     _Step(schedules.schedules, ledger=True),
     _Step(workers.workers, ledger=True),
-    _Step(workers.consuming, management=True, ledger=True),
+    _Step(workers.consuming, management="workers' consumers", ledger=True),
     _Step(workers.lacking, ledger=True),
     _Step(jobs.timeouts, ledger=True),
     _Step(jobs.overdue, ledger=True),
@@ -115,6 +116,8 @@ async def _asked(step: _Step, system: Examined) -> list[Check]:
         return []
     try:
         return await step.look(system)
+    except ManagementForbidden as error:
+        return [management.unseen(step.management, error)]
     except ManagementError as error:
         return [management.unreachable(error)]
     except BrokerAway as error:

@@ -160,7 +160,10 @@ class SystemMetrics:
         known = [each for each in found if each.name in ours]
         most = self._settings.llm_concurrency_max
         return [
-            (names.LLM_SERVER_LIMIT, {(each.name,): min(most, each.state.limit) for each in known}),
+            (
+                names.LLM_SERVER_LIMIT,
+                {(each.name,): min(most, each.state.allowed) for each in known},
+            ),
             (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in known}),
             (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in known}),
         ]

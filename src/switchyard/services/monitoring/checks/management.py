@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from switchyard.broker.errors import ManagementError
+from switchyard.broker.errors import ManagementError, ManagementForbidden
 from switchyard.broker.topology.management import ManagementClient
-from switchyard.services.monitoring.check import Check, Finding, well, wrong
+from switchyard.services.monitoring.check import Check, Finding, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
 
 TIMEOUT = 3.0
@@ -35,3 +35,13 @@ def unreachable(error: Exception) -> Check:
         "watermarks, feature flags, consumer timeouts, the broker's clock, and workers' consumers"
     )
     return wrong("management", Finding.MANAGEMENT_AWAY, str(error), remedy)
+
+
+def unseen(what: str, error: ManagementForbidden) -> Check:
+    """It answers, and does not let this user see that."""
+    return warning(
+        "permissions",
+        Finding.MANAGEMENT_FORBIDS,
+        f"can't see {what}: {error}",
+        "ask again with a user that may: `export JOBS_MANAGEMENT_URL=http://USER:PASSWORD@HOST:PORT`",
+    )

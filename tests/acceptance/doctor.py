@@ -1,0 +1,37 @@
+"""What the doctor finds, and the commands of its remedies."""
+
+import json
+import re
+import shlex
+import time
+from pathlib import Path
+
+from tests.acceptance.conftest import CommandLine
+
+PATIENCE = 60.0
+
+
+def findings(jobctl: CommandLine) -> dict[str, dict[str, str]]:
+    """What the doctor finds, by the finding's name; and it exits as it says."""
+    done = jobctl.run("doctor", "--json")
+    checks = json.loads(done.stdout)
+    wrong = any(check["status"] == "wrong" for check in checks)
+    assert done.returncode == (1 if wrong else 0), done.stderr
+    assert all(check["remedy"] for check in checks if check["finding"]), checks
+    return {check["finding"]: check for check in checks if check["finding"]}
+
+
+def until_gone(jobctl: CommandLine, *names: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while left := {name: each for name, each in findings(jobctl).items() if name in names}:
+        assert time.monotonic() < deadline, left
+
+
+def commands(check: dict[str, str], program: str) -> list[list[str]]:
+    """The commands of a remedy, as printed."""
+    printed = [shlex.split(each) for each in re.findall(r"`([^`]+)`", check["remedy"])]
+    return [each for each in printed if each[0] == program]
+
+
+def ledger_file(jobctl: CommandLine) -> Path:
+    return Path(jobctl.environment["JOBS_DATA_DIR"]) / "ledger.db"
