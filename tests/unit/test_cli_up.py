@@ -31,3 +31,28 @@ def test_of_a_cluster_it_shows_every_node_and_keeps_all_that_names_the_system(
     assert kept["JOBS_AMQP_URL"] == AMQP
     assert kept["JOBS_PROFILE"] == "quorum"
     assert kept["JOBS_DATABASE_URL"] == "postgresql+asyncpg://me@db/jobs"
+
+
+def test_another_terminal_means_the_same_servers_prices_and_budgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prices.toml").write_text("[models.m]\ninput = 1\noutput = 1")
+    given = {
+        "JOBS_LLM_BASE_URL": "http://gpu:8000/v1",
+        "JOBS_LLM_MODEL": "m",
+        "JOBS_LLM_BUDGET_PER_DAY": "20",
+        "JOBS_LIMITS": '{"openai": {"concurrency": 10}}',
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JOBS_LLM_PRICES", "prices.toml")
+    system = assemble(
+        amqp_url=AMQP, management_url=MANAGEMENT, data_dir=tmp_path, only_in_data_dir=False
+    )
+    _print_addresses(FoundBroker("a broker", AMQP, MANAGEMENT, is_private=False), system, tmp_path)
+    lines = [shlex.split(line) for line in (tmp_path / "env").read_text().splitlines()]
+    kept = dict(line[1].split("=", 1) for line in lines)
+    assert {name: kept.get(name) for name in given} == given
+    assert kept["JOBS_LLM_PRICES"] == str(tmp_path / "prices.toml")
+    assert "JOBS_LOG_FORMAT" not in kept

@@ -38,6 +38,10 @@ def failing(error: type[httpx.TransportError]) -> httpx.MockTransport:
             refusing(401, {"error": "not_authorised", "reason": "Not management user"}),
             "tag `policymaker`",
         ),
+        (
+            refusing(401, {"error": "not_authorised", "reason": "Not monitor user"}),
+            "tag `monitoring`",
+        ),
         (refusing(403, {"error": "forbidden", "reason": "no"}), "tag `policymaker`"),
         (
             refusing(404, {"error": "Object Not Found", "reason": "Not Found"}),

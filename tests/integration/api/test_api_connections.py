@@ -1,6 +1,7 @@
 """What a connection may do before there is a request: hostile senders, spoken to over TCP."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import httpx
@@ -18,6 +19,12 @@ CHUNKED = (
     b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"
 )
+
+
+@pytest.fixture
+def api(shared_api: RunningApi) -> RunningApi:
+    """One for all tests that need no settings of their own."""
+    return shared_api
 
 
 class Sender:
@@ -195,6 +202,24 @@ async def test_an_answer_before_the_end_of_a_body_says_that_the_connection_is_cl
     sender.writer.close()
 
 
+async def test_who_still_sends_a_refused_body_can_read_the_answer_to_its_end(
+    api: RunningApi,
+) -> None:
+    url = httpx.URL(api.url)
+    with socket.create_connection((url.host, url.port or 80), timeout=10) as client:
+        head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n"
+        await asyncio.to_thread(client.sendall, head)
+        # The answer is there, and the client has not looked.
+        await asyncio.to_thread(client.recv, 100_000, socket.MSG_PEEK)
+        for _ in range(20):
+            await asyncio.to_thread(client.sendall, b"x" * 10_000)
+        answer = b""
+        while part := await asyncio.to_thread(client.recv, 100_000):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert answer.endswith(b"}")
+
+
 async def test_a_connection_stays_open_after_a_refusal_of_what_was_read(api: RunningApi) -> None:
     sender = await Sender.to(api)
     refused = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
@@ -239,16 +264,17 @@ async def test_a_stream_ends_with_its_client_also_where_requests_wait_behind_it(
 
 
 async def test_connections_beyond_the_limit_are_closed_unheard(
-    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+    system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
-    senders = [await Sender.to(api) for _ in range(8)]
-    closed = await asyncio.gather(
-        *(asyncio.wait_for(each.reader.read(), 2) for each in senders), return_exceptions=True
-    )
-    assert sum(isinstance(each, TimeoutError) for each in closed) == 3
-    for each in senders:
-        each.writer.close()
+    async with serving(system.settings) as api:
+        senders = [await Sender.to(api) for _ in range(8)]
+        closed = await asyncio.gather(
+            *(asyncio.wait_for(each.reader.read(), 2) for each in senders), return_exceptions=True
+        )
+        assert sum(isinstance(each, TimeoutError) for each in closed) == 3
+        for each in senders:
+            each.writer.close()
 
 
 @pytest.mark.parametrize("trusted", [(), ("127.0.0.1",)])

@@ -65,8 +65,8 @@ async def run_schemathesis(
         )
 
 
-async def test_every_operation_says_what_it_may_answer(api: RunningApi) -> None:
-    document = await openapi(api)
+async def test_every_operation_says_what_it_may_answer(shared_api: RunningApi) -> None:
+    document = await openapi(shared_api)
     assert document["openapi"].startswith("3.1")
     for path, item in document["paths"].items():
         for method, operation in item.items():
@@ -82,32 +82,35 @@ async def test_every_operation_says_what_it_may_answer(api: RunningApi) -> None:
                 assert {"401", "403", "429"} <= operation["responses"].keys(), where
 
 
-async def test_every_problem_is_documented_and_its_type_leads_somewhere(api: RunningApi) -> None:
-    listed = (await api.client.get("/problems")).json()["problems"]
+async def test_every_problem_is_documented_and_its_type_leads_somewhere(
+    shared_api: RunningApi,
+) -> None:
+    listed = (await shared_api.client.get("/problems")).json()["problems"]
     assert {each["type"] for each in listed} == {f"/problems/{name}" for name in KINDS}
     for each in listed:
-        assert (await api.client.get(each["type"])).json() == each
+        assert (await shared_api.client.get(each["type"])).json() == each
         name = each["type"].removeprefix("/problems/")
         assert re.search(rf"^\| `{name}` \| {each['status']} \|", DOCUMENTATION, re.MULTILINE), name
-    problem(await api.client.get("/problems/none"), 404, "not-found")
+    problem(await shared_api.client.get("/problems/none"), 404, "not-found")
 
 
-async def test_every_endpoint_is_documented(api: RunningApi) -> None:
-    for path, item in (await openapi(api))["paths"].items():
+async def test_every_endpoint_is_documented(shared_api: RunningApi) -> None:
+    for path, item in (await openapi(shared_api))["paths"].items():
         for method in item:
             assert f"`{method.upper()} {path}`" in DOCUMENTATION, f"{method.upper()} {path}"
 
 
-async def test_job_types_have_schemas(api: RunningApi) -> None:
+async def test_job_types_have_schemas(shared_api: RunningApi) -> None:
     listed = {
-        each["job_type"]: each for each in (await api.client.get("/schemas")).json()["job_types"]
+        each["job_type"]: each
+        for each in (await shared_api.client.get("/schemas")).json()["job_types"]
     }
     assert {"noop", "scripted", "summarize_content"} <= listed.keys()
-    scripted = (await api.client.get("/schemas/scripted")).json()
+    scripted = (await shared_api.client.get("/schemas/scripted")).json()
     assert scripted["required"] == ["steps"]
     assert scripted == listed["scripted"]["payload"]
     assert listed["noop"]["routing_keys"] == ["hot.noop", "backfill.noop"]
-    problem(await api.client.get("/schemas/unknown"), 404, "not-found")
+    problem(await shared_api.client.get("/schemas/unknown"), 404, "not-found")
 
 
 async def test_the_asyncapi_document_has_a_channel_for_each_routing_key(
@@ -127,11 +130,11 @@ async def test_the_asyncapi_document_has_a_channel_for_each_routing_key(
     assert payload["properties"]["job_type"] == {"const": "scripted"}
 
 
-async def test_health_tells_each_part_with_its_latency(api: RunningApi) -> None:
-    await eventually(api.state.broker.feed.is_listening.is_set)
-    assert (await api.client.get("/health/live")).json() == {"status": "ok"}
+async def test_health_tells_each_part_with_its_latency(shared_api: RunningApi) -> None:
+    await eventually(shared_api.state.broker.feed.is_listening.is_set)
+    assert (await shared_api.client.get("/health/live")).json() == {"status": "ok"}
     for path in ("/health", "/health/ready"):
-        answer = await api.client.get(path)
+        answer = await shared_api.client.get(path)
         assert (answer.status_code, answer.json()["status"]) == (200, "ok")
         components = answer.json()["components"]
         assert components.keys() == {"broker", "events", "ledger", "storage"}

@@ -64,10 +64,10 @@ async def test_nobody_gets_in_without_a_key_once_there_is_one(
     ],
 )
 async def test_a_wrong_key_is_refused_also_where_nobody_needs_one(
-    api: RunningApi, headers: dict[str, str]
+    shared_api: RunningApi, headers: dict[str, str]
 ) -> None:
-    assert (await api.client.get("/jobs")).status_code == 200
-    problem(await api.client.get("/jobs", headers=headers), 401, "unauthorized")
+    assert (await shared_api.client.get("/jobs")).status_code == 200
+    problem(await shared_api.client.get("/jobs", headers=headers), 401, "unauthorized")
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,10 @@ async def test_without_keys_it_does_not_start_beyond_loopback(system: System) ->
     await start()
 
 
-async def test_without_keys_another_name_for_this_machine_is_refused(api: RunningApi) -> None:
-    answer = await api.client.get("/jobs", headers={"Host": "evil.example"})
+async def test_without_keys_another_name_for_this_machine_is_refused(
+    shared_api: RunningApi,
+) -> None:
+    answer = await shared_api.client.get("/jobs", headers={"Host": "evil.example"})
     problem(answer, 403, "forbidden")
 
 
@@ -202,8 +204,8 @@ async def test_without_keys_no_web_page_of_another_machine_sends_a_form(
     problem(answer, 403, "forbidden")
 
 
-async def test_a_web_page_of_this_machine_is_served_without_keys(api: RunningApi) -> None:
-    answer = await api.client.get("/jobs", headers={"Origin": "http://localhost:3000"})
+async def test_a_web_page_of_this_machine_is_served_without_keys(shared_api: RunningApi) -> None:
+    answer = await shared_api.client.get("/jobs", headers={"Origin": "http://localhost:3000"})
     assert answer.status_code == 200
 
 
@@ -229,7 +231,7 @@ async def test_too_many_requests_are_told_when_to_come_again(
 async def test_a_key_has_one_limit_from_all_its_addresses(
     system: System, keys: dict[str, str]
 ) -> None:
-    async with serving(system.settings, api_rate_limit=0.5, api_rate_burst=3) as api:
+    async with serving(system.settings, api_rate_limit=0.1, api_rate_burst=3) as api:
         statuses = []
         for last in range(4):
             # Of another loopback address each time, so that no address has used up its own.
@@ -268,9 +270,9 @@ async def test_only_the_paths_that_take_files_take_the_size_of_files(
     problem(answer, 413, "too-large")
 
 
-async def test_a_payload_beyond_the_message_limit_is_invalid(api: RunningApi) -> None:
+async def test_a_payload_beyond_the_message_limit_is_invalid(shared_api: RunningApi) -> None:
     body = NOOP | {"payload": {"text": "x" * (1024 * 1024)}}
-    problem(await api.client.post("/jobs", json=body), 422, "invalid")
+    problem(await shared_api.client.post("/jobs", json=body), 422, "invalid")
 
 
 @pytest.mark.parametrize("limit", ["api_idle_timeout", "api_body_timeout"])
@@ -290,31 +292,31 @@ async def test_a_client_that_sends_too_slowly_is_given_up(system: System, limit:
         writer.close()
 
 
-async def test_errors_of_the_framework_are_problems_too(api: RunningApi) -> None:
-    problem(await api.client.get("/nowhere"), 404, "not-found")
-    answer = await api.client.put("/jobs")
+async def test_errors_of_the_framework_are_problems_too(shared_api: RunningApi) -> None:
+    problem(await shared_api.client.get("/nowhere"), 404, "not-found")
+    answer = await shared_api.client.put("/jobs")
     problem(answer, 405, "method-not-allowed")
     assert "GET" in answer.headers["allow"]
-    problem(await api.client.get("/jobs", params={"limit": "x"}), 422, "invalid")
-    problem(await api.client.get("/jobs/%00"), 422, "invalid")
+    problem(await shared_api.client.get("/jobs", params={"limit": "x"}), 422, "invalid")
+    problem(await shared_api.client.get("/jobs/%00"), 422, "invalid")
 
 
 async def test_a_defect_is_a_problem_without_its_cause(
-    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+    shared_api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_args: object, **_options: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(api.state.ledger, "list_jobs", broken)
-    answer = await api.client.get("/jobs")
+    monkeypatch.setattr(shared_api.state.ledger, "list_jobs", broken)
+    answer = await shared_api.client.get("/jobs")
     problem(answer, 500, "internal-error")
     assert "secret" not in answer.text
 
 
-async def test_answers_carry_security_headers_and_the_request_id(api: RunningApi) -> None:
-    given = await api.client.get("/jobs", headers={"X-Request-ID": "trace-7"})
+async def test_answers_carry_security_headers_and_the_request_id(shared_api: RunningApi) -> None:
+    given = await shared_api.client.get("/jobs", headers={"X-Request-ID": "trace-7"})
     assert given.headers["x-request-id"] == "trace-7"
-    made = await api.client.get("/jobs", headers={"X-Request-ID": "no spaces, please"})
+    made = await shared_api.client.get("/jobs", headers={"X-Request-ID": "no spaces, please"})
     assert len(made.headers["x-request-id"]) == 16
     assert made.headers["x-content-type-options"] == "nosniff"
     assert made.headers["x-frame-options"] == "DENY"

@@ -11,9 +11,9 @@ from switchyard.api.client import AsyncClient, Conflict, Invalid, NotFound
 from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.records import State
 from switchyard.services.redrive.handler import RedriveHandler
-from tests.integration.test_redrive_operations import bury, names
 from tests.support.api_server import RunningApi
 from tests.support.eventually import eventually
+from tests.support.redrives import bury_all, names
 from tests.support.system import System
 
 
@@ -34,8 +34,8 @@ async def redriving(system: System) -> AsyncIterator[None]:
 
 
 async def test_a_group_is_planned_redriven_and_watched(system: System, client: AsyncClient) -> None:
-    await bury(system, names(30, "a"), cause="no page 7")
-    await bury(system, names(20, "b"), cause="disk full")
+    await bury_all(system, names(30, "a"), cause="no page 7")
+    await bury_all(system, names(20, "b"), cause="disk full")
     groups = (await client.dead_groups()).groups
     found = [(each.count, each.message) for each in groups]
     assert found == [(30, "no page <n>"), (20, "disk full")]
@@ -67,7 +67,7 @@ async def test_a_group_is_planned_redriven_and_watched(system: System, client: A
 async def test_a_redrive_is_paused_resumed_and_cancelled(
     system: System, client: AsyncClient
 ) -> None:
-    await bury(system, names(200), recorded=False)
+    await bury_all(system, names(200), recorded=False)
     started = await client.start_redrive(rate=5)
     with pytest.raises(Conflict, match="takes some of the same letters"):
         await client.start_redrive({"lane": "backfill"})

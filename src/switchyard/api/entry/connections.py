@@ -119,6 +119,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._unparsed = 0
         super().on_headers_complete()
         cycle = self.cycle
+        cycle.transport = _Answered(self)
         self.scope["state"][UNREAD] = lambda: cycle.more_body
 
     def _names_one_host(self) -> bool:
@@ -139,11 +140,37 @@ class BoundedHttp(HttpToolsProtocol):
         if not self.transport.is_closing():
             super().on_message_complete()
 
-    def on_response_complete(self) -> None:
+    @property
+    def is_unread(self) -> bool:
+        """Whether the body of the request that is being answered has not come whole."""
         # With others in the pipeline, what is being read belongs to the last of these.
-        unread = not self._in_header and not self.pipeline
+        return not self._in_header and not self.pipeline
+
+    def on_response_complete(self) -> None:
+        unread = self.is_unread
         super().on_response_complete()
         if unread and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._lingering = LINGER_BYTES
             self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+class _Answered(Transport):
+    """A connection, for whoever answers a request. It is not closed at once behind an answer whose
+    request still comes in, which would reset it before the answer is read: `BoundedHttp` lingers,
+    and closes it."""
+
+    def __init__(self, protocol: BoundedHttp) -> None:
+        super().__init__()
+        self._protocol = protocol
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._protocol.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._protocol.transport.is_closing()
+
+    def close(self) -> None:
+        cycle = self._protocol.cycle
+        if not (cycle.response_complete and self._protocol.is_unread):
+            self._protocol.transport.close()

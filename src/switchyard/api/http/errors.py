@@ -16,6 +16,7 @@ from starlette.types import Scope
 from switchyard.api.http.document_errors import unfinished
 from switchyard.api.http.problems import (
     Problem,
+    at_place,
     invalid,
     lane_full,
     render,
@@ -154,12 +155,10 @@ def _methods(routes: Sequence[BaseRoute], scope: Scope) -> list[str]:
 def _invalid_request(errors: Sequence[Any]) -> Problem:
     if any(error["type"] == "json_invalid" for error in errors):
         return Problem("malformed-request", "the body is not valid JSON")
-    listed = [
+    listed: list[dict[str, Any]] = [
         {"location": list(error["loc"]), "message": complaint(error)} for error in errors[:50]
     ]
-    text = "; ".join(
-        f"{'.'.join(map(str, each['location']))}: {each['message']}" for each in listed[:3]
-    )
+    text = "; ".join(at_place(each["location"], each["message"]) for each in listed[:3])
     return Problem("invalid", text, errors=listed)
 
 

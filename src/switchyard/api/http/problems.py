@@ -41,7 +41,16 @@ class Problem(HTTPException):
 def invalid(*errors: Complaint, place: str = "body") -> Problem:
     """A request with invalid fields, which stand in that part of it."""
     listed = [{"location": [place, *each.at], "message": each.message} for each in errors]
-    return Problem("invalid", "; ".join(each.message for each in errors[:3]), errors=listed)
+    text = "; ".join(
+        at_place((place, *each.at), each.message) if each.at else each.message
+        for each in errors[:3]
+    )
+    return Problem("invalid", text, errors=listed)
+
+
+def at_place(location: Iterable[str | int], message: str) -> str:
+    """What is wrong, behind where in the request it is."""
+    return f"{'.'.join(map(str, location))}: {message}"
 
 
 def try_later(name: str, detail: str | None = None, **extra: Any) -> Problem:

@@ -103,12 +103,7 @@ async def publish(
     if done.duplicate:
         await check_same(state, request, done)
         response.headers["Idempotency-Replayed"] = "true"
-    pressure = done.pressure
-    if pressure is None and done.state is JobState.QUEUED:
-        depth = await broker.pressure.soon(queue_name(job.lane, job.worker))
-        pressure = None if depth is None else depth.pressure
-    if pressure is not None:
-        response.headers["X-Lane-Pressure"] = pressure
+    await tell_pressure(broker, job, done, response)
     response.headers["Location"] = f"/jobs/{done.job_id}"
     return models.AcceptedJob(
         job_id=done.job_id,
@@ -116,6 +111,18 @@ async def publish(
         state=done.state,
         duplicate=done.duplicate,
     )
+
+
+async def tell_pressure(
+    broker: BrokerSide, job: NewJob, done: Published, response: Response
+) -> None:
+    """Say in the header how full the queue of a published job is."""
+    pressure = done.pressure
+    if pressure is None and done.state is JobState.QUEUED:
+        depth = await broker.pressure.soon(queue_name(job.lane, job.worker))
+        pressure = None if depth is None else depth.pressure
+    if pressure is not None:
+        response.headers["X-Lane-Pressure"] = pressure
 
 
 @router.get("", dependencies=[needs(Scope.READ)], responses=responses())

@@ -72,10 +72,13 @@ def counted_lane(routing_key: str) -> str:
     return lane if lane in _LANE_NAMES else "other"
 
 
-def envelope_of(message: JobMessage, headers: dict[str, Any] | None = None) -> Envelope:
-    """The message as it travels: AMQP properties repeat what routing and tools need."""
+def envelope_of(
+    message: JobMessage, headers: dict[str, Any] | None = None, *, body: bytes | None = None
+) -> Envelope:
+    """The message as it travels: AMQP properties repeat what routing and tools need. `body` is the
+    one that it came with, where nothing has changed in it."""
     return Envelope(
-        body=message.encode(),
+        body=message.encode() if body is None else body,
         message_id=message.job_id,
         type=message.job_type,
         priority=message.priority,

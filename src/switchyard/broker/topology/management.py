@@ -31,6 +31,8 @@ REQUEST_TIMEOUT_SECONDS = 10.0
 # Without statistics the API answers from the broker's metadata: complete and current. With them
 # it shows a new queue's policy only seconds later, and may answer from a cache.
 _WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
+_TAGS = {"Not monitor user": "monitoring", "Not administrator user": "administrator"}
+"""What a user lacks, by the broker's words."""
 
 
 class ManagementClient(Closing):
@@ -246,8 +248,9 @@ class ManagementClient(Closing):
             text = "refused the user or the password: check JOBS_MANAGEMENT_URL or JOBS_AMQP_URL"
         elif status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             kind = ManagementForbidden
+            tag = _TAGS.get(reason, "policymaker")
             text = (
-                f"does not let this user do that ({reason}): it needs the tag `policymaker` and "
+                f"does not let this user do that ({reason}): it needs the tag `{tag}` and "
                 f"permissions on the virtual host {self._vhost!r}"
             )
         elif status == HTTPStatus.NOT_FOUND:

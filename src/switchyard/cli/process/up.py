@@ -34,19 +34,8 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.3
 NODE_PAUSE = 30.0
 """Seconds between two tries to start a broker that does not start."""
-SECRETS = ("amqp_url", "management_url")
-EXPORTED = (
-    *SECRETS,
-    "profile",
-    "retry_delays",
-    "data_dir",
-    "database_url",
-    "storage_url",
-    "index_url",
-    "modules",
-    "api_url",
-)
-"""What another terminal needs to mean the same system: see `.switchyard/env`."""
+NOT_EXPORTED = frozenset({"log_format"})
+"""Settings that `up` chose for its own processes: a terminal has others."""
 API_START = 20.0
 """Seconds that the HTTP API may take to start before that is told."""
 
@@ -266,16 +255,27 @@ def _watch(found: FoundBroker, supervisor: Supervisor, autoscaler: Autoscaler | 
             say(line)
 
 
+def _exported(system: System) -> dict[str, str]:
+    """What another terminal needs to mean the same system, by the names of the variables: places,
+    and what commands there go by, as prices, budgets, servers and limits."""
+    from switchyard.cli.system.assembly import variable
+
+    found = {}
+    for name in type(system.settings).model_fields:
+        value = system.environment.get(variable(name))
+        if not value or name in NOT_EXPORTED:
+            continue
+        path = getattr(system.settings, name)  # it is read from other directories, too
+        found[variable(name)] = str(path.absolute()) if isinstance(path, Path) else value
+    return found
+
+
 def _print_addresses(found: FoundBroker, system: System, directory: Path) -> None:
     from switchyard.broker.addresses import address_of, without_login
-    from switchyard.cli.system.assembly import variable
     from switchyard.cli.system.private_file import write_private
 
     settings = system.settings
-    values = {name: system.environment.get(variable(name), "") for name in EXPORTED}
-    lines = [
-        f"export {variable(name)}={shlex.quote(value)}" for name, value in values.items() if value
-    ]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in _exported(system).items()]
     env_file = directory / "env"
     write_private(env_file, "\n".join(lines) + "\n")
     ledger = settings.ledger_url.rpartition("@")[2]

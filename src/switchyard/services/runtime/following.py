@@ -73,6 +73,11 @@ class FollowUp:
             message = message.with_metadata(queued_at=back_at)
         await self._send(retry_name(level), delivery.queue, envelope_of(message))
 
+    async def put_off(self, delivery: Delivery, message: JobMessage, level: float) -> None:
+        """Send a job that has waited for room as it came through a retry level: it grows older."""
+        envelope = envelope_of(message, body=delivery.body)
+        await self._send(retry_name(level), delivery.queue, envelope)
+
     async def bury(self, delivery: Delivery, error: Exception) -> None:
         """Put what is no valid job into the dead letters: its body as it came, and properties that
         can't be read in a header."""

@@ -23,11 +23,13 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import RetryPolicy
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.metrics import Metrics, show_publishes
+from switchyard.services.monitoring.waiting import once_there
 from switchyard.services.records import LedgerError
 from switchyard.services.runtime.claiming import Claims
 from switchyard.services.runtime.control import ControlListener
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.following import FollowUp
+from switchyard.services.runtime.gathering import Crowd
 from switchyard.services.runtime.limiting import LimitKeeper
 from switchyard.services.runtime.metering import Meter, WorkerGauges
 from switchyard.services.runtime.recording import Recorder
@@ -145,7 +147,8 @@ class Worker:
         recorder = Recorder(ledger, self._on_ledger_away)
         policy = RetryPolicy.over(settings.retry_delays)
         follow_up = FollowUp(self._publisher, recorder, policy, self.worker_id)
-        self._limits = LimitKeeper(ledger, follow_up, self.counters, settings.limits)
+        gathering = Crowd(min((share.slots for share in self._shares), default=1))
+        self._limits = LimitKeeper(ledger, follow_up, self.counters, settings.limits, gathering)
         self._executors = [executor(_processes(share, registry)) for share in self._shares]
         self._runners = [
             Runner(
@@ -192,12 +195,31 @@ class Worker:
             metrics.show(self._shared.shown)
 
     async def run(self) -> None:
-        """Work until `stop`; then finish what runs, within the grace, and return the rest.
+        """Work until `stop`; then finish what runs, within the grace, and return the rest. A
+        ledger that is away at the start is waited for.
 
         Raises LedgerError when the ledger can't be used at the start, BackgroundFailed when the
         worker can't give signs of life any more.
         """
-        await self._register()
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            if await self._is_registered(stopping):
+                await self._work(stopping)
+        finally:
+            await end_tasks(stopping)
+            await self._close()
+
+    async def _is_registered(self, stopping: asyncio.Task[bool]) -> bool:
+        """Whether the ledger knows this worker; not if it is stopped before the ledger is there."""
+        registering = asyncio.create_task(once_there("ledger", self._register))
+        await asyncio.wait((stopping, registering), return_when=asyncio.FIRST_COMPLETED)
+        if registering.done():
+            registering.result()
+            return True
+        await end_tasks(registering)
+        return False
+
+    async def _work(self, stopping: asyncio.Task[bool]) -> None:
         self._publisher.connect_soon()  # the first events, too, are to be heard
         background = Background(self._log)
         # Without these two, a worker looks alive and is not.
@@ -206,7 +228,6 @@ class Worker:
         self._limits.start(background)
         background.start("control", ControlListener(self._link, self._on_cancel, self._log).run)
         consuming = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
-        stopping = asyncio.create_task(self._stopping.wait())
         try:
             ends: tuple[asyncio.Future[Any], ...] = (stopping, background.failed, *consuming)
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -218,8 +239,7 @@ class Worker:
             await self._drain()
             await asyncio.wait(consuming, timeout=LAST_WORDS)
             await background.close()
-            await end_tasks(stopping, *consuming)
-            await self._close()
+            await end_tasks(*consuming)
         for ended in (*consuming, background.failed):
             if not ended.cancelled():
                 ended.result()
