@@ -13,6 +13,8 @@ WORKERS ?= 4
 ARGS ?=
 # Commit that test-changed compares with. Default: where this branch left main.
 BASE ?=
+# Else, where it is set, each of the hundreds of processes of a run compiles anew all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # Files for the demo, separated by spaces. Default: its own samples.
 FILES ?=
 

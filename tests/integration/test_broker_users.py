@@ -24,6 +24,8 @@ from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.depths import ask_queues
 from switchyard.cli.system.topology import app
 from switchyard.services.identity.broker import mark_broker, read_broker
+from switchyard.services.monitoring.check import Finding
+from switchyard.services.monitoring.doctor import diagnose
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records import State
@@ -115,6 +117,33 @@ async def test_the_admin_can_compare_the_topology_and_set_a_policy(
         await client.put_policy(topology.policies[0])
 
 
+@pytest.mark.parametrize("role", ["admin", "publisher"])
+async def test_the_doctor_says_what_its_user_may_not_see(
+    system: System, users: Users, broker: TestBroker, role: str
+) -> None:
+    user = users[role].partition("//")[2].partition("@")[0]
+    url = f"http://{user}@{broker.management_url.rpartition('@')[2]}"
+    settings = system.settings.model_copy(
+        update={"amqp_url": SecretStr(users[role]), "management_url": SecretStr(url)}
+    )
+    checks = [each async for each in diagnose(settings)]
+    unseen = [each for each in checks if each.finding is Finding.MANAGEMENT_FORBIDS]
+    expected = []
+    if role == "publisher":
+        expected.append(("alarms and watermarks", "monitoring"))
+    if broker.version.startswith("3.10"):
+        expected.append(("feature flags", "administrator"))
+    for check, (what, tag) in zip(unseen, expected, strict=True):
+        assert check.status == "warning"
+        assert f"can't see {what}" in check.detail
+        assert f"the tag `{tag}`" in check.detail
+        assert "JOBS_MANAGEMENT_URL" in check.remedy
+    seen = {each.name for each in checks if each.finding is None}
+    assert {"management", "broker clock"} <= seen
+    assert ("alarms" in seen) == (role == "admin")
+    assert ("features" in seen) == (not broker.version.startswith("3.10"))
+
+
 async def test_a_publisher_sees_depths_and_the_limits_in_force(
     system: System, users: Users, broker: TestBroker
 ) -> None:
@@ -125,6 +154,12 @@ async def test_a_publisher_sees_depths_and_the_limits_in_force(
     async with ManagementClient(url, broker.vhost) as client:
         assert "hot.llm" in {each.declared.name for each in await client.queues()}
         assert await client.policies()
+        # What KEDA asks for with the chart's trigger (charts/switchyard/templates/workers.yaml).
+        options = {"page": "1", "use_regex": "true", "pagination": "false", "page_size": "100"}
+        found = await client.get(
+            f"/queues/{broker.vhost}", params={**options, "name": "^(hot|backfill)[.]llm$"}
+        )
+    assert {each["name"] for each in found["items"]} == {"hot.llm", "backfill.llm"}
 
 
 async def publish_to(channel: AbstractChannel, exchange: str, key: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -21,12 +20,6 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.system import System, open_system
-
-
-@pytest.fixture
-async def system(broker310: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
-    async with open_system(broker310, sqlite_url) as opened:
-        yield opened
 
 
 async def listening(system: System, workers: int = 1) -> None:

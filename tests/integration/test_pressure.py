@@ -11,17 +11,10 @@ from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records.limits import LimitSize, Need, RoomRequest
-from tests.support.brokers import TestBroker
-from tests.support.system import System, open_system
+from tests.support.system import System
 
 MARKS = {"llm_ok_below": 1, "llm_slow_at": 2, "llm_full_at": 4}
 NOOP = JobRequest("backfill.noop", {})
-
-
-@pytest.fixture
-async def system(broker310: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
-    async with open_system(broker310, sqlite_url) as system:
-        yield system
 
 
 @pytest.fixture

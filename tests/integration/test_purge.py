@@ -17,9 +17,9 @@ from switchyard.services.dead.purge import (
 from switchyard.services.dead.scan import LEASE
 from switchyard.services.records import BulkOperation, BulkState, DeadLetterState
 from switchyard.services.scheduler.bulk_handlers import bulk_handlers
-from tests.integration.test_redrive import bury, bury_many, ids, indexed
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
+from tests.support.redrives import bury, bury_many, ids, indexed
 from tests.support.system import System, open_system
 
 EVERYTHING = LetterFilter()

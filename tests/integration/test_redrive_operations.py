@@ -1,25 +1,16 @@
 """Redrives with a record: canary, halt, rate, room, pause, several at once, what dies again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
-from switchyard.broker.lanes import DEAD_EXCHANGE
-from switchyard.broker.message import JobMessage, Metadata
-from switchyard.broker.publish.outcome import envelope_of
+from switchyard.broker.message import JobMessage
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.control import BulkConflict
-from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.changes import Change, InvalidRedrive
-from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter, cause_of_letter
 from switchyard.services.dead.scan import wait_at_most
 from switchyard.services.records import BulkOperation, BulkState, NewJob, State
-from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.spec import (
     RedriveConflict,
@@ -31,102 +22,8 @@ from switchyard.services.redrive.spec import (
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
+from tests.support.redrives import EVERYTHING, bury_all, current, ids, names, run, running, start
 from tests.support.system import System, lanes_with, open_system
-
-EVERYTHING = LetterFilter()
-REDRIVES = 3
-"""Enough for a script to say what each life of a job does."""
-
-
-async def bury(
-    system: System,
-    ids: Sequence[str],
-    routing_key: str = "backfill.scripted",
-    *,
-    steps: Sequence[str] = ("done",),
-    cause: str = "it failed",
-    recorded: bool = True,
-    **metadata: Any,
-) -> list[str]:
-    """Dead letters of recorded jobs, in this order, indexed. A redriven one does its steps."""
-    lane, _, job_type = routing_key.partition(".")
-    certificate = DeathCertificate(
-        Reason.EXHAUSTED, routing_key, error_type="RuntimeError", message=cause
-    )
-    messages = [
-        JobMessage(
-            job_id=job_id,
-            job_type=job_type,
-            payload={"steps": list(steps)} if job_type == "scripted" else {},
-            metadata=Metadata(attempts=1, max_attempts=1, **metadata),
-        )
-        for job_id in ids
-    ]
-    for start in range(0, len(messages), 500):
-        group = messages[start : start + 500]
-        if recorded:
-            await system.ledger.record_many(
-                [NewJob(message, lane, "llm", routing_key) for message in group]
-            )
-        await asyncio.gather(
-            *(
-                system.wire.send(
-                    DEAD_EXCHANGE, routing_key, envelope_of(message, certificate.headers())
-                )
-                for message in group
-            )
-        )
-    await index_waiting(system.settings, system.ledger, system.registry)
-    return list(ids)
-
-
-def runner_of(system: System, **options: Any) -> BulkRunner:
-    handler = RedriveHandler(
-        system.settings, system.registry, system.ledger, lanes=system.lanes, **options
-    )
-    return BulkRunner(system.ledger, [handler])
-
-
-async def start(
-    system: System,
-    which: LetterFilter = EVERYTHING,
-    *,
-    rate: float | None = None,
-    **spec: Any,
-) -> BulkOperation:
-    return await start_redrive(
-        system.ledger, RedriveSpec(which, **spec), created_by="test", rate=rate
-    )
-
-
-async def run(system: System, operation: BulkOperation, **options: Any) -> BulkOperation:
-    """Run it in the foreground until it ends, halts or is paused."""
-    return await asyncio.wait_for(runner_of(system, **options).run_one(operation.id), 90)
-
-
-@asynccontextmanager
-async def running(
-    system: System, operation: BulkOperation, **options: Any
-) -> AsyncIterator[asyncio.Task[BulkOperation]]:
-    """It runs while the context lasts."""
-    runner = runner_of(system, **options)
-    task = asyncio.create_task(runner.run_one(operation.id))
-    yield task
-    runner.stop()
-    await asyncio.wait_for(task, 20)
-
-
-async def current(system: System, operation: BulkOperation) -> BulkOperation:
-    return await bulk_control.require_bulk(system.ledger, operation.id)
-
-
-async def ids(system: System) -> list[str]:
-    return [letter.id for letter in await system.letters()]
-
-
-def names(count: int, prefix: str = "job") -> list[str]:
-    return [f"{prefix}-{number:04}" for number in range(count)]
-
 
 # --- the whole of it --------------------------------------------------------------------------
 
@@ -137,8 +34,8 @@ async def test_a_redrive_sends_what_fits_and_keeps_a_record(
     async with open_system(broker, database_url) as system:
         await system.start_worker()
         everything = names(700)
-        await bury(system, everything[::2], cause="no route to a")
-        await bury(system, everything[1::2], cause="disk full")
+        await bury_all(system, everything[::2], cause="no route to a")
+        await bury_all(system, everything[1::2], cause="disk full")
         [first, *_] = await system.letters()
         group = cause_of_letter(first).fingerprint
         operation = await start_redrive(
@@ -164,13 +61,13 @@ async def test_what_is_not_valid_or_needs_no_redrive_is_counted(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        await bury(system, ["a", "b"])
-        await bury(system, ["c"], "backfill.noop")
+        await bury_all(system, ["a", "b"])
+        await bury_all(system, ["c"], "backfill.noop")
         await system.ledger.record(
             NewJob(JobMessage(job_id="d", job_type="noop", payload={}), "hot", "llm", "hot.noop")
         )
         await system.ledger.cancel("d", 1.0)
-        await bury(system, ["d"], "backfill.noop")
+        await bury_all(system, ["d"], "backfill.noop")
         change = Change(values={"payload.steps": "no list"})
         ended = await run(system, await start(system, change=change))
         progress = RedriveProgress.of(ended)
@@ -181,7 +78,7 @@ async def test_what_is_not_valid_or_needs_no_redrive_is_counted(
 
 async def test_limit_takes_the_oldest(broker310: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        everything = await bury(system, names(300), recorded=False)
+        everything = await bury_all(system, names(300), recorded=False)
         ended = await run(system, await start(system, limit=250))
         assert (ended.state, RedriveProgress.of(ended).redriven) == (BulkState.COMPLETED, 250)
         assert await ids(system) == everything[250:]
@@ -191,7 +88,7 @@ async def test_limit_takes_the_oldest(broker310: TestBroker, sqlite_url: str) ->
 async def test_what_dies_again_is_left_alone(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
         await system.start_worker()
-        everything = await bury(system, names(30), steps=["permanent"])
+        everything = await bury_all(system, names(30), steps=["permanent"])
         # So short that there are several passes, which find the letters that died again.
         operation = await start(system, rate=20, which=LetterFilter(job_type="scripted"))
         ended = await run(system, operation, hold=0.3)
@@ -211,7 +108,7 @@ async def test_what_dies_again_is_left_alone(broker: TestBroker, sqlite_url: str
 
 async def test_canary_that_succeeds_lets_the_others_go(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
-        everything = await bury(system, names(40), "backfill.gated")
+        everything = await bury_all(system, names(40), "backfill.gated")
         operation = await start(system, canary=3)
         async with running(system, operation) as task:
             await system.wait_until_ready("backfill.llm", 3)
@@ -228,7 +125,7 @@ async def test_canary_that_succeeds_lets_the_others_go(broker: TestBroker, sqlit
 async def test_canary_that_fails_stops_the_rest(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
         await system.start_worker()
-        everything = await bury(system, names(40), steps=["permanent"])
+        everything = await bury_all(system, names(40), steps=["permanent"])
         operation = await start(system, canary=3)
         ended = await run(system, operation)
         assert ended.state is BulkState.HALTED
@@ -247,8 +144,8 @@ async def test_canary_that_fails_stops_the_rest(broker: TestBroker, sqlite_url: 
 async def test_too_many_failures_halt_it(broker: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker, sqlite_url) as system:
         await system.start_worker()
-        good = await bury(system, names(100, "good"))
-        bad = await bury(system, names(1_000, "bad"), steps=["permanent"])
+        good = await bury_all(system, names(100, "good"))
+        bad = await bury_all(system, names(1_000, "bad"), steps=["permanent"])
         operation = await start(system, halt_on=0.2)
         ended = await run(system, operation)
         assert ended.state is BulkState.HALTED
@@ -263,8 +160,8 @@ async def test_too_many_failures_halt_it(broker: TestBroker, sqlite_url: str) ->
 async def test_few_failures_do_not_halt_it(broker310: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker310, sqlite_url) as system:
         await system.start_worker()
-        await bury(system, names(2, "bad"), steps=["permanent"])
-        good = await bury(system, names(60, "good"))
+        await bury_all(system, names(2, "bad"), steps=["permanent"])
+        good = await bury_all(system, names(60, "good"))
         ended = await run(system, await start(system, halt_on=0.5))
         assert (ended.state, ended.note) == (BulkState.COMPLETED, "2 failed again")
         await system.wait_until_all(good, State.SUCCEEDED)
@@ -277,7 +174,7 @@ async def test_a_low_rate_does_not_keep_others_from_the_queue(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        await bury(system, [f"slow-{n}" for n in range(3)])
+        await bury_all(system, [f"slow-{n}" for n in range(3)])
         operation = await start(system, rate=0.01)
         async with running(system, operation):
 
@@ -302,7 +199,7 @@ async def test_letters_without_a_queue_stay_and_the_note_says_what_to_type(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        letters = await bury(system, names(3))
+        letters = await bury_all(system, names(3))
         async with system.channel() as channel:
             await channel.queue_delete("backfill.llm")
         operation = await start(system)
@@ -320,7 +217,7 @@ async def test_letters_without_a_queue_stay_and_the_note_says_what_to_type(
 
 async def test_rate_can_be_changed_while_it_runs(broker310: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        await bury(system, names(300), recorded=False)
+        await bury_all(system, names(300), recorded=False)
         operation = await start(system, rate=5)
         async with running(system, operation) as task:
             await system.wait_until_ready("backfill.llm", 3)
@@ -334,7 +231,7 @@ async def test_rate_can_be_changed_while_it_runs(broker310: TestBroker, sqlite_u
 async def test_full_lane_is_waited_for(broker: TestBroker, sqlite_url: str, lane: str) -> None:
     lanes = lanes_with(max_length={lane: 20})
     async with open_system(broker, sqlite_url, lanes=lanes) as system:
-        everything = await bury(system, names(60), f"{lane}.noop")
+        everything = await bury_all(system, names(60), f"{lane}.noop")
         operation = await start(system)
         async with running(system, operation, hold=1) as task:
 
@@ -358,7 +255,7 @@ async def test_pause_leaves_the_rest_and_resume_goes_on(
     broker: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker, sqlite_url) as system:
-        everything = await bury(system, names(200), recorded=False)
+        everything = await bury_all(system, names(200), recorded=False)
         operation = await start(system, rate=50)
         async with running(system, operation) as task:
             await eventually(lambda: _ready(system, 20), 20)
@@ -383,7 +280,7 @@ async def _ready(system: System, count: int) -> bool:
 
 async def test_cancelled_redrive_is_over(broker310: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        await bury(system, names(100), recorded=False)
+        await bury_all(system, names(100), recorded=False)
         operation = await start(system, rate=5)
         async with running(system, operation) as task:
             await bulk_control.cancel(system.ledger, operation.id)
@@ -400,8 +297,8 @@ async def test_two_redrives_of_other_letters_both_get_all(
     broker: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker, sqlite_url) as system:
-        await bury(system, names(400, "a"), "backfill.noop", recorded=False)
-        await bury(system, names(400, "b"), "backfill.scripted", recorded=False)
+        await bury_all(system, names(400, "a"), "backfill.noop", recorded=False)
+        await bury_all(system, names(400, "b"), "backfill.scripted", recorded=False)
         operations = [
             await start(system, LetterFilter(job_type=name)) for name in ("noop", "scripted")
         ]

@@ -23,10 +23,10 @@ from switchyard.services.records import (
 )
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec
-from tests.integration.test_redrive_operations import bury, ids, names, run, start
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
+from tests.support.redrives import bury_all, ids, names, run, start
 from tests.support.system import System, open_system
 
 
@@ -51,7 +51,7 @@ async def test_what_the_broker_has_no_longer_goes_back_from_the_ledger(
     broker: TestBroker, database_url: str
 ) -> None:
     async with open_system(broker, database_url) as system:
-        everything = await bury(system, names(20))
+        everything = await bury_all(system, names(20))
         gone = everything[::2]
         await lose(system, *gone)
         by_id = LetterFilter(ids=frozenset(gone))
@@ -100,7 +100,7 @@ async def test_purged_letters_go_back_only_by_their_id(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        everything = await bury(system, names(3))
+        everything = await bury_all(system, names(3))
         await lose(system, *everything)
         await system.ledger.mark_dead_state(everything[:2], DeadLetterState.PURGED, 1.0)
         ended = await run(system, await start(system, from_ledger=True))
@@ -114,7 +114,7 @@ async def test_index_notes_when_the_brokers_time_for_a_letter_is_over(
     broker310: TestBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_system(broker310, database_url) as system:
-        [letter_id] = await bury(system, ["job"])
+        [letter_id] = await bury_all(system, ["job"])
         await tidy(system.ledger)
         assert await letter_state(system, letter_id) == "waiting"
         await system.ledger.drop_expired_letters(
@@ -132,7 +132,7 @@ async def test_record_of_a_changed_job_is_what_is_run(
     broker: TestBroker, database_url: str
 ) -> None:
     async with open_system(broker, database_url) as system:
-        await bury(system, ["job"], "backfill.noop")
+        await bury_all(system, ["job"], "backfill.noop")
         change = Change(values={"payload.n": 7}, priority=9, max_attempts=5, to="hot.noop")
         await run(system, await start(system, change=change))
         record = await system.record("job")
@@ -150,7 +150,7 @@ async def test_worker_that_is_faster_than_the_record_shows_the_change_too(
     broker310: TestBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_system(broker310, database_url) as system:
-        await bury(system, ["job"], "backfill.noop")
+        await bury_all(system, ["job"], "backfill.noop")
 
         async def never(*_: object) -> None:
             raise asyncio.CancelledError("killed before it could note that")
@@ -175,7 +175,7 @@ async def undone(system: System, **which: Any) -> list[tuple[bool, str]]:
 
 async def test_edit_is_undone_until_it_runs(broker: TestBroker, database_url: str) -> None:
     async with open_system(broker, database_url) as system:
-        await bury(system, ["job"], "backfill.noop")
+        await bury_all(system, ["job"], "backfill.noop")
         [before] = await system.letters()
         operation = await start(system, change=Change(values={"payload.n": 7}, to="hot.noop"))
         await run(system, operation)
@@ -213,7 +213,7 @@ async def test_undo_of_a_whole_redrive_takes_back_what_has_not_begun(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        everything = await bury(system, names(6), "backfill.gated")
+        everything = await bury_all(system, names(6), "backfill.gated")
         operation = await start(system, change=Change(priority=3))
         await run(system, operation)
         await system.start_worker(slots=2, reserve=0)
@@ -230,7 +230,7 @@ async def test_undo_that_was_interrupted_is_finished(
     broker310: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        await bury(system, ["job"], "backfill.noop")
+        await bury_all(system, ["job"], "backfill.noop")
         await run(system, await start(system, change=Change(priority=3)))
 
         async def away(*_: object) -> None:
@@ -250,7 +250,7 @@ async def test_undo_that_was_interrupted_is_finished(
 
 async def test_there_is_nothing_to_undo(broker310: TestBroker, sqlite_url: str) -> None:
     async with open_system(broker310, sqlite_url) as system:
-        await bury(system, ["job"], "backfill.noop")
+        await bury_all(system, ["job"], "backfill.noop")
         await run(system, await start(system))
         with pytest.raises(NothingToUndo, match="was not edited"):
             await latest_edits(system.ledger, letter_ids=["job"])

@@ -1,16 +1,13 @@
 """What one request has accepted, no other discards: the same job again, and the broker refuses."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
 
 from switchyard.broker.errors import LaneFull, PublishError, Unroutable
 from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE
-from switchyard.broker.publish.outcome import Outgoing, Result
-from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.publishing.publisher import JobPublisher, Published
@@ -18,6 +15,7 @@ from switchyard.services.records import Created, State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
+from tests.support.publishing import SlowPublisher
 from tests.support.system import System, declare, lanes_with, open_system
 
 AT_ONCE = Pace(turn=0.05, pending=0.0)
@@ -29,24 +27,6 @@ async def system(broker310: TestBroker, database_url: str) -> AsyncIterator[Syst
     lanes = lanes_with(max_length={"backfill": 1})
     async with open_system(broker310, database_url, lanes=lanes) as opened:
         yield opened
-
-
-@dataclass
-class SlowPublisher(Publisher):
-    """Hands on to the real one, whose answers reach its caller when the test says so."""
-
-    behind: Publisher
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def has_queue(self, queue: str, **options: float) -> bool | None:
-        return await self.behind.has_queue(queue, **options)
-
-    async def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:
-        results = await self.behind.publish_many(jobs)
-        self.answered.set()
-        await self.go_on.wait()
-        return results
 
 
 @asynccontextmanager

@@ -12,8 +12,8 @@ from switchyard.services.documents.inbox import About, Inbox
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records import State
-from tests.integration.test_refused_again import SlowPublisher
 from tests.support.brokers import TestBroker
+from tests.support.publishing import SlowPublisher
 from tests.support.system import System, lanes_with, open_system
 
 ABOUT = About(filename="tide.md", lane="backfill")

@@ -51,32 +51,49 @@ async def test_a_vhost_is_used_again_with_nothing_in_it_of_the_test_before(
     first = vhosts.with_topology(topology)
     management = Management(broker.management_url, first)
     declared = {queue.name for queue in topology.queues}
-    async with await aio_pika.connect(broker.node.amqp_url_of(first)) as left_open:
-        channel = await left_open.channel()
+    async with await aio_pika.connect(broker.node.amqp_url_of(first)) as connection:
+        channel = await connection.channel()
         await channel.declare_queue("of this test", durable=True)
         for name in declared:
             await channel.default_exchange.publish(aio_pika.Message(b"a job"), name)
         held = await channel.get_queue(HOT_QUEUE, ensure=False)
         await eventually(lambda: held.get(fail=False), what="the job, which is not acknowledged")
-        await management.wait_until_depth(HOT_QUEUE, 1)
-        assert vhosts.with_topology(topology) != first
-        vhosts.give_back(first)
-
-    async def used_again() -> bool:
-        found = vhosts.with_topology(topology)
-        if found != first:
-            vhosts.give_back(found)
-        return found == first
-
-    await eventually(used_again, 20, "the vhost, once the broker knows that it is empty")
+    vhosts.give_back(first)
+    assert vhosts.with_topology(topology) == first
     queues = await management.get("/queues/{vhost}")
-    assert {queue["name"]: queue["messages"] for queue in queues} == dict.fromkeys(declared, 0)
+    assert {queue["name"] for queue in queues} == declared
+    async with await aio_pika.connect(broker.node.amqp_url_of(first)) as connection:
+        channel = await connection.channel()
+        for name in declared:
+            assert await (await channel.get_queue(name)).get(fail=False) is None
+    vhosts.close()
+
+
+async def test_a_vhost_that_a_test_has_changed_is_not_used_again(broker: TestBroker) -> None:
+    vhosts = Vhosts(broker.node)
+    topology = build(broker.profile, ROUTES, lanes=lanes_with())
+    first = vhosts.with_topology(topology)
+    management = Management(broker.management_url, first)
     rule = {"pattern": "^hot", "definition": {"max-length": 1}, "apply-to": "queues"}
     await management.put("/policies/{vhost}/of-this-test", rule)
     vhosts.give_back(first)
     assert vhosts.with_topology(topology) != first
-    names = [each["name"] for each in await management.get("/vhosts")]
-    assert first not in names
+    assert first not in [each["name"] for each in await management.get("/vhosts")]
+    vhosts.close()
+
+
+async def test_who_is_left_connected_to_a_vhost_is_put_out(broker: TestBroker) -> None:
+    vhosts = Vhosts(broker.node)
+    topology = build(broker.profile, ROUTES, lanes=lanes_with())
+    first = vhosts.with_topology(topology)
+    management = Management(broker.management_url, first)
+    async with await aio_pika.connect(broker.node.amqp_url_of(first)) as left_open:
+        await eventually(lambda: management.get("/vhosts/{vhost}/connections"), what="its mention")
+        vhosts.give_back(first)
+        vhosts.with_topology(topology)
+        closed = left_open.transport
+        assert closed is not None
+        await eventually(lambda: closed.connection.is_closed, what="the end of the connection")
     vhosts.close()
 
 

@@ -16,6 +16,7 @@ from switchyard.broker.topology.differences import diff
 from switchyard.broker.topology.management import ManagementClient
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
+from tests.support.publishing import MOST_OVERSHOOT
 
 ROUTES = (
     Route("hot", "ingest_document", "ingest"),
@@ -30,8 +31,6 @@ SHORT = 3
 SHORT_LANES = tuple(replace(lane, max_length=SHORT, ttl_seconds=3600) for lane in LANES)
 HASTY_LANES = tuple(replace(lane, ttl_seconds=1) for lane in LANES)
 RETRY_SECONDS = 0.3
-# A full quorum queue may take a few more before it refuses.
-MOST_OVERSHOOT = 50
 
 
 @pytest.fixture

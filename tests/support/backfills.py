@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -25,8 +26,12 @@ from switchyard.services.backfill.starting import Backfills
 from switchyard.services.bulk.control import require_bulk
 from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.files.storage import Storage
-from switchyard.services.records import BulkOperation
-from tests.support.system import System
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import BulkOperation, JobFilter
+from tests.support.brokers import TestBroker
+from tests.support.system import System, open_system
+
+QUEUE = "backfill.llm"
 
 
 class NumberOptions(BaseModel):
@@ -129,3 +134,28 @@ class BackfillUser:
     async def progress(self, operation: BulkOperation) -> BackfillProgress:
         found = await require_bulk(self.system.ledger, operation.id)
         return await progress_of(self.system.ledger, found)
+
+
+@asynccontextmanager
+async def opened(
+    broker: TestBroker, url: str, directory: Path, **options: Any
+) -> AsyncIterator[tuple[System, BackfillUser]]:
+    """A system whose files lie below the directory; `options` as `open_system` takes them."""
+    files = (directory / "files").as_uri()
+    async with open_system(broker, url, storage_url=files, **options) as system:
+        yield system, BackfillUser(system)
+
+
+async def numbers(ledger: Ledger) -> list[int]:
+    """The numbers of all jobs of `noop`, sorted."""
+    found: list[int] = []
+    cursor: str | None = None
+    while True:
+        page = await ledger.list_jobs(JobFilter(job_type="noop"), limit=1000, cursor=cursor)
+        for job in page.items:
+            record = await ledger.get(job.id)
+            assert record is not None
+            found.append(record.payload["n"])
+        cursor = page.next_cursor
+        if cursor is None:
+            return sorted(found)

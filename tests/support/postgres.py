@@ -155,11 +155,14 @@ class PostgresServer:
         """Also when there are connections to it."""
         self._psql(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
 
-    def _initialise(self, data: Path) -> None:
+    def _install(self) -> None:
         if self._packages is not None:
             # PostgreSQL's own user may have no way into the virtual environment.
             for part in (VECTORS.parent, LIBRARIES):
                 shutil.copytree(self._packages / part, self.base_dir / "installed" / part)
+
+    def _initialise(self, data: Path) -> None:
+        self._install()
         secret = self.base_dir / "password"
         secret.touch(mode=0o600)
         secret.write_text(self.password)

@@ -1,8 +1,9 @@
 """Lanes on a test's broker, jobs to publish to them, and a look at what arrived."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aio_pika
@@ -12,7 +13,9 @@ from pydantic import SecretStr
 
 from switchyard.broker.lanes import LANES, Lane, Route
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publish.outcome import Outgoing
+from switchyard.broker.publish.blocking import BlockingPublisher
+from switchyard.broker.publish.outcome import Accepted, Outgoing, Result
+from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings, Profile
 from switchyard.broker.topology.build import build
 from tests.support.brokers import TestBroker
@@ -43,6 +46,11 @@ def settings_of(url: str, profile: Profile = "classic", **options: Any) -> Broke
     return BrokerSettings(amqp_url=SecretStr(url), profile=profile, **options)
 
 
+def of(broker: TestBroker, **options: Any) -> BrokerSettings:
+    """Settings that lead to a broker."""
+    return settings_of(broker.amqp_url, broker.profile, **options)
+
+
 def job(job_id: str | None = None, **payload: Any) -> JobMessage:
     named = {} if job_id is None else {"job_id": job_id}
     return JobMessage(job_type="crawl", priority=3, payload=payload, **named)
@@ -50,6 +58,26 @@ def job(job_id: str | None = None, **payload: Any) -> JobMessage:
 
 def jobs(count: int, routing_key: str) -> list[Outgoing]:
     return [Outgoing(job(), routing_key) for _ in range(count)]
+
+
+async def accepted(publisher: Publisher, routing_key: str) -> bool:
+    """Whether a job is accepted now; what refuses it is not raised."""
+    (result,) = await publisher.publish_many([Outgoing(job(), routing_key)])
+    return isinstance(result, Accepted)
+
+
+def accepted_blocking(publisher: BlockingPublisher, routing_key: str) -> bool:
+    """The same of the blocking publisher."""
+    (result,) = publisher.publish_many([Outgoing(job(), routing_key)])
+    return isinstance(result, Accepted)
+
+
+async def fill(publisher: Publisher, routing_key: str) -> None:
+    """Publish until the lane refuses."""
+    for _ in range(MOST_OVERSHOOT):
+        if not await accepted(publisher, routing_key):
+            return
+    raise AssertionError(f"{routing_key} was never full")
 
 
 async def take(url: str, queue_name: str, count: int) -> list[AbstractIncomingMessage]:
@@ -75,3 +103,26 @@ async def depth(url: str, queue_name: str) -> int:
         channel = await connection.channel()
         declared = await channel.declare_queue(queue_name, passive=True)
         return declared.declaration_result.message_count or 0
+
+
+async def is_depth(url: str, queue_name: str, count: int) -> bool:
+    """Whether so many wait there now."""
+    return await depth(url, queue_name) == count
+
+
+@dataclass
+class SlowPublisher(Publisher):
+    """Hands on to the real one, whose answers reach its caller when the test says so."""
+
+    behind: Publisher
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def has_queue(self, queue: str, **options: float) -> bool | None:
+        return await self.behind.has_queue(queue, **options)
+
+    async def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:
+        results = await self.behind.publish_many(jobs)
+        self.answered.set()
+        await self.go_on.wait()
+        return results

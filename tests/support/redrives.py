@@ -1,16 +1,32 @@
-"""Redrives, run here to their end, or only planned."""
+"""Dead letters, and redrives of them, run here to their end or only planned."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.lanes import DEAD_EXCHANGE
+from switchyard.broker.message import JobMessage, Metadata, now
+from switchyard.broker.publish.outcome import envelope_of
+from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.changes import Change
+from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.records import BulkOperation, NewJob
 from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.sending import Tally
-from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
+from switchyard.services.redrive.spec import (
+    RedriveProgress,
+    RedriveSpec,
+    start_redrive,
+)
+from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.system import System
 
 EVERYTHING = LetterFilter()
@@ -23,8 +39,7 @@ async def redrive(
     """Send back what fits, as `jobctl dead redrive` does; what has become of it."""
     spec = RedriveSpec(which, change, remote=False, **options)
     operation = await start_redrive(system.ledger, spec, created_by="test")
-    handler = RedriveHandler(system.settings, system.registry, system.ledger, lanes=system.lanes)
-    return RedriveProgress.of(await BulkRunner(system.ledger, [handler]).run_one(operation.id))
+    return RedriveProgress.of(await runner_of(system).run_one(operation.id))
 
 
 async def plan(
@@ -35,3 +50,151 @@ async def plan(
     return await plan_redrive(
         system.settings, system.registry, system.ledger, spec, lanes=system.lanes
     )
+
+
+async def bury(
+    system: System,
+    job_id: str,
+    routing_key: str = "backfill.noop",
+    payload: Mapping[str, Any] | None = None,
+    *,
+    reason: Reason = Reason.EXHAUSTED,
+    error_type: str = "RuntimeError",
+    died: datetime | None = None,
+    **metadata: Any,
+) -> str:
+    """A recorded job that a worker has given up; its letter waits, indexed."""
+    lane, _, job_type = routing_key.partition(".")
+    message = JobMessage(
+        job_id=job_id,
+        job_type=job_type,
+        payload=dict(payload or {}),
+        metadata=Metadata(attempts=3, **metadata),
+    )
+    certificate = DeathCertificate(
+        reason, routing_key, error_type=error_type, dead_at=(died or now()).isoformat()
+    )
+    await system.ledger.record(NewJob(message, lane, "llm", routing_key))
+    await system.wire.send(DEAD_EXCHANGE, routing_key, envelope_of(message, certificate.headers()))
+    await index(system)
+    return job_id
+
+
+async def bury_all(
+    system: System,
+    ids: Sequence[str],
+    routing_key: str = "backfill.scripted",
+    *,
+    steps: Sequence[str] = ("done",),
+    cause: str = "it failed",
+    recorded: bool = True,
+    **metadata: Any,
+) -> list[str]:
+    """Dead letters of jobs, recorded unless told, in this order, indexed. A redriven one does its
+    steps."""
+    lane, _, job_type = routing_key.partition(".")
+    certificate = DeathCertificate(
+        Reason.EXHAUSTED, routing_key, error_type="RuntimeError", message=cause
+    )
+    messages = [
+        JobMessage(
+            job_id=job_id,
+            job_type=job_type,
+            payload={"steps": list(steps)} if job_type == "scripted" else {},
+            metadata=Metadata(attempts=1, max_attempts=1, **metadata),
+        )
+        for job_id in ids
+    ]
+    for start in range(0, len(messages), 500):
+        group = messages[start : start + 500]
+        if recorded:
+            await system.ledger.record_many(
+                [NewJob(message, lane, "llm", routing_key) for message in group]
+            )
+        await asyncio.gather(
+            *(
+                system.wire.send(
+                    DEAD_EXCHANGE, routing_key, envelope_of(message, certificate.headers())
+                )
+                for message in group
+            )
+        )
+    await index(system)
+    return list(ids)
+
+
+async def bury_many(system: System, ids: Sequence[str], routing_key: str = "backfill.noop") -> None:
+    """Many of them, in this order; without records."""
+    await bury_all(system, ids, routing_key, recorded=False)
+
+
+async def index(system: System) -> None:
+    await index_waiting(system.settings, system.ledger, system.registry)
+
+
+async def ids(system: System) -> list[str]:
+    return [letter.id for letter in await system.letters()]
+
+
+async def indexed(system: System, letter_id: str) -> tuple[str, int, int]:
+    """What the index says: state, copies, redrives."""
+    letter = await system.ledger.get_dead(letter_id)
+    assert letter is not None
+    return letter.state, letter.copies, letter.redrives
+
+
+@asynccontextmanager
+async def indexing(system: System) -> AsyncIterator[None]:
+    """The index follows by itself, as it does where a scheduler runs."""
+    scheduler = Scheduler(
+        system.settings, system.registry, system.ledger, pace=Pace(turn=0.05, lease=1)
+    )
+    task = asyncio.create_task(scheduler.run())
+    await scheduler.is_active.wait()
+    yield
+    scheduler.stop()
+    await asyncio.wait_for(task, 20)
+
+
+def runner_of(system: System, **options: Any) -> BulkRunner:
+    handler = RedriveHandler(
+        system.settings, system.registry, system.ledger, lanes=system.lanes, **options
+    )
+    return BulkRunner(system.ledger, [handler])
+
+
+async def start(
+    system: System,
+    which: LetterFilter = EVERYTHING,
+    *,
+    rate: float | None = None,
+    **spec: Any,
+) -> BulkOperation:
+    return await start_redrive(
+        system.ledger, RedriveSpec(which, **spec), created_by="test", rate=rate
+    )
+
+
+async def run(system: System, operation: BulkOperation, **options: Any) -> BulkOperation:
+    """Run it in the foreground until it ends, halts or is paused."""
+    return await asyncio.wait_for(runner_of(system, **options).run_one(operation.id), 90)
+
+
+@asynccontextmanager
+async def running(
+    system: System, operation: BulkOperation, **options: Any
+) -> AsyncIterator[asyncio.Task[BulkOperation]]:
+    """It runs while the context lasts."""
+    runner = runner_of(system, **options)
+    task = asyncio.create_task(runner.run_one(operation.id))
+    yield task
+    runner.stop()
+    await asyncio.wait_for(task, 20)
+
+
+async def current(system: System, operation: BulkOperation) -> BulkOperation:
+    return await bulk_control.require_bulk(system.ledger, operation.id)
+
+
+def names(count: int, prefix: str = "job") -> list[str]:
+    return [f"{prefix}-{number:04}" for number in range(count)]

@@ -20,6 +20,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pydantic import SecretStr
 
 from switchyard.broker.dead.scan import Letter, scanning
+from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publish.publisher import Publisher
@@ -36,6 +37,7 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.ledgers import make_ledger
+from tests.support.publishing import MOST_OVERSHOOT
 from tests.support.tcp_proxy import TcpProxy
 
 JOB_MODULES = ("tests.support.jobs",)
@@ -187,6 +189,16 @@ class System:
         )
         await self.wire.publish(message, routing_key)
         return message
+
+    async def fill(self, routing_key: str) -> list[str]:
+        """Publish foreign jobs until the lane refuses; the ids of what it took."""
+        taken: list[str] = []
+        for _ in range(MOST_OVERSHOOT):
+            try:
+                taken.append((await self.publish_foreign(routing_key)).job_id)
+            except LaneFull:
+                return taken
+        raise AssertionError("the lane never refused")
 
     async def publish_raw(self, routing_key: str, body: bytes, **properties: Any) -> None:
         """Publish any bytes to `jobs.topic`, confirmed."""

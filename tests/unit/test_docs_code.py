@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_docs_paths import PAGES, ROOT
+from tests.support.docs import PAGES, ROOT
 
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from tests.support.command_tree import command_tree
-from tests.unit.test_docs_paths import BLOCK, CODE, PAGES, ROOT
+from tests.support.docs import BLOCK, CODE, PAGES, ROOT
 
 COMMAND_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

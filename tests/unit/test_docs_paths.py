@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.docs import BLOCK, CODE, PAGES, ROOT
+
 TOPS = ("broker", "services", "api", "cli", "tests", "docs", "benchmarks", "switchyard", "src")
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(rf"(?:{'|'.join(TOPS)})/[\w./*-]*")
 BESIDE = re.compile(r"[a-z_]+\.py")
-BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)\s]*)\)")
 IN_CODE = re.compile(r"docs/[\w./-]+\.md(?:#[\w-]+)?")
 

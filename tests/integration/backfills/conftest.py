@@ -1,0 +1,17 @@
+"""Somebody with backfills on a system of its own."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.backfills import BackfillUser, opened
+from tests.support.brokers import TestBroker
+
+
+@pytest.fixture
+async def user(
+    broker310: TestBroker, sqlite_url: str, tmp_path: Path
+) -> AsyncIterator[BackfillUser]:
+    async with opened(broker310, sqlite_url, tmp_path) as (_, user):
+        yield user

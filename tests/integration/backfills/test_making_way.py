@@ -1,0 +1,152 @@
+"""What a backfill makes way for, and what it tells while it waits."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from switchyard.services.backfill import course, gate
+from switchyard.services.backfill import progress as progress_module
+from switchyard.services.bulk import control as bulk_control
+from switchyard.services.records import State
+from tests.support.backfills import QUEUE, BackfillUser, numbers, opened
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.system import System, lanes_with
+
+
+async def test_it_keeps_its_queue_between_the_watermarks(user: BackfillUser) -> None:
+    system = user.system
+    operation = await user.start("numbers", {"to": 500}, low=20, high=60, job_type="gated")
+    async with user.running():
+        await system.wait_until_ready(QUEUE, 60)
+
+        async def waits() -> bool:
+            note = (await bulk_control.require_bulk(system.ledger, operation.id)).note
+            return note == f"{QUEUE} holds 60 jobs; goes on at 20"
+
+        await eventually(waits)
+        await take(system, 35)
+        await asyncio.sleep(2 * gate.FRESH_FOR)  # between the watermarks nothing happens
+        assert await system.ready(QUEUE) == 25
+        await take(system, 6)
+        await system.wait_until_ready(QUEUE, 60)
+
+
+async def test_its_course_is_told_also_while_it_waits(
+    user: BackfillUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "SAMPLE_EVERY", 0.1)
+    operation = await user.start("numbers", {"to": 9}, high=1)
+    async with user.running():
+
+        async def has_samples() -> bool:
+            found = await bulk_control.require_bulk(user.system.ledger, operation.id)
+            return len(found.counts.get("samples", ())) > 3
+
+        await eventually(has_samples)
+
+
+async def test_that_nobody_runs_it_is_told(
+    user: BackfillUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation = await user.start("numbers", {"to": 9})
+    assert (await user.progress(operation)).note is None
+    monkeypatch.setattr(progress_module, "UNATTENDED", -1)
+    note = (await user.progress(operation)).note
+    assert note is not None
+    assert "is `jobctl scheduler` running?" in note
+
+
+async def test_its_course_goes_by_the_ledgers_clock_wherever_it_runs_or_is_looked_at(
+    user: BackfillUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host two hours ahead would say that nobody runs it, and mix up its rate."""
+    operation = await user.start("numbers", {"to": 9})
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + 7200)
+    await user.system.ledger.get("any")  # the clocks are compared
+    progress = await user.progress(operation)
+    assert progress.note is None
+    await user.system.start_worker()
+    ended = await user.run(operation)
+    samples = ended.counts["samples"]
+    assert all(abs(each["at"] - right()) < 600 for each in samples)
+
+
+async def take(system: System, count: int) -> None:
+    async with system.channel() as channel:
+        queue = await channel.get_queue(QUEUE, ensure=False)
+        for _ in range(count):
+            message = await queue.get()
+            await message.ack()
+
+
+async def test_a_lane_that_is_full_all_the_same_loses_nothing(
+    broker: TestBroker, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "REFUSED_PAUSE", 0.05)
+    lanes = lanes_with(max_length={"backfill": 50})
+    async with opened(broker, sqlite_url, tmp_path, lanes=lanes) as (system, user):
+        operation = await user.start("numbers", {"to": 300}, high=100_000)
+        async with user.running():
+            await eventually(lambda: system.ready(QUEUE))
+            await system.start_worker(slots=8)
+
+            async def is_over() -> bool:
+                return (await user.progress(operation)).is_over
+
+            await eventually(is_over, timeout=60)
+        assert await numbers(system.ledger) == list(range(300))
+        assert (await user.progress(operation)).jobs == {State.SUCCEEDED: 300}
+
+
+async def test_it_slows_down_while_hot_jobs_wait(user: BackfillUser) -> None:
+    system = user.system
+    for number in range(gate.HOT_BACKLOG + 1):
+        await system.publish("hot.gated", {"n": number})
+    operation = await user.start("numbers", {"to": 100_000})
+    async with user.running():
+
+        async def says_so() -> bool:
+            note = (await bulk_control.require_bulk(system.ledger, operation.id)).note
+            return note == f"slow: {gate.HOT_BACKLOG + 1} hot jobs wait"
+
+        await eventually(says_so)
+        own, _ = await system.ledger.count_bulk_jobs(operation.id)
+        await asyncio.sleep(1)
+        later, _ = await system.ledger.count_bulk_jobs(operation.id)
+        assert 0 < sum(later.values()) - sum(own.values()) <= 100
+        await system.start_worker(slots=30)  # which run all the hot ones
+        await system.wait_until_ready("hot.llm", 0)
+
+        async def is_fast() -> bool:
+            return (await user.progress(operation)).published > 1_500
+
+        await eventually(is_fast, timeout=10)
+
+
+async def test_hot_jobs_overtake_a_backfill_that_fills_every_slot(
+    broker: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with opened(broker, sqlite_url, tmp_path) as (system, user):
+        await system.start_worker(slots=4)
+        operation = await user.start("numbers", {"to": 100_000})
+        async with user.running():
+            await eventually(lambda: len(journal.starts) > 200, 30)
+            for number in range(15):
+                began = len(journal.starts)
+                hot = await system.publish("hot.noop", {"n": -number})
+                await journal.started(hot)
+                place = next(
+                    place
+                    for place, start in enumerate(journal.starts[began:])
+                    if start.job_id == hot
+                )
+                # A thousand jobs of the backfill are in its queue all the time. Only those that
+                # begin while the hot one is recorded and confirmed may come before it.
+                assert place < 300
+            assert await system.ready(QUEUE) > 500
+            assert not (await user.progress(operation)).is_over

@@ -1,0 +1,125 @@
+"""Strict priority and reserved slots of the consumer, on real brokers."""
+
+import asyncio
+import statistics
+import time
+
+import pytest
+
+from tests.support.brokers import TestBroker
+from tests.support.lane_consumers import BACKFILL, HOT, MAINTENANCE, Handler, Lanes, names
+
+
+async def test_every_hot_job_starts_before_any_further_backfill_job(
+    lanes: Lanes, handler: Handler
+) -> None:
+    await lanes.publish("backfill", names("held-backfill", 3), priority=9)
+    await lanes.publish("backfill", names("backfill", 500))
+    await lanes.consume(handler, slots=4, reserve=1)
+    await handler.started(*names("held-backfill", 3))
+    await lanes.publish("hot", ["held-hot"])
+    await handler.started("held-hot")
+    hot = await lanes.publish("hot", names("hot", 60))
+    assert handler.of("backfill") == []
+    handler.release_all()
+    await handler.until(lambda: len(handler.of("backfill")) >= 20)
+    first_backfill = handler.starts.index(handler.of("backfill")[0])
+    assert sorted(handler.starts[4:first_backfill]) == sorted(hot)
+
+
+async def test_a_hot_job_starts_within_50_ms_while_all_other_slots_are_busy(
+    lanes: Lanes, handler: Handler
+) -> None:
+    busy = await lanes.publish("backfill", names("held", 20))
+    await lanes.consume(handler, slots=8, reserve=1)
+    await handler.until(lambda: len(handler.starts) == 7)
+    waited = []
+    for name in names("hot", 20):
+        await lanes.publish("hot", [name])
+        confirmed_at = time.monotonic()
+        await handler.started(name)
+        waited.append(handler.at[name] - confirmed_at)
+    assert statistics.median(waited) < 0.05
+    assert len(handler.of("held")) == 7 < len(busy)
+
+
+async def test_lower_lanes_never_hold_more_than_their_slots_and_never_the_reserved_ones(
+    lanes: Lanes, handler: Handler
+) -> None:
+    await lanes.publish("backfill", names("held", 30))
+    consumer = await lanes.consume(handler, slots=5, reserve=2)
+    await handler.until(lambda: len(handler.starts) == 3)
+    await lanes.broker.management.wait_for(
+        BACKFILL, messages_unacknowledged=3, messages_ready=27, messages=30
+    )
+    for round_ in range(5):
+        await lanes.publish("hot", names(f"hot-{round_}", 10))
+        await handler.started(*names(f"hot-{round_}", 10))
+        assert consumer.waiting == 0
+    assert len(handler.of("held")) == 3
+    assert await lanes.ready(BACKFILL) == 27
+
+
+async def test_two_lower_lanes_together_hold_no_more_than_their_slots(
+    lanes310: Lanes, handler: Handler
+) -> None:
+    """Each queue's prefetch alone would allow twice as many."""
+    lanes, most = lanes310, 0
+    await lanes.publish("hot", names("held-hot", 4))
+    consumer = await lanes.consume(
+        handler, queues=(HOT, MAINTENANCE, BACKFILL), slots=4, reserve=1, patience=60
+    )
+    await handler.started(*names("held-hot", 4))
+    await lanes.publish("maintenance", names("maintenance", 20))
+    await lanes.publish("backfill", names("backfill", 20))
+    async with asyncio.timeout(10):
+        while (waiting := consumer.waiting) < 3 or consumer.states[BACKFILL] != "resting":
+            most = max(most, waiting)
+            await asyncio.sleep(0)
+    assert most <= 3
+    assert await lanes.ready(MAINTENANCE) + await lanes.ready(BACKFILL) == 37
+    handler.release_all()
+    await handler.started(*names("maintenance", 20), *names("backfill", 20))
+
+
+@pytest.mark.parametrize("_", range(2))
+async def test_at_the_start_the_most_urgent_lane_comes_first(
+    lanes310: Lanes, handler: Handler, _: int
+) -> None:
+    lanes = lanes310
+    for lane in ("backfill", "maintenance", "hot"):
+        await lanes.publish(lane, [f"held-{lane}"])
+    await lanes.consume(handler, queues=(HOT, MAINTENANCE, BACKFILL), slots=1, wait=False)
+    for lane in ("hot", "maintenance", "backfill"):
+        await handler.started(f"held-{lane}")
+        handler.release_all()
+    assert handler.starts == ["held-hot", "held-maintenance", "held-backfill"]
+
+
+async def test_within_a_lane_the_higher_priority_comes_first(
+    broker: TestBroker, lanes: Lanes, handler: Handler
+) -> None:
+    if broker.profile == "quorum":
+        assert broker.version.startswith("4.3")  # before, quorum queues have no priorities
+    for priority in (1, 5, 10, 0, 7, 9):
+        ids = [f"{priority}-{number}" for number in range(5)]
+        await lanes.publish("backfill", ids, priority=priority)
+    await lanes.consume(handler, queues=(BACKFILL,), slots=1)
+    await handler.until(lambda: len(handler.starts) == 30)
+    order = [int(name.partition("-")[0]) for name in handler.starts]
+    assert order == sorted(order, reverse=True)
+
+
+async def test_a_worker_of_one_lane_gets_its_jobs_before_a_general_one(
+    lanes: Lanes, handler: Handler
+) -> None:
+    special = Handler()
+    await lanes.consume(handler, slots=4, reserve=0)
+    await lanes.consume(special, queues=(BACKFILL,), slots=20, consumer_priority=10)
+    # Held: how soon a broker has an acknowledgement, and gives the room to the next, is its affair.
+    for name in names("held", 20):
+        await lanes.publish("backfill", [name])
+        await special.started(name)
+    assert handler.starts == []
+    await lanes.publish("backfill", ["further"])  # the special one has no room
+    await handler.started("further")

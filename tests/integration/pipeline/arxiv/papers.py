@@ -1,0 +1,41 @@
+"""One paper, the jobs that it takes, and what became of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from switchyard.services.files.keys import result_key
+from switchyard.services.index.opening import open_index
+from switchyard.services.records import Document
+from tests.integration.pipeline.conftest import Pipeline
+
+JOB = "ingest_arxiv"
+STAGES = [
+    JOB,
+    "extract_text",
+    "summarize_content",
+    "embed_content",
+    "classify_document",
+    "link_content",
+]
+ID = "1605.08386"
+
+
+async def the_document(arxiv: Pipeline) -> Document:
+    """The only one."""
+    assert arxiv.ledger is not None
+    [found] = (await arxiv.ledger.list_documents()).items
+    return found
+
+
+async def whole_result(arxiv: Pipeline) -> dict[str, Any]:
+    document = await the_document(arxiv)
+    return dict(json.loads(arxiv.storage.get(result_key(document.id))))
+
+
+async def indexed(arxiv: Pipeline) -> list[list[float]]:
+    """The vectors of the only document."""
+    async with open_index(arxiv.settings) as home, home.searched() as (index, _):
+        document_id = (await the_document(arxiv)).id
+        return await index.vectors_at(document_id, range(100))

@@ -1,0 +1,174 @@
+"""A newer version of a paper replaces an older one, in whatever order their stages run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from switchyard.services.files.keys import stage_key
+from switchyard.services.jobs.outcomes import Done, Next, Outcome, Snooze
+from switchyard.services.llm.errors import LlmRefused
+from switchyard.services.workers.ingest.arxiv_documents import Taken, takes_over
+from switchyard.services.workers.stages import INGEST
+from tests.integration.pipeline.arxiv.papers import (
+    ID,
+    JOB,
+    STAGES,
+    indexed,
+    the_document,
+    whole_result,
+)
+from tests.integration.pipeline.conftest import Pipeline
+from tests.support.arxiv_server import ArxivServer
+from tests.support.eventually import eventually
+from tests.support.llm_server import DIMENSIONS, LlmServer, answers, embeds, fails, held
+
+
+async def test_a_newer_version_replaces_what_the_document_has(
+    arxiv: Pipeline, site: ArxivServer
+) -> None:
+    await arxiv.run(JOB, {"id": ID})
+    first = await the_document(arxiv)
+    # As long as before: what is kept must not be told by its size.
+    abstract = site.papers[0].abstract.replace("Tides", "Waves")
+    site.replace(ID, version=2, abstract=abstract)
+    assert await arxiv.run(JOB, {"id": ID}) == STAGES
+    assert arxiv.result(JOB)["updated"] is True
+    second = await the_document(arxiv)
+    assert (second.id, second.filename, second.state) == (first.id, f"{ID}v2.md", "completed")
+    assert second.content_hash != first.content_hash
+    result = await whole_result(arxiv)
+    assert result["entry"]["version"] == 2
+    assert "Waves" in result["summary"]["summary"]
+    assert await arxiv.run(JOB, {"id": f"{ID}v1"}) == [JOB]  # the older one adds nothing
+    assert (await the_document(arxiv)).filename == f"{ID}v2.md"
+
+
+async def test_a_new_version_with_the_same_abstract_pays_for_no_summary(
+    arxiv: Pipeline, site: ArxivServer
+) -> None:
+    await arxiv.run(JOB, {"id": ID})
+    site.replace(ID, version=2, comment="21 pages")
+    assert await arxiv.run(JOB, {"id": ID}) == STAGES
+    assert arxiv.result("summarize_content")["reused"] is True
+    assert (await whole_result(arxiv))["entry"]["comment"] == "21 pages"
+
+
+@pytest.mark.parametrize("stage", ["summarize_content", "embed_content"])
+async def test_what_comes_of_an_older_version_too_late_is_not_kept(
+    arxiv: Pipeline, site: ArxivServer, llm: LlmServer, stage: str
+) -> None:
+    update = {"llm_base_url": llm.url, "embed_base_url": llm.url, "embed_dimensions": DIMENSIONS}
+    arxiv = replace(arxiv, settings=arxiv.settings.model_copy(update=update))
+    first = await arxiv.one(JOB, {"id": ID})
+    assert isinstance(first, Next)
+    payload = dict(first.jobs[0].payload)
+    for before in STAGES[1 : STAGES.index(stage)]:
+        await arxiv.one(before, payload)
+    asked, go_on = len(llm.requests), threading.Event()
+    llm.next(held(go_on, answers("The old one.") if stage == "summarize_content" else embeds()))
+    late = asyncio.create_task(arxiv.one(stage, payload))
+    try:
+        await eventually(lambda: len(llm.requests) > asked)
+        site.replace(ID, version=2, abstract="Waves, and nothing but waves.")
+        llm.next(answers("The new one."))
+        assert await arxiv.run(JOB, {"id": ID}) == STAGES
+        kept = await whole_result(arxiv), await indexed(arxiv)
+    finally:
+        go_on.set()
+    assert await late == Done({"document_id": payload["document_id"], "superseded": True})
+    assert (await whole_result(arxiv), await indexed(arxiv)) == kept
+    assert kept[0]["summary"]["summary"] == "The new one."
+    await arxiv.run("link_content", {**payload, "force": True})
+    assert (await whole_result(arxiv))["summary"] == kept[0]["summary"]
+    assert (await the_document(arxiv)).state == "completed"
+
+
+@pytest.mark.parametrize("stage", STAGES[2:])
+async def test_a_stage_of_an_older_version_leaves_the_rest_to_the_newer_one(
+    arxiv: Pipeline, site: ArxivServer, stage: str
+) -> None:
+    await arxiv.run(JOB, {"id": ID})
+    before = await whole_result(arxiv)
+    site.replace(ID, version=2, abstract="Waves, and nothing but waves.")
+    newer = await arxiv.one(JOB, {"id": ID})
+    assert isinstance(newer, Next)
+    payload = dict(newer.jobs[0].payload)
+    late = await arxiv.one(stage, payload, attempt=3)
+    assert late == Done({"document_id": payload["document_id"], "superseded": True})
+    assert await whole_result(arxiv) == before
+    assert await arxiv.run("extract_text", payload) == STAGES[1:]
+    assert (await whole_result(arxiv))["entry"]["version"] == 2
+    assert (await the_document(arxiv)).state == "completed"
+
+
+async def test_a_stage_of_an_older_version_that_fails_too_late_changes_nothing(
+    arxiv: Pipeline, site: ArxivServer, llm: LlmServer
+) -> None:
+    arxiv = replace(arxiv, settings=arxiv.settings.model_copy(update={"llm_base_url": llm.url}))
+    first = await arxiv.one(JOB, {"id": ID})
+    assert isinstance(first, Next)
+    payload = dict(first.jobs[0].payload)
+    await arxiv.one("extract_text", payload)
+    go_on = threading.Event()
+    llm.next(held(go_on, fails(400, "too long")))
+    late = asyncio.create_task(arxiv.one("summarize_content", payload))
+    try:
+        await eventually(lambda: len(llm.requests) == 1)
+        site.replace(ID, version=2, abstract="Waves, and nothing but waves.")
+        assert await arxiv.run(JOB, {"id": ID}) == STAGES
+    finally:
+        go_on.set()
+    with pytest.raises(LlmRefused):
+        await late
+    assert (await the_document(arxiv)).state == "completed"
+
+
+@pytest.mark.parametrize("number", range(8))
+async def test_of_several_versions_at_once_the_newest_stays(
+    arxiv: Pipeline, site: ArxivServer, number: int
+) -> None:
+    jobs = []
+    for version in (1, 2, 3):
+        site.replace(ID, version=version, abstract=f"Waves of version {version}.")
+        outcome = await arxiv.one(JOB, {"query": "cat:physics.ao-ph"})
+        assert isinstance(outcome, Next)
+        jobs.append(dict(outcome.jobs[0].payload))
+
+    async def taken_in(payload: dict[str, Any]) -> Outcome:
+        alone, run_id = replace(arxiv), str(uuid4())
+        outcome: Outcome = Snooze(0)
+        while isinstance(outcome, Snooze):
+            outcome = await alone.one(JOB, payload, run_id=run_id)
+        return outcome
+
+    await asyncio.gather(*(taken_in(payload) for payload in list(permutations(jobs))[number % 6]))
+    document = await the_document(arxiv)
+    assert document.filename == f"{ID}v3.md"
+    kept = json.loads(arxiv.storage.get(stage_key(document.id, INGEST.name)))["result"]
+    assert kept["entry"]["version"] == 3
+    assert b"version 3" in arxiv.storage.get(kept["key"])
+
+
+@pytest.mark.parametrize(
+    ("known", "offered", "replaces"),
+    [
+        (None, Taken(9, True), False),
+        (Taken(1, False), Taken(1, False), False),
+        (Taken(1, False), Taken(2, False), True),
+        (Taken(10, False), Taken(9, True), False),
+        (Taken(9, False), Taken(10, False), True),
+        (Taken(1, False), Taken(1, True), True),
+        (Taken(1, True), Taken(1, False), False),
+        (Taken(1, True), Taken(2, False), True),
+    ],
+)
+def test_what_replaces_what(known: Taken | None, offered: Taken, replaces: bool) -> None:
+    assert takes_over(known, offered) is replaces

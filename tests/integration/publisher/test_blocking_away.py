@@ -1,0 +1,182 @@
+"""The blocking publisher while its broker is away.
+
+The proxy of a test needs the test's own loop, so what goes through it runs in a thread.
+"""
+
+import asyncio
+import time
+from functools import partial
+
+import pytest
+
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.publish.blocking import BlockingPublisher
+from switchyard.broker.publish.outcome import Accepted, Outgoing
+from switchyard.broker.settings import BrokerSettings
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.publishing import (
+    BACKFILL,
+    BACKFILL_QUEUE,
+    HOT,
+    HOT_QUEUE,
+    accepted_blocking,
+    depth,
+    is_depth,
+    job,
+    jobs,
+    of,
+    take,
+)
+from tests.support.tcp_proxy import TcpProxy
+
+in_thread = asyncio.to_thread
+
+
+async def test_a_broker_that_refuses_connections_is_away_at_once(
+    proxied: tuple[TcpProxy, BrokerSettings],
+) -> None:
+    proxy, settings = proxied
+    proxy.refuse()
+    with BlockingPublisher(settings) as publisher:
+        async with asyncio.timeout(2.5):
+            with pytest.raises(BrokerAway) as away:
+                await in_thread(publisher.publish, job(), HOT)
+        assert not away.value.maybe_accepted
+        await proxy.accept()
+        assert await in_thread(accepted_blocking, publisher, HOT)
+        await in_thread(publisher.close)
+
+
+async def test_a_broker_that_is_silent_is_away_after_two_seconds(
+    proxied: tuple[TcpProxy, BrokerSettings],
+) -> None:
+    proxy, settings = proxied
+    proxy.pause()
+    with BlockingPublisher(settings) as publisher:
+        async with asyncio.timeout(2.5):
+            with pytest.raises(BrokerAway, match="no answer") as away:
+                await in_thread(publisher.publish, job(), HOT)
+        assert not away.value.maybe_accepted
+        proxy.resume()
+        assert await in_thread(accepted_blocking, publisher, HOT)
+        await in_thread(publisher.close)
+
+
+async def test_a_job_whose_confirm_got_lost_may_have_been_accepted(
+    proxied: tuple[TcpProxy, BrokerSettings], broker310: TestBroker
+) -> None:
+    proxy, settings = proxied
+    with BlockingPublisher(settings) as publisher:
+        await in_thread(publisher.publish, job("before"), HOT)
+        proxy.pause("to_client")
+        publishing = asyncio.create_task(in_thread(publisher.publish, job("the-one"), HOT))
+        await eventually(partial(is_depth, broker310.amqp_url, HOT_QUEUE, 2))
+        proxy.cut()
+        proxy.resume()
+        async with asyncio.timeout(5):
+            with pytest.raises(BrokerAway) as away:
+                await publishing
+        assert away.value.maybe_accepted
+        after = await in_thread(publisher.publish, job("after"), HOT)
+        assert after == Accepted("after", HOT)
+        await in_thread(publisher.close)
+    found = {each.message_id for each in await take(broker310.amqp_url, HOT_QUEUE, 3)}
+    assert found == {"before", "the-one", "after"}
+
+
+async def test_a_job_that_got_lost_on_its_way_may_have_been_accepted_too(
+    proxied: tuple[TcpProxy, BrokerSettings], broker310: TestBroker
+) -> None:
+    proxy, settings = proxied
+    with BlockingPublisher(settings) as publisher:
+        await in_thread(publisher.publish, job("before"), HOT)
+        cut = proxy.cut_when(lambda seen: b"the-one" in seen)
+        async with asyncio.timeout(5):
+            with pytest.raises(BrokerAway) as away:
+                await in_thread(publisher.publish, job("the-one"), HOT)
+        assert cut.is_set()
+        assert away.value.maybe_accepted
+        after = await in_thread(publisher.publish, job("after"), HOT)
+        assert after == Accepted("after", HOT)
+        await in_thread(publisher.close)
+    found = {each.message_id for each in await take(broker310.amqp_url, HOT_QUEUE, 2)}
+    assert found == {"before", "after"}
+
+
+async def test_a_batch_that_is_cut_in_the_middle_accounts_for_every_job(
+    proxied: tuple[TcpProxy, BrokerSettings], broker310: TestBroker
+) -> None:
+    proxy, settings = proxied
+    names = [f"job-{number:04}" for number in range(400)]
+    proxy.cut_when(lambda seen: b"job-0250" in seen)
+    with BlockingPublisher(settings.model_copy(update={"publish_window": 100})) as publisher:
+        batch = [Outgoing(job(name), BACKFILL) for name in names]
+        results = await in_thread(publisher.publish_many, batch)
+        await in_thread(publisher.close)
+    sure = {result.job_id for result in results if isinstance(result, Accepted)}
+    unsure = {
+        name
+        for name, result in zip(names, results, strict=True)
+        if isinstance(result, BrokerAway) and result.maybe_accepted
+    }
+    assert sure | unsure == set(names)
+    assert 0 < len(unsure) <= 100
+    in_queue = await depth(broker310.amqp_url, BACKFILL_QUEUE)
+    there = {each.message_id for each in await take(broker310.amqp_url, BACKFILL_QUEUE, in_queue)}
+    assert sure <= there <= sure | unsure
+
+
+async def test_a_connection_that_was_closed_between_two_publishes_is_opened_again(
+    lanes: TestBroker,
+) -> None:
+    """A script may rest longer than heartbeats allow: nothing is told as lost for that."""
+
+    async def all_closed() -> bool:
+        connections = await lanes.management.get("/vhosts/{vhost}/connections")
+        return all(connection.get("state") != "running" for connection in connections)
+
+    with BlockingPublisher(of(lanes)) as publisher:
+        publisher.publish(job(), HOT)
+        assert await eventually(lanes.management.close_connections)
+        await eventually(all_closed)
+        publisher.publish(job(), HOT)
+
+
+async def test_a_confirm_that_does_not_come_is_told_in_time(
+    proxied: tuple[TcpProxy, BrokerSettings],
+) -> None:
+    proxy, settings = proxied
+    settings = settings.model_copy(update={"confirm_timeout": 0.5, "publish_window": 10})
+    with BlockingPublisher(settings) as publisher:
+        await in_thread(publisher.publish, job(), BACKFILL)
+        proxy.pause("to_client")
+        began = time.monotonic()
+        results = await in_thread(publisher.publish_many, jobs(30, BACKFILL))
+        # Each waits from its own sending on: the time-outs do not add up.
+        assert time.monotonic() - began < 3
+        assert {type(result) for result in results} == {BrokerAway}
+        in_doubt = [r.maybe_accepted for r in results if isinstance(r, BrokerAway)]
+        assert in_doubt == [True] * 10 + [False] * 20
+        with pytest.raises(BrokerAway, match="this was not sent"):
+            await in_thread(publisher.publish, job(), BACKFILL)
+
+        proxy.resume()
+
+        async def works() -> bool:
+            return await in_thread(accepted_blocking, publisher, BACKFILL)
+
+        assert await eventually(works)
+        await in_thread(publisher.close)
+
+
+async def test_closing_a_connection_that_is_silent_takes_a_second(
+    proxied: tuple[TcpProxy, BrokerSettings],
+) -> None:
+    proxy, settings = proxied
+    publisher = BlockingPublisher(settings)
+    await in_thread(publisher.publish, job(), HOT)
+    proxy.pause()
+    async with asyncio.timeout(2):
+        await in_thread(publisher.close)
+    publisher.close()  # a second time is fine

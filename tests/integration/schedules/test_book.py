@@ -1,0 +1,64 @@
+"""What people do to schedules: pause, run at once, add, remove; and what is kept of them."""
+
+import pytest
+
+from switchyard.services.ledger import schedules as ledger_schedules
+from switchyard.services.schedules.book import MOST, ScheduleConflict, UnknownSchedule
+from switchyard.services.schedules.rule import InvalidSchedule
+from tests.support.schedules import START, Time, add, book, entry, outcomes, runner
+from tests.support.system import System
+
+
+async def test_what_is_due_while_paused_is_neither_fired_nor_missed(
+    system: System, time: Time
+) -> None:
+    await add(system, entry())
+    await book(system).pause("tidy")
+    time.now += 600
+    assert await runner(system).turn() == 0
+    record = await book(system).resume("tidy")
+    assert record.next_at == START + 630
+    time.now += 30
+    assert await runner(system).turn() == 1
+    assert await outcomes(system) == [(630.0, "fired", 1)]
+
+
+async def test_one_is_run_at_once_also_while_it_is_paused(system: System, time: Time) -> None:
+    await add(system, entry())
+    await book(system).pause("tidy")
+    asked = await book(system).run("tidy", "me")
+    assert await runner(system).turn() == 1
+    (fired,) = await book(system).history("tidy", 10)
+    assert (fired.job_id, fired.note) == (asked.job_id, "at once, by me")
+
+
+async def test_what_would_be_refused_is_not_added(system: System, time: Time) -> None:
+    for changes in (
+        {"cron": "no"},
+        {"job": "hot.nothing"},
+        {"job": "nowhere.noop"},
+        {"payload": {"n": "x"}},
+        {"timezone": "Mars/Olympus"},
+    ):
+        with pytest.raises(InvalidSchedule):
+            await add(system, entry(**changes))
+    with pytest.raises(UnknownSchedule):
+        await book(system).remove("tidy")
+    await add(system, entry())
+    with pytest.raises(ScheduleConflict, match="choose another name"):
+        await add(system, entry())
+    await book(system).remove("tidy")
+    assert await book(system).all() == []
+    assert MOST > 20
+
+
+async def test_the_history_is_bounded(
+    system: System, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_schedules, "KEPT", 5)
+    await add(system, entry())
+    firing = runner(system)
+    for _ in range(12):
+        time.now += 60
+        await firing.turn()
+    assert len(await outcomes(system)) <= 6

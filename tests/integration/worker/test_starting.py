@@ -1,0 +1,146 @@
+"""What a worker consumes, and how it starts where others are not there yet."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from structlog.testing import capture_logs
+
+from switchyard.broker.message import JobMessage, Metadata
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.records import State
+from switchyard.services.records.errors import LedgerRefuses
+from switchyard.services.runtime.worker import LANE_WORKER_PRIORITY, Share, UnknownWorker, share_of
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.peers import closes, listening
+from tests.support.system import JOB_MODULES, System, open_system
+from tests.support.tcp_proxy import TcpProxy
+from tests.support.workers import PATIENT, FaultyLedger, by
+
+
+def test_a_share_has_the_lanes_of_its_kind_and_one_reserved_slot() -> None:
+    registry = Registry.load(JOB_MODULES)
+    share = share_of(registry, "llm", slots=4)
+    assert share == Share("llm", ("hot", "backfill"), 4, reserve=1, consumer_priority=0)
+    assert share.queues == ["hot.llm", "backfill.llm"]
+    assert share_of(registry, "link", slots=4).queues == ["hot.link", "maintenance.link"]
+    assert share_of(registry, "llm", slots=1).reserve == 0
+    assert share_of(registry, "llm", slots=3, reserve=9).reserve == 2
+    special = share_of(registry, "llm", slots=4, lanes=["backfill"])
+    assert (special.queues, special.consumer_priority) == (["backfill.llm"], LANE_WORKER_PRIORITY)
+
+
+def test_a_kind_or_lane_without_work_is_refused_with_those_that_have() -> None:
+    registry = Registry.load(JOB_MODULES)
+    with pytest.raises(UnknownWorker, match="embed, link, llm"):
+        share_of(registry, "ocr", slots=1)
+    with pytest.raises(UnknownWorker, match="hot, backfill"):
+        share_of(registry, "llm", slots=1, lanes=["maintenance"])
+
+
+async def test_a_worker_of_several_kinds_has_slots_for_each(system: System) -> None:
+    running = await system.start_worker("llm", "embed", slots=1)
+    assert set(running.worker.queue_states) == {
+        *("hot.llm", "backfill.llm"),
+        *("hot.embed", "backfill.embed"),
+    }
+    held = await system.publish("hot.gated")
+    await journal.started(held)
+    other = await system.publish("hot.received")
+    await system.wait_for_state(other, State.SUCCEEDED)
+
+
+async def test_a_worker_is_on_record_from_its_start_to_its_stop(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url, takeover_after=PATIENT) as system:
+        running = await system.start_worker("llm", "link", slots=3)
+        (record,) = await system.ledger.list_workers()
+        assert record.worker_id == running.worker_id
+        assert (record.kinds, record.lanes) == (("llm", "link"), ("backfill", "hot", "maintenance"))
+        assert (record.concurrency, record.stopped_at) == (6, None)
+        beat = await system.ledger.worker_beat(running.worker_id)
+        assert beat is not None
+
+        async def beats() -> bool:
+            return (await system.ledger.worker_beat(running.worker_id) or 0) >= beat + 2
+
+        await eventually(beats)
+        await running.stop()
+        (record,) = await system.ledger.list_workers()
+        assert record.stopped_at is not None
+
+
+async def test_a_worker_tells_that_it_takes_hot_jobs(system: System) -> None:
+    await system.start_worker("llm")
+
+    async def hot_at() -> float | None:
+        (record,) = await system.ledger.list_workers()
+        return record.hot_at
+
+    done = await system.publish("backfill.scripted", {"steps": ["done"]})
+    await system.wait_for_state(done, State.SUCCEEDED)
+    (before,) = await system.ledger.list_workers()
+    beat = before.beat
+
+    async def has_beaten() -> bool:
+        return (await system.ledger.worker_beat(before.worker_id) or 0) > beat + 1
+
+    await eventually(has_beaten)
+    assert await hot_at() is None
+    # However old it says that it is: clocks of publishers are not trusted.
+    times = {"created_at": datetime(2020, 1, 1, tzinfo=UTC), "queued_at": datetime.now(UTC)}
+    old = JobMessage(job_type="scripted", payload={"steps": ["done"]}, metadata=Metadata(**times))
+    async with Publisher(system.settings) as publisher:
+        await publisher.publish(old, "hot.scripted")
+
+    async def is_told() -> bool:
+        return await hot_at() is not None
+
+    await eventually(is_told)
+
+
+async def test_a_worker_waits_for_a_ledger_that_is_away_when_it_starts(system: System) -> None:
+    faulty = FaultyLedger(system.ledger)
+    faulty.away.add("register_worker")
+    job_id = await system.publish("hot.noop")
+    with capture_logs() as logs:
+        running = await system.start_worker("llm", ledger=faulty, wait=False)  # type: ignore[arg-type]
+        await eventually(lambda: any("waiting for the ledger" in log["event"] for log in logs))
+    assert not running.worker.is_consuming
+    faulty.away.clear()
+    await system.wait_for_state(job_id, State.SUCCEEDED)
+
+
+async def test_a_worker_that_waits_for_its_ledger_can_be_stopped(system: System) -> None:
+    faulty = FaultyLedger(system.ledger)
+    faulty.away.add("*")
+    running = await system.start_worker("llm", ledger=faulty, wait=False)  # type: ignore[arg-type]
+    await asyncio.wait_for(running.stop(), 5)
+
+
+async def test_a_worker_does_not_start_with_a_ledger_that_refuses_it(system: System) -> None:
+    faulty = FaultyLedger(system.ledger)
+    faulty.away.add("register_worker")
+    faulty.error = LedgerRefuses("its tables are outdated")
+    running = await system.start_worker("llm", ledger=faulty, wait=False)  # type: ignore[arg-type]
+    with pytest.raises(LedgerRefuses):
+        await running.task
+    system.workers.clear()
+
+
+async def test_a_worker_starts_behind_a_port_that_hangs_up_and_works_when_it_is_a_broker(
+    system: System, proxy: TcpProxy
+) -> None:
+    proxy.refuse()
+    with listening(closes, proxy.port):
+        worker = await system.start_worker("llm", wait=False, **by(proxy, system))
+        await asyncio.sleep(0.5)
+        assert not worker.task.done()
+    await proxy.accept()
+    await worker.consuming()
+    job_id = await system.publish("hot.noop")
+    await system.wait_for_state(job_id, State.SUCCEEDED)

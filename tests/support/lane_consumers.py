@@ -1,0 +1,183 @@
+"""Queues of one kind of worker on a test's broker, their consumers, and what handlers did."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from switchyard.broker.consume.consumer import LaneConsumer
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.errors import Refused
+from switchyard.broker.lanes import JOBS_EXCHANGE, LANES, Lane, Route
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.topology.build import build
+from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.link import Link
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import Signals
+from tests.support.publishing import MOST_OVERSHOOT
+
+HOT, MAINTENANCE, BACKFILL = "hot.any", "maintenance.any", "backfill.any"
+QUEUES = (HOT, BACKFILL)
+RETRY = 0.2
+LOG = structlog.get_logger("test")
+
+
+class Handler(Signals):
+    """Runs "jobs": a message whose id begins with `held` runs until the test releases it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts: list[str] = []
+        """Message ids, in the order in which their handlers began."""
+        self.at: dict[str, float] = {}
+        """When they began; seconds, on the monotonic clock."""
+        self.deliveries: dict[str, Delivery] = {}
+        """The last delivery of each message id."""
+        self.released: set[str] = set()
+        self.seconds = 0.0
+        """How long those run that are not held."""
+
+    def __repr__(self) -> str:
+        return f"<Handler: {self.starts}>"
+
+    async def __call__(self, delivery: Delivery) -> None:
+        name = delivery.message_id
+        self.starts.append(name)
+        self.at[name] = time.monotonic()
+        self.deliveries[name] = delivery
+        self.changed()
+        if name.startswith("held"):
+            await self.until(lambda: name in self.released, timeout=60)
+        elif self.seconds:
+            await asyncio.sleep(self.seconds)
+        delivery.ack()
+
+    def release(self, *names: str) -> None:
+        self.released |= set(names)
+        self.changed()
+
+    def release_all(self) -> None:
+        self.release(*(name for name in self.starts if name.startswith("held")))
+
+    async def started(self, *names: str) -> None:
+        await self.until(lambda: set(names) <= set(self.starts))
+
+    def of(self, prefix: str) -> list[str]:
+        return [name for name in self.starts if name.startswith(prefix)]
+
+
+class Lanes:
+    """Queues of one kind of worker on a test's broker, and consumers of them."""
+
+    def __init__(self, broker: TestBroker, publisher: Publisher) -> None:
+        self.broker = broker
+        self.publisher = publisher
+        self._running: list[tuple[LaneConsumer, asyncio.Task[None], Link, Handler]] = []
+
+    async def publish(self, lane: str, names: Iterable[str], *, priority: int = 0) -> list[str]:
+        """Publish messages of these ids to the lane, all confirmed."""
+        ids = list(names)
+        await asyncio.gather(
+            *(
+                self.publisher.send(
+                    JOBS_EXCHANGE, f"{lane}.job", Envelope(b"{}", message_id, priority=priority)
+                )
+                for message_id in ids
+            )
+        )
+        return ids
+
+    async def fill(self, lane: str) -> list[str]:
+        """Publish until the lane refuses; the ids of what it took."""
+        taken: list[str] = []
+        for number in range(MOST_OVERSHOOT):
+            try:
+                taken += await self.publish(lane, [f"filling-{number}"])
+            except Refused:
+                return taken
+        raise AssertionError("the lane never refused")
+
+    async def consume(
+        self,
+        handler: Handler,
+        *,
+        queues: Sequence[str] = QUEUES,
+        url: str | None = None,
+        wait: bool = True,
+        **options: Any,
+    ) -> LaneConsumer:
+        """Start a consumer; it has its queues when this returns."""
+        link = Link(url or self.broker.amqp_url, "test consumer", LOG)
+        consumer = LaneConsumer(link, queues, handler, LOG, **{"slots": 4, **options})
+        task = asyncio.create_task(consumer.run())
+        self._running.append((consumer, task, link, handler))
+        if wait:
+            await self.consuming(consumer)
+        return consumer
+
+    async def consuming(self, consumer: LaneConsumer, *queues: str, timeout: float = 15.0) -> None:
+        """Wait until it consumes these queues, or all that it has."""
+
+        def ready() -> bool:
+            states = consumer.states
+            return all(states[name] == "consuming" for name in queues or states)
+
+        await eventually(ready, timeout, f"consuming {queues or 'all'}")
+
+    async def stop(self, consumer: LaneConsumer) -> None:
+        """Stop it and close its connection: what it holds is back on the broker then."""
+        for each, task, link, handler in self._running:
+            if each is consumer:
+                each.stop()
+                await asyncio.wait_for(task, 10)
+                handler.release_all()
+                await each.drain(5)
+                await link.close()
+
+    async def close(self) -> None:
+        for consumer, *_ in self._running:
+            await self.stop(consumer)
+
+    async def ready(self, queue: str) -> int:
+        """Messages that no consumer holds, as of now."""
+        channel = await self.publisher._open()
+        return (await channel.queue_declare(queue, passive=True)).message_count or 0
+
+    async def wait_until_ready(self, queue: str, count: int) -> None:
+        async def reached() -> bool:
+            return await self.ready(queue) == count
+
+        await eventually(reached, what=f"{count} ready in {queue}")
+
+
+def small(**max_length: int) -> tuple[Lane, ...]:
+    """The lanes without the queues that these tests do not need."""
+    return tuple(
+        replace(lane, workers=(), max_length=max_length.get(lane.name, lane.max_length))
+        for lane in LANES
+    )
+
+
+@asynccontextmanager
+async def lanes_on(broker: TestBroker, lanes: tuple[Lane, ...]) -> AsyncIterator[Lanes]:
+    routes = [Route(lane, "job", "any") for lane in ("hot", "maintenance", "backfill")]
+    topology = build(broker.profile, routes, lanes=lanes, retry_delays=[RETRY])
+    await broker.declare(topology)
+    settings = BrokerSettings(amqp_url=broker.amqp_url, profile=broker.profile)
+    async with Publisher(settings) as publisher:
+        made = Lanes(broker, publisher)
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
+def names(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}-{number}" for number in range(count)]

@@ -1,0 +1,47 @@
+"""Schedules of a test's system, by a clock that the test sets."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from switchyard.services.schedules.book import Schedules
+from switchyard.services.schedules.entry import ScheduleEntry
+from switchyard.services.schedules.firing import ScheduleRunner
+from tests.support.system import System
+
+START = datetime(2026, 3, 10, 12, 0, 30, tzinfo=UTC).timestamp()
+
+
+class Time:
+    """What the ledger's database says of the time, for schedules."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def at(self, moment: datetime) -> None:
+        self.now = moment.timestamp()
+
+
+def runner(system: System, **settings: Any) -> ScheduleRunner:
+    own = system.settings.model_copy(update=settings)
+    return ScheduleRunner(own, system.registry, system.ledger, system.wire, look=0.05)
+
+
+def book(system: System) -> Schedules:
+    return Schedules(system.ledger, system.registry)
+
+
+def entry(name: str = "tidy", cron: str = "* * * * *", **changes: Any) -> ScheduleEntry:
+    return ScheduleEntry.of({"name": name, "cron": cron, "job": "hot.noop"} | changes)
+
+
+async def add(system: System, *entries: ScheduleEntry) -> None:
+    for each in entries:
+        await book(system).add(each, remote=False, created_by="test")
+
+
+async def outcomes(system: System, name: str = "tidy") -> list[tuple[float, str, int]]:
+    """Due times (after START, in seconds), oldest first."""
+    return [
+        (each.due_at - START, str(each.outcome), each.times)
+        for each in reversed(await book(system).history(name, 500))
+    ]

@@ -1,0 +1,79 @@
+"""Workers' troubles: a ledger with faults, jobs that others hold, signs of life."""
+
+import time
+from typing import Any
+
+from pydantic import SecretStr
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import Claimed, ClaimRequest, LedgerError, LedgerUnavailable
+from tests.support.eventually import eventually
+from tests.support.system import System
+from tests.support.tcp_proxy import TcpProxy
+
+LEVELS = (0.1, 0.2)
+PATIENT = 0.4
+"""Seconds of silence after which a worker counts as dead in these tests."""
+
+
+def by(proxy: TcpProxy, system: System) -> dict[str, Any]:
+    """Settings of a worker whose way to the broker leads through the proxy."""
+    return {"amqp_url": SecretStr(proxy.url(system.broker.amqp_url))}
+
+
+class FaultyLedger:
+    """A ledger that is away for the calls that a test names."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.away: set[str] = set()
+        """Calls that do not reach it; `*` for all."""
+        self.error: LedgerError = LedgerUnavailable("away")
+        """What these calls raise."""
+        self.loses_answer_of: set[str] = set()
+        """Calls that reach it, but whose answer is lost, once each."""
+        self.clock = ledger.clock
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*arguments: Any, **options: Any) -> Any:
+            if {name, "*"} & self.away:
+                raise self.error
+            answer = await getattr(self._ledger, name)(*arguments, **options)
+            if name in self.loses_answer_of:
+                self.loses_answer_of.remove(name)
+                raise LedgerUnavailable("its answer was lost")
+            return answer
+
+        return call
+
+
+async def held_by(
+    system: System, message: JobMessage, worker_id: str, takeover_from: str | None = None
+) -> str:
+    """Let another worker, which is only in the ledger, claim the job; the claim's id."""
+    await system.ledger.register_worker(
+        worker_id, kinds=["llm"], lanes=["hot"], host="elsewhere", pid=1, concurrency=1
+    )
+    request = ClaimRequest(
+        message=message,
+        lane="hot",
+        worker="llm",
+        routing_key=f"hot.{message.job_type}",
+        worker_id=worker_id,
+        claim_id=f"{worker_id}/1",
+        now=time.time(),
+        takeover_from=takeover_from,
+    )
+    assert isinstance(await system.ledger.claim(request), Claimed)
+    return request.claim_id
+
+
+async def another_beat(system: System, worker_id: str) -> None:
+    """Wait until the worker has given a further sign of life."""
+    before = await system.ledger.worker_beat(worker_id)
+
+    async def seen() -> bool:
+        return await system.ledger.worker_beat(worker_id) != before
+
+    await eventually(seen, what="a sign of life")
