@@ -1,6 +1,7 @@
 """`jobctl doctor`: everything as it must be, and each thing that can be wrong."""
 
 import json
+from pathlib import Path
 
 from tests.acceptance.conftest import CommandLine
 
@@ -33,6 +34,15 @@ def test_no_broker(jobctl: CommandLine) -> None:
     found = statuses(jobctl, 1)
     assert found["broker"] == "wrong"
     assert found["ledger"] == "ok"
+
+
+def test_a_file_of_classes_that_says_nothing(jobctl: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "classes.toml"
+    jobctl.environment["JOBS_CLASSES"] = str(path)
+    path.write_text('[kinds.tone]\nby = "rules"\n[kinds.tone.labels.x]\nkeywords = {a = 1}')
+    assert statuses(jobctl, 1)["classes"] == "wrong"
+    path.write_text(path.read_text() + "\nat_least = 1")
+    assert statuses(jobctl, 1)["classes"] == "ok"
 
 
 def test_jobs_that_nobody_works_no_scheduler_and_a_profile_for_another_version(

@@ -1,6 +1,7 @@
 """`jobctl documents` and `jobctl search`: documents over the HTTP API."""
 
 import json
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -94,6 +95,20 @@ def test_a_refused_file_does_not_hold_up_the_others(
     assert f"{picture}: The content is not supported" in done.stderr
     assert f"{tmp_path / 'none.pdf'}: No such file" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_pipe_is_refused_in_a_line(shell: CommandLine, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refused = shell.run("documents", "upload", str(pipe))
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == f"{pipe}: a pipe can't be sent: save it to a file first\n"
+
+
+def test_what_is_no_document_is_not_classified(shell: CommandLine) -> None:
+    refused = shell.run("documents", "classify", "nonsense")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "nonsense" in refused.stderr
 
 
 def test_the_text_of_a_file(shell: CommandLine, tmp_path: Path) -> None:

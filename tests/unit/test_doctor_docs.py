@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from switchyard.services.index import checking
+from switchyard.services.classes import checking as classes
+from switchyard.services.index import checking as index
 from switchyard.services.monitoring import checks
 from switchyard.services.monitoring.check import Finding
 
@@ -16,6 +17,7 @@ def test_every_finding_is_documented_and_no_other() -> None:
 
 
 def test_every_finding_is_found_by_a_check() -> None:
-    paths = [*Path(checks.__path__[0]).glob("*.py"), Path(str(checking.__file__))]
+    paths = [*Path(checks.__path__[0]).glob("*.py")]
+    paths += [Path(str(module.__file__)) for module in (index, classes)]
     code = "".join(path.read_text() for path in paths)
     assert [each for each in Finding if f"Finding.{each.name}" not in code] == []

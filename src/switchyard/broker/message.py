@@ -7,6 +7,7 @@ never strips what a newer publisher (or one in another language) has added.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import uuid4
@@ -129,11 +130,15 @@ class JobMessage(BaseModel):
         return (self.metadata.redrives, self.metadata.attempts)
 
 
-def describe(error: ValidationError) -> str:
-    """A validation error in one line, without the offending values (they may be private)."""
+def describe(
+    error: ValidationError,
+    place: Callable[[Sequence[str | int]], Sequence[str | int]] = lambda steps: steps,
+) -> str:
+    """A validation error in one line, without the offending values (they may be private). `place`
+    makes of pydantic's steps to a value those that the reader knows."""
     parts = []
     for item in error.errors(include_url=False, include_input=False)[:5]:
-        where = ".".join(str(step) for step in item["loc"])
+        where = ".".join(str(step) for step in place(item["loc"]) if step != "[key]")
         said = patterns.complaint(item)
         parts.append(f"{where}: {said}" if where else said)
     more = error.error_count() - len(parts)

@@ -116,4 +116,8 @@ def complaint(error: Mapping[str, Any]) -> str:
     if error["type"] == "string_pattern_mismatch":
         pattern = (error.get("ctx") or {}).get("pattern")
         return IN_WORDS.get(str(pattern), message)  # a pattern of a user's own job type: itself
+    if error["type"] == "union_tag_not_found":
+        return f"{error['ctx']['discriminator']} is missing"
+    if error["type"] == "union_tag_invalid":
+        return "{discriminator} is none of {expected_tags}".format(**error["ctx"])
     return message.removeprefix("Value error, ")

@@ -45,6 +45,11 @@ def test_keywords_are_found_as_words_of_any_script(keyword: str, text: str, time
     assert counted([keyword], text).get(keyword, 0) == times
 
 
+def test_a_word_counts_for_each_label_however_the_labels_spell_it():
+    found = counted(["Résumé", "resume", "IBAN*", "iban*"], "The resume has an iban.")
+    assert found == {"Résumé": 1, "resume": 1, "IBAN*": 1, "iban*": 1}
+
+
 def test_keywords_are_found_across_the_parts_of_a_long_text(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rules, "_WINDOW", 12)
     text = "top secret plan and strictly confidential and top secret"
@@ -116,12 +121,15 @@ def test_what_the_embedder_does_not_know_gets_no_label_by_meaning():
 WRONG = {
     "kinds = [": "is not TOML",
     "": "kinds: Field required",
-    '[kinds.a]\nby = "magic"': "kinds.a: Input tag 'magic'",
-    '[kinds.a]\nby = "rules"\n[kinds.a.labels.x]\nat_least = 0\nkeywords = {a = 1}': "at_least",
+    '[kinds.a]\nby = "magic"': "kinds.a: 'by' is none of 'rules', 'meaning'",
+    "[kinds.a.labels.x]\nkeywords = {a = 1}": "kinds.a: 'by' is missing",
+    '[kinds.a]\nby = "rules"\n[kinds.a.labels.x]\nat_least = 0\nkeywords = {a = 1}': (
+        "kinds.a.labels.x.at_least: "
+    ),
     '[kinds.a]\nby = "rules"\n[kinds.a.labels.x]\nat_least = 1\nkeywords = {"…" = 1}': "0 words",
     '[kinds.a]\nby = "rules"\n[kinds.a.labels.x]\nat_least = 1\nkeywords = {"a*b" = 1}': "the last",
     '[kinds.a]\nby = "meaning"\n[kinds.a.labels.x]\ndescriptions = ["x"]': "at least 2",
-    '[kinds."A b"]\nby = "meaning"': "use lower-case letters",
+    '[kinds."A b"]\nby = "meaning"': "kinds.A b: use lower-case letters",
 }
 
 

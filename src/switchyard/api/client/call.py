@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from errno import ESPIPE
 from pathlib import Path
 from typing import IO, Any, Generic, Literal, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
@@ -46,10 +47,14 @@ class Call(Generic[T]):
     """Statuses beside 2xx whose body is an answer, no problem."""
 
     def opened(self) -> AbstractContextManager[IO[bytes] | None]:
-        """The file, open; one that was given open stays so."""
-        if isinstance(self.file, str | Path):
-            return Path(self.file).open("rb")
-        return nullcontext(self.file)
+        """The file, open; one that was given open stays so. Raises OSError, also for a pipe: its
+        size, which is sent first, is not known."""
+        if not isinstance(self.file, str | Path):
+            return nullcontext(self.file)
+        path = Path(self.file)
+        if path.is_fifo():
+            raise OSError(ESPIPE, "a pipe can't be sent: save it to a file first", str(path))
+        return path.open("rb")
 
     def name(self) -> str:
         """The file's name, for people to read."""

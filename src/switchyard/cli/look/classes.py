@@ -84,6 +84,8 @@ def classify(
                 say(f"`jobctl backfill watch {backfill.id}` shows how far it is")
             return
         for document_id in documents or ():
+            client.document(document_id)  # a job of no document would only become a dead letter
+        for document_id in documents or ():
             job = client.publish("hot.classify_document", {"document_id": document_id})
             if as_json:
                 print_json_line(job.model_dump(mode="json"))

@@ -26,6 +26,7 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
 
     Exit code 1: there are errors. docs/doctor.md lists all findings.
     """
+    from switchyard.services.classes.checking import classes
     from switchyard.services.index.checking import index
     from switchyard.services.monitoring.doctor import diagnose
 
@@ -35,7 +36,7 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     found: list[Check] = []
 
     async def check() -> None:
-        async for each in diagnose(settings, include or (), [index]):
+        async for each in diagnose(settings, include or (), [index, classes]):
             found.append(each)
             if not as_json:
                 _print(each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from switchyard.services.text.plain import words
 from switchyard.services.toml_file import InvalidToml, read_toml
 
 MAX_KEYWORD_WORDS = 8
+_BY = ("rules", "meaning")
 _MOST_KEYWORDS = 5_000
 
 ClassName = Annotated[str, Field(pattern=patterns.SHORT_NAME)]
@@ -123,4 +125,9 @@ def _parsed(tables: dict[str, Any], name: str) -> ClassDefinitions:
     try:
         return ClassDefinitions.model_validate(tables)
     except ValidationError as error:
-        raise BadClasses(f"JOBS_CLASSES: {name}: {describe(error)}") from error
+        raise BadClasses(f"JOBS_CLASSES: {name}: {describe(error, _as_in_the_file)}") from error
+
+
+def _as_in_the_file(steps: Sequence[str | int]) -> Sequence[str | int]:
+    """Behind a kind's name pydantic puts what the kind is by."""
+    return (*steps[:2], *steps[3:]) if steps[2:3] and steps[2] in _BY else steps

@@ -23,8 +23,9 @@ class Keywords:
     """Finds keywords in texts: as whole words, or where they end with * as the beginning of one."""
 
     def __init__(self, keywords: Iterable[str]) -> None:
-        self._whole: dict[Phrase, str] = {}
-        self._begun: dict[Phrase, str] = {}
+        self._whole: dict[Phrase, list[str]] = {}
+        self._begun: dict[Phrase, list[str]] = {}
+        """As they are written: two labels may spell the same words differently."""
         self._lengths: dict[str, set[int]] = {}
         """Of the phrases that begin with a word: how many words they have."""
         self._beginnings: set[int] = set()
@@ -32,7 +33,7 @@ class Keywords:
         for keyword in keywords:
             phrase = tuple(words(_plain(keyword)))
             is_begun = keyword.endswith("*")
-            (self._begun if is_begun else self._whole)[phrase] = keyword
+            (self._begun if is_begun else self._whole).setdefault(phrase, []).append(keyword)
             if is_begun:
                 self._beginnings.add(len(phrase[-1]))
             if not is_begun or len(phrase) > 1:
@@ -59,17 +60,14 @@ class Keywords:
                 self._tell_begun((), word, found)
 
     def _tell(self, phrase: Phrase, found: Counter[str]) -> None:
-        if (keyword := self._whole.get(phrase)) is not None:
-            found[keyword] += 1
+        found.update(self._whole.get(phrase, ()))
         if len(phrase) > 1:
             self._tell_begun(phrase[:-1], phrase[-1], found)
 
     def _tell_begun(self, before: Phrase, last: str, found: Counter[str]) -> None:
         for length in self._beginnings:
             if len(last) >= length:
-                keyword = self._begun.get((*before, last[:length]))
-                if keyword is not None:
-                    found[keyword] += 1
+                found.update(self._begun.get((*before, last[:length]), ()))
 
 
 def classified(name: str, kind: RuleKind, found: Mapping[str, int]) -> list[DocumentClass]:

@@ -54,6 +54,7 @@ class Finding(StrEnum):
     INDEX_WORDS = "index-words"
     INDEX_VECTORS = "index-vectors"
     EMBEDDER_AWAY = "embedder-away"
+    CLASSES_INVALID = "classes-invalid"
     LANE_FULL = "lane-full"
     LANE_FILLING = "lane-filling"
     QUEUE_UNWORKED = "queue-unworked"
