@@ -10,9 +10,9 @@ from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import State
 from switchyard.services.text.drafts import RANGE
-from tests.integration.pipeline.pdfs import lines_of_text
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
+from tests.support.pdfs import lines_of_text
 from tests.support.system import open_system
 from tests.support.worker_process import Processes
 

@@ -10,9 +10,9 @@ from switchyard.services.files.keys import page_key, stage_key
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import State
-from tests.integration.pipeline.pdfs import scan, slips
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
+from tests.support.pdfs import scan, slips
 from tests.support.quick_rapidocr import heap, installed, text_of
 from tests.support.system import open_system
 from tests.support.worker_process import Processes

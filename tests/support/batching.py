@@ -16,10 +16,10 @@ from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.records.spending import AskedBy
 from switchyard.services.settings import Settings
-from tests.integration.ledger.made import message, new_job
 from tests.support import llm_server
 from tests.support.llm_batches import Batch as RemoteBatch
 from tests.support.llm_server import LlmServer
+from tests.support.made import message, new_job
 
 
 def chat(text: str) -> dict[str, Any]:

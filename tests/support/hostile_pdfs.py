@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 
-from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned
+from tests.support.pdfs import TEXT, encrypted, pdf, scanned
 
 Mutation = Callable[[bytes, random.Random], bytes]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from switchyard.services.publishing.fairness import FairSources
 from switchyard.services.records import NewJob
-from tests.integration.ledger.made import message, new_job
+from tests.support.made import message, new_job
 
 
 class Ledger:

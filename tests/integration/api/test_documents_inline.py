@@ -23,11 +23,11 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import in_parts, send, serving
-from tests.integration.ledger import made
 from tests.integration.pipeline.documents import STAGES
-from tests.integration.pipeline.pdfs import encrypted, pdf, scan, scanned, sized, slips
+from tests.support import made
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
+from tests.support.pdfs import encrypted, pdf, scan, scanned, sized, slips
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from switchyard.services.records import State
 from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving
-from tests.integration.pipeline.pdfs import pdf, scan, slips
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer, fails
+from tests.support.pdfs import pdf, scan, slips
 from tests.support.redrives import redrive
 from tests.support.system import System, lanes_with, open_system
 

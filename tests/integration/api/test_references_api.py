@@ -14,9 +14,9 @@ from switchyard.api.client import Client, Conflict
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send, serving
 from tests.integration.api.test_documents_queued import serving_system
-from tests.integration.pipeline.pdfs import encrypted, pdf
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
+from tests.support.pdfs import encrypted, pdf
 
 BODY = "The tide rises twice a day [1]. Others disagree with this [1, 2]."
 LISTED = """References

@@ -12,8 +12,8 @@ from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.bulk.session import BulkSession
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkOperation, BulkState, State
-from tests.integration.ledger.made import NOW, message, new_job
 from tests.support.eventually import eventually
+from tests.support.made import NOW, message, new_job
 
 
 async def make(ledger: Ledger, operation_id: str = "count-1", **changes: object) -> BulkOperation:

@@ -12,7 +12,7 @@ from switchyard.services.records import (
     Running,
     State,
 )
-from tests.integration.ledger.made import NOW, claim, finish, letter, new_job
+from tests.support.made import NOW, claim, finish, letter, new_job
 
 
 async def called_off(ledger: Ledger) -> None:

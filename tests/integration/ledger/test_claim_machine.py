@@ -27,7 +27,7 @@ from switchyard.services.records import (
     Running,
     State,
 )
-from tests.integration.ledger.made import NOW, claim, finish, let_out, letter, message, new_job
+from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
 
 WORKERS = st.sampled_from(["worker-1", "worker-2", "worker-3"])
 # Rarely for good: most of what can go wrong goes wrong while a job still lives.

@@ -16,7 +16,7 @@ from switchyard.services.records import (
     State,
     Superseded,
 )
-from tests.integration.ledger.made import NOW, claim, finish, let_out, letter, message, new_job
+from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
 
 
 async def test_a_foreign_job_gets_its_record_when_it_is_claimed(ledger: Ledger) -> None:

@@ -20,11 +20,11 @@ from switchyard.services.records import (
     LedgerUnavailable,
     State,
 )
-from tests.integration.ledger.made import claim, finish, new_job
 from tests.support.brokers import TestBroker
 from tests.support.chaos import outbox, publish_all, requests_of
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
+from tests.support.made import claim, finish, new_job
 from tests.support.postgres import PostgresServer
 from tests.support.system import open_system
 from tests.support.tcp_proxy import TcpProxy

@@ -12,7 +12,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql import users
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.records import Created, LedgerError
-from tests.integration.ledger.made import new_job
+from tests.support.made import new_job
 
 Logins = dict[str, str]
 

@@ -4,7 +4,7 @@ from switchyard.services.dead.causes import cause_of
 from switchyard.services.dead.indexing import group_of
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import DeadLetter, DeadLetterFilter, DeadLetterState
-from tests.integration.ledger.made import NOW, letter
+from tests.support.made import NOW, letter
 
 HOUR = 3600.0
 

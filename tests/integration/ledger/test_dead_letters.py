@@ -2,7 +2,7 @@ import pytest
 
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import DeadLetterFilter, DeadLetterState, RedrivenCopy, State
-from tests.integration.ledger.made import NOW, claim, finish, letter, new_job
+from tests.support.made import NOW, claim, finish, letter, new_job
 
 
 async def state_of(ledger: Ledger, job_id: str = "job-1") -> State | None:

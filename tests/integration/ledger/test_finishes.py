@@ -12,7 +12,7 @@ from switchyard.services.records import (
     Running,
     State,
 )
-from tests.integration.ledger.made import NOW, claim, finish, new_job
+from tests.support.made import NOW, claim, finish, new_job
 
 
 async def test_a_succeeded_job_keeps_its_result_and_has_no_timeline(ledger: Ledger) -> None:

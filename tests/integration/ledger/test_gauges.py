@@ -1,6 +1,6 @@
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import State
-from tests.integration.ledger.made import NOW, claim, finish, letter, new_job
+from tests.support.made import NOW, claim, finish, letter, new_job
 
 
 async def test_what_is_open_is_counted_by_lane_and_the_oldest_found(ledger: Ledger) -> None:

@@ -7,7 +7,7 @@ import pytest
 from switchyard.broker.message import Metadata
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import Claimed, Created, LedgerError, RowRejected, State
-from tests.integration.ledger.made import NOW, claim, finish, message, new_job
+from tests.support.made import NOW, claim, finish, message, new_job
 
 ROOT = Path(__file__).parents[3]
 
@@ -85,7 +85,7 @@ import asyncio, sys
 from switchyard.broker.message import Metadata
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import Claimed
-from tests.integration.ledger.made import claim, finish
+from tests.support.made import claim, finish
 
 async def main(url, worker_id):
     async with await Ledger.open(url) as ledger:

@@ -23,7 +23,7 @@ from switchyard.services.records import (
     StillJoining,
     WhenDead,
 )
-from tests.integration.ledger.made import NOW, claim, finish, let_out, letter, new_job
+from tests.support.made import NOW, claim, finish, let_out, letter, new_job
 
 THEN = "then"
 

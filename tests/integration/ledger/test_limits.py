@@ -24,7 +24,7 @@ from switchyard.services.records.limits import (
     RoomRequest,
     RoomReturn,
 )
-from tests.integration.ledger.made import claim, finish, new_job
+from tests.support.made import claim, finish, new_job
 
 NUMBERS = count(1)
 LIFE = 15.0

@@ -15,7 +15,7 @@ from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.ledger.sql.tables import SCHEMA_REVISION, metadata
 from switchyard.services.records import Created, LedgerError, LedgerMissing, SchemaOutdated
-from tests.integration.ledger.made import new_job
+from tests.support.made import new_job
 
 
 async def test_the_migrated_tables_are_those_of_the_program(empty_database_url: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from switchyard.services.ledger import Ledger, needed
 from switchyard.services.records import DeadLetterState, State
-from tests.integration.ledger.made import NOW, claim, finish, letter, message, new_job
+from tests.support.made import NOW, claim, finish, letter, message, new_job
 
 
 async def test_open_and_dead_jobs_name_what_is_needed_and_ended_ones_do_not(

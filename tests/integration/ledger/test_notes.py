@@ -7,7 +7,7 @@ import pytest
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import AttemptOutcome, Cancelled, RedrivenCopy, State
 from switchyard.services.records.progress import NoteRequest, ProgressRecord, Reported
-from tests.integration.ledger.made import NOW, claim, finish, message, new_job
+from tests.support.made import NOW, claim, finish, message, new_job
 
 
 def note(

@@ -2,7 +2,7 @@ import pytest
 
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import AttemptOutcome, JobFilter, State
-from tests.integration.ledger.made import NOW, claim, finish, message, new_job
+from tests.support.made import NOW, claim, finish, message, new_job
 
 
 async def job_ids(ledger: Ledger, **wanted) -> list[str]:

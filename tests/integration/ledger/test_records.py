@@ -6,7 +6,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.ledger.jobs import MANY
 from switchyard.services.records import Created, Existing, IdempotencyConflict, RowRejected, State
-from tests.integration.ledger.made import NOW, claim, finish, message, new_job
+from tests.support.made import NOW, claim, finish, message, new_job
 
 NOBODY = [f"nobody-{number}" for number in range(MANY)]
 HOW_MANY = pytest.mark.parametrize("others", [[], NOBODY], ids=["few", "many"])

@@ -7,7 +7,7 @@ import pytest
 
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import Created, Existing, LedgerUnavailable, State
-from tests.integration.ledger.made import NOW, claim, message, new_job
+from tests.support.made import NOW, claim, message, new_job
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import asyncio
 
 from switchyard.services.ledger import Ledger
-from tests.integration.ledger.made import claim
+from tests.support.made import claim
 
 
 async def register(ledger: Ledger, worker_id: str) -> None:

@@ -18,9 +18,9 @@ from switchyard.services.llm.batches import AT_MOST, Batched
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.records.llm_batches import ItemState
 from switchyard.services.settings import Settings
-from tests.integration.ledger.made import new_job
 from tests.support.batching import answer, collect, new_sender
 from tests.support.llm_server import Exchange, LlmServer
+from tests.support.made import new_job
 
 QUESTIONS = 3
 

@@ -21,9 +21,9 @@ from switchyard.services.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.settings import Settings
-from tests.integration.pipeline.pdfs import TEXT, pdf
 from tests.support.ledgers import make_ledger
 from tests.support.llm_server import LlmServer
+from tests.support.pdfs import TEXT, pdf
 
 
 @dataclass

@@ -15,7 +15,7 @@ from PIL import Image
 from switchyard.services.text.pages import Limits
 from switchyard.services.text.pdf import draw_page
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import scan, slips
+from tests.support.pdfs import scan, slips
 
 SLIPS = ("The heron waits in the reeds", "A lantern in the harbour", "Salt upon the window")
 

@@ -17,9 +17,9 @@ from switchyard.services.llm.errors import LlmUnavailable
 from switchyard.services.workers.outputs import MissingOutput
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import STAGES, document, find, ingested, written
-from tests.integration.pipeline.pdfs import TEXT, encrypted, scanned
 from tests.support import llm_server as server
 from tests.support.llm_server import LlmServer
+from tests.support.pdfs import TEXT, encrypted, scanned
 
 
 async def test_a_document_that_waits_for_ocr_says_so(pipeline: Pipeline, tmp_path: Path):

@@ -32,10 +32,10 @@ from tests.integration.pipeline.documents import (
     whole_result,
     written,
 )
-from tests.integration.pipeline.pdfs import TEXT, pdf
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
+from tests.support.pdfs import TEXT, pdf
 
 # --- the way through ------------------------------------------------------------------------
 

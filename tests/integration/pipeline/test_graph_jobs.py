@@ -17,7 +17,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.records.graph import Direction, EdgeKind, NodeKind, Ranking
 from switchyard.services.runtime.execution import Executor
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import pdf
+from tests.support.pdfs import pdf
 
 TIDES = "On tides and their causes in the deep sea"
 SAND = "What becomes of sand on a very long beach"

@@ -19,8 +19,8 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Failure
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.settings import Settings
-from tests.integration.pipeline.pdfs import TEXT, pdf
 from tests.support.hostile_pdfs import hostile_pdfs, nested_forms
+from tests.support.pdfs import TEXT, pdf
 
 LIMIT = 20.0
 """Seconds for one of them; `extract_text` has 120."""

@@ -25,13 +25,13 @@ from switchyard.services.settings import Settings
 from switchyard.services.sources.errors import SourceBusy, SourceUnavailable
 from switchyard.services.workers.references.linking import NothingToLink
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import pdf
 from tests.support.catalogue_servers import (
     CrossrefServer,
     KnownWork,
     OpenAlexServer,
     WikidataServer,
 )
+from tests.support.pdfs import pdf
 from tests.support.site import Behaviour, cut, fails, says, throttled
 
 TIDES = KnownWork(1, "On tides and their causes", 1999, "10.1000/tides", authors=("Richard Roe",))

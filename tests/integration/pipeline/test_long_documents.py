@@ -15,7 +15,7 @@ from switchyard.services.text.drafts import RANGE, Drafts
 from switchyard.services.text.pdf import ExtractorName, read_pdf
 from switchyard.services.workers.ingest.documents import ExtractText, extract_text
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import lines_of_text, with_a_broken_page
+from tests.support.pdfs import lines_of_text, with_a_broken_page
 
 PAGES = 2 * RANGE + 30
 TEXTS = [f"This is page {number} of the book." for number in range(1, PAGES + 1)]

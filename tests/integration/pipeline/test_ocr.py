@@ -22,7 +22,6 @@ from switchyard.services.text.plain import words
 from switchyard.services.workers import ocr as ocr_worker
 from switchyard.services.workers.ocr import NoTextFound
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import TEXT, pdf, scan, scanned, slips
 from tests.integration.pipeline.scans import (
     SLIPS,
     as_image,
@@ -31,6 +30,7 @@ from tests.integration.pipeline.scans import (
     text_of,
     with_scans,
 )
+from tests.support.pdfs import TEXT, pdf, scan, scanned, slips
 
 
 async def test_a_scan_is_read_and_found_by_its_words(pipeline: Pipeline, tmp_path: Path):

@@ -14,8 +14,8 @@ from switchyard.services.samples.articles import sample
 from switchyard.services.samples.generating import generate
 from switchyard.services.text.images import count_pages, draw
 from switchyard.services.text.ocr import read_picture
-from tests.integration.pipeline.pdfs import slips
 from tests.integration.pipeline.scans import SLIPS, as_image, picture_of
+from tests.support.pdfs import slips
 
 MANY = 50_000_000
 

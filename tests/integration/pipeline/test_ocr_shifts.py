@@ -11,8 +11,8 @@ import pytest
 from switchyard.services.jobs.outcomes import Next, PermanentError
 from switchyard.services.workers import ocr as ocr_worker
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import scan, slips
 from tests.integration.pipeline.scans import SLIPS, taken_in, text_of
+from tests.support.pdfs import scan, slips
 
 
 async def test_a_job_whose_shift_is_over_hands_on_to_another(

@@ -14,7 +14,7 @@ from switchyard.services.jobs.outcomes import Next
 from switchyard.services.text.pages import Limits
 from switchyard.services.text.pdf import ExtractorName, draw_page, read_pdf
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf
+from tests.support.pdfs import TEXT, encrypted, pdf
 
 EXTRACTORS: tuple[ExtractorName, ...] = ("pymupdf", "pypdfium2")
 both = pytest.mark.parametrize("extractor", EXTRACTORS)

@@ -33,7 +33,7 @@ from switchyard.services.text.mupdf import _reading
 from switchyard.services.text.pages import Limits, PdfText
 from switchyard.services.text.pdf import read_pdf
 from tests.integration.pipeline.conftest import outcome_of
-from tests.integration.pipeline.pdfs import TEXT, encrypted, pdf, scanned, sized, with_a_broken_page
+from tests.support.pdfs import TEXT, encrypted, pdf, scanned, sized, with_a_broken_page
 
 WHOLE = {
     "sample": next(samples(1)).content,

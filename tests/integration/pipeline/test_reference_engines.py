@@ -23,10 +23,10 @@ from switchyard.services.sources.errors import (
     SourceUnavailable,
 )
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import pdf
 from tests.support import llm_server
 from tests.support.grobid_server import KUHN, GrobidServer, tei
 from tests.support.llm_server import LlmServer
+from tests.support.pdfs import pdf
 from tests.support.site import cut, cut_in_the_middle, fails, packed, says, throttled
 
 STRUCTURE = "Kuhn, T S. The structure of scientific revolutions. University of Chicago Press, 1962."

@@ -20,7 +20,7 @@ from switchyard.services.workers.references import finding
 from switchyard.services.workers.references.reading import NoText
 from switchyard.services.workers.stages import EXTRACT
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import pdf, scanned
+from tests.support.pdfs import pdf, scanned
 
 BODY = "The tide rises twice a day [1]. Others disagree with this [1, 2]."
 LISTED = """References

@@ -15,7 +15,7 @@ from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import FileTooLarge, InvalidKey, NotStored
 from switchyard.services.files.uploads import receive
-from tests.integration.pipeline.pdfs import pdf
+from tests.support.pdfs import pdf
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from switchyard.services.sources.web.robots import judge
 from switchyard.services.text.web import read_page
 from switchyard.services.workers.ingest.web import UnreadablePage
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import pdf
 from tests.support import site as server
 from tests.support.hosts import PAGE
+from tests.support.pdfs import pdf
 from tests.support.site import Site
 
 STAGES = ["extract_text", "summarize_content", "embed_content", "classify_document", "link_content"]

@@ -9,9 +9,9 @@ from switchyard.services.jobs.outcomes import Next, Snooze
 from switchyard.services.sources.errors import SourceNonsense
 from tests.integration.pipeline.arxiv.papers import ID, JOB, STAGES, the_document, whole_result
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.pdfs import TEXT, pdf
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, Paper
+from tests.support.pdfs import TEXT, pdf
 
 
 async def test_a_paper_is_summarised_embedded_and_linked(
