@@ -47,3 +47,9 @@ def test_a_host_of_ones_own_without_its_port_is_refused_and_not_ignored(
 def test_hosts_of_ones_own_are_named_with_their_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS_WEB_HOSTS", "a.example:80, [::1]:8080")
     assert Settings().web_hosts == ("a.example:80", "[::1]:8080")
+
+
+def test_an_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBS_PUBLISH_WINDOW", "7")
+    assert Settings().publish_window == 7
+    assert Settings(publish_window=8).publish_window == 8

@@ -6,7 +6,12 @@ from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from switchyard.broker.addresses import AMQP_PORTS, checked, nodes_of, vhost_of, with_login
 from switchyard.broker.lanes import RETRY_DELAYS
@@ -70,6 +75,19 @@ class BrokerSettings(BaseSettings):
     admin_password: SecretStr | None = Field(
         default=None, description="The same for the broker user of schedulers and operators."
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the environment. There are no files, and to look for each field in those
+        that are not there takes as long as all the rest."""
+        return init_settings, env_settings
 
     @field_validator(
         "amqp_url",
