@@ -22,11 +22,15 @@ _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _SPACES = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u3000]+")
 _HYPHENATED = re.compile(r"(?<=[^\W\d_])[-\u2010]\n(?=[^\W\d_])")
 
+_ASCII = {code: chr(code) for code in range(128)}
+"""What is as it is in every form."""
+
 _CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CJK = re.compile(f"[{_CJK_RANGES}]+")
 _CJK_BREAK = re.compile(f"(?<=[{_CJK_RANGES}])\n(?=[{_CJK_RANGES}])")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _RAISED = re.compile("[⁰¹²³⁴-⁹]++")
+_LOWERED_NUMBER = re.compile("[₀-₉]")
 _LOWERED = re.compile(r"(?<![^\W_])([^\W\d_⁰¹²³⁴-⁹₀-₉]++)[₀-₉]++(?![^\W_])")
 
 SENTENCE_ENDS = frozenset(".!?…\u061f\u06d4\u0964\u0965。！？｡")
@@ -112,9 +116,11 @@ def words(text: str) -> list[str]:
     Normalised: compatibility forms folded, lower case, without accents and vowel marks. Numbers
     that stand raised or lowered hide no word: `day¹²` is `day` and `12`, `CO₂` is `co2` and `co`.
     """
-    found = []
-    for match in _WORD.finditer(_folded(text, _without_accents)):
-        word = match.group()
+    plain = _folded(text, _without_accents)
+    if not is_in_pairs(plain):  # most texts: looked at once, and not word by word
+        return _WORD.findall(plain)
+    found: list[str] = []
+    for word in _WORD.findall(plain):
         if is_in_pairs(word):
             found.extend(_pairs(word))
         else:
@@ -131,7 +137,9 @@ def normalised(text: str) -> str:
 def _numbers_apart(text: str) -> str:
     """The text with raised numbers as words of their own, as markers of notes and exponents are;
     a lowered one is part of its word, as in formulas, and the word is there without it, too."""
-    return _LOWERED.sub(r"\g<0> \1", _RAISED.sub(r" \g<0> ", text))
+    apart = _RAISED.sub(r" \g<0> ", text)
+    # Few texts have lowered numbers, and their pattern looks at every word.
+    return _LOWERED.sub(r"\g<0> \1", apart) if _LOWERED_NUMBER.search(apart) else apart
 
 
 def is_in_pairs(word: str) -> bool:
@@ -172,8 +180,9 @@ def _folded(text: str, fold: Callable[[str], str]) -> str:
     text = _numbers_apart(_UNSEEN.sub("", text))
     # Character by character: of a whole text, `normalize` sorts every run of combining marks, by
     # insertion, and such a run can be as long as the text.
-    kept = text.translate({ord(char): fold(char) for char in set(text)})
-    marks = "".join(char for char in set(kept) if unicodedata.combining(char))
+    folded = {ord(char): fold(char) for char in set(text) if not char.isascii()}
+    kept = text.translate(_ASCII | folded)
+    marks = "".join({char for char in "".join(folded.values()) if unicodedata.combining(char)})
     if marks:
         kept = re.sub(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+", r"\1", kept)
     return unicodedata.normalize("NFC", kept.casefold()).replace("\u0640", "")
