@@ -185,7 +185,7 @@ def shown() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize(("where", "query"), queries(), ids=lambda each: each[:60])
+@pytest.mark.parametrize(("where", "query"), list(queries()), ids=lambda each: each[:60])
 def test_no_rule_and_no_panel_asks_for_what_does_not_exist(where: str, query: str) -> None:
     known = shown()
     asked = set(re.findall(r"\b(?:(?:switchyard|llm)_\w+|up\b)", query))
