@@ -11,6 +11,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import QueueEmpty
 from pydantic import SecretStr
 
+from switchyard.broker.closing import Closing
 from switchyard.broker.lanes import LANES, Lane, Route
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.blocking import BlockingPublisher
@@ -60,7 +61,27 @@ def jobs(count: int, routing_key: str) -> list[Outgoing]:
     return [Outgoing(job(), routing_key) for _ in range(count)]
 
 
-async def accepted(publisher: Publisher, routing_key: str) -> bool:
+class InThread(Closing):
+    """A blocking publisher with the methods of the asyncio one: a test can tell of both. It runs in
+    a thread, because the proxies of tests need their loop."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._publisher = BlockingPublisher(settings)
+
+    async def publish(self, message: JobMessage, routing_key: str) -> Accepted:
+        return await asyncio.to_thread(self._publisher.publish, message, routing_key)
+
+    async def publish_many(self, outgoing: Iterable[Outgoing]) -> list[Result]:
+        return await asyncio.to_thread(self._publisher.publish_many, outgoing)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._publisher.close)
+
+
+PublisherType = type[Publisher] | type[InThread]
+
+
+async def accepted(publisher: Publisher | InThread, routing_key: str) -> bool:
     """Whether a job is accepted now; what refuses it is not raised."""
     (result,) = await publisher.publish_many([Outgoing(job(), routing_key)])
     return isinstance(result, Accepted)

@@ -1,6 +1,7 @@
 """Brokers with lanes for the publishers: with room, full, or behind a proxy."""
 
 from collections.abc import AsyncIterator
+from typing import cast
 
 import aio_pika
 import pytest
@@ -9,8 +10,24 @@ from switchyard.broker.lanes import DEAD_QUEUE
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from tests.support.brokers import TestBroker
-from tests.support.publishing import HOT, MAINTENANCE, declare, fill, of, settings_of, short_lanes
+from tests.support.publishing import (
+    HOT,
+    MAINTENANCE,
+    InThread,
+    PublisherType,
+    declare,
+    fill,
+    of,
+    settings_of,
+    short_lanes,
+)
 from tests.support.tcp_proxy import TcpProxy
+
+
+@pytest.fixture(params=[Publisher, InThread], ids=["asyncio", "blocking"])
+def publisher_type(request: pytest.FixtureRequest) -> PublisherType:
+    """Each of the publishers."""
+    return cast("PublisherType", request.param)
 
 
 @pytest.fixture

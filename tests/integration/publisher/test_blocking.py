@@ -1,4 +1,4 @@
-"""What the blocking publisher accepts is in its queue; no more is under way than its window.
+"""What is the blocking publisher's own: its window, and iterables that are slow or break.
 
 The proxy of a test needs the test's own loop, so what goes through it runs in a thread.
 """
@@ -9,11 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import aio_pika
 import pytest
 
-from switchyard.broker.lanes import JOBS_EXCHANGE
-from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.blocking import BlockingPublisher
 from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.publish.session import Session
@@ -35,30 +32,6 @@ from tests.support.publishing import (
 from tests.support.tcp_proxy import TcpProxy
 
 in_thread = asyncio.to_thread
-
-
-async def test_an_accepted_job_is_in_its_queue_with_all_its_properties(lanes: TestBroker) -> None:
-    message = job("job-1", url="https://example.org/ü")
-    with BlockingPublisher(of(lanes)) as publisher:
-        assert publisher.publish(message, HOT) == Accepted("job-1", HOT)
-
-    (arrived,) = await take(lanes.amqp_url, HOT_QUEUE, 1)
-    assert JobMessage.decode(arrived.body) == message
-    assert arrived.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
-    assert arrived.message_id == "job-1"
-    assert arrived.type == "crawl"
-    assert arrived.priority == 3
-    assert arrived.content_type == "application/json"
-    assert arrived.timestamp == message.metadata.created_at.replace(microsecond=0)
-    assert (arrived.exchange, arrived.routing_key) == (JOBS_EXCHANGE, HOT)
-
-
-async def test_a_body_of_many_frames_arrives_whole(lanes: TestBroker) -> None:
-    message = job(text="é" * 400_000)
-    with BlockingPublisher(of(lanes)) as publisher:
-        publisher.publish(message, HOT)
-    (arrived,) = await take(lanes.amqp_url, HOT_QUEUE, 1)
-    assert JobMessage.decode(arrived.body) == message
 
 
 async def test_thousands_of_jobs_of_a_generator_are_never_all_in_memory(lanes: TestBroker) -> None:
@@ -171,3 +144,15 @@ async def test_a_publisher_leaves_no_open_files_behind(broker310: TestBroker) ->
         with BlockingPublisher(of(broker310)) as publisher:
             publisher.publish(job(), HOT)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_closing_a_connection_that_is_silent_takes_a_second(
+    proxied: tuple[TcpProxy, BrokerSettings],
+) -> None:
+    proxy, settings = proxied
+    publisher = BlockingPublisher(settings)
+    await in_thread(publisher.publish, job(), HOT)
+    proxy.pause()
+    async with asyncio.timeout(2):
+        await in_thread(publisher.close)
+    publisher.close()  # a second time is fine

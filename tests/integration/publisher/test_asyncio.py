@@ -1,0 +1,178 @@
+"""What the asyncio publisher alone has: streams of coroutines, a connection that is shared,
+publishes that are cancelled, events."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.lanes import EVENTS_EXCHANGE, JOBS_EXCHANGE
+from switchyard.broker.publish.outcome import Accepted, Outgoing, envelope_of
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.channel import PipelinedChannel
+from switchyard.broker.wire.envelope import Envelope
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.publishing import (
+    BACKFILL,
+    BACKFILL_QUEUE,
+    HOT,
+    accepted,
+    declare,
+    depth,
+    job,
+    jobs,
+    of,
+    settings_of,
+)
+from tests.support.tcp_proxy import TcpProxy
+
+
+async def test_thousands_of_jobs_of_a_generator_are_never_all_in_memory(lanes: TestBroker) -> None:
+    count, window = 2_000, 200
+    assert await most_held(of(lanes, publish_window=window), count) <= window + 1
+    assert await depth(lanes.amqp_url, BACKFILL_QUEUE) == count
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+async def test_the_smallest_windows_hold_no_more(broker310: TestBroker, window: int) -> None:
+    await declare(broker310)
+    assert await most_held(of(broker310, publish_window=window), 50) <= window + 1
+
+
+async def most_held(settings: BrokerSettings, count: int) -> int:
+    """Publish so many generated jobs; how many of them were under way at most."""
+    made, yielded, most = 0, 0, 0
+
+    async def generate() -> AsyncIterator[Outgoing]:
+        nonlocal made, most
+        for number in range(count):
+            made += 1
+            most = max(most, made - yielded)
+            yield Outgoing(job(f"job-{number}"), BACKFILL)
+
+    async with Publisher(settings) as publisher:
+        async for result in publisher.publish_stream(generate()):
+            assert result == Accepted(f"job-{yielded}", BACKFILL)
+            yielded += 1
+    assert yielded == count
+    return most
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 100])
+async def test_never_more_than_a_window_is_unconfirmed(
+    broker310: TestBroker, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(broker310)
+    count = max(30, 2 * window)
+    seen: list[int] = []
+    publish = PipelinedChannel.publish
+
+    def watched(channel: PipelinedChannel, *args: Any, **options: Any) -> asyncio.Future[None]:
+        confirm = publish(channel, *args, **options)
+        seen.append(channel.unconfirmed)
+        return confirm
+
+    monkeypatch.setattr(PipelinedChannel, "publish", watched)
+    async with Publisher(of(broker310, publish_window=window)) as publisher:
+        async with asyncio.TaskGroup() as group:
+            batch = group.create_task(publisher.publish_many(jobs(count, BACKFILL)))
+            for _ in range(count):
+                group.create_task(publisher.publish(job(), BACKFILL))
+                group.create_task(publisher.send(JOBS_EXCHANGE, BACKFILL, envelope_of(job())))
+        for _ in range(count):
+            publisher.send_soon(EVENTS_EXCHANGE, "done.hot.crawl", Envelope(b"{}", "event"))
+    assert [type(result) for result in batch.result()] == [Accepted] * count
+    assert max(seen) == window
+
+
+async def test_publishes_of_many_coroutines_share_one_connection(broker310: TestBroker) -> None:
+    await declare(broker310)
+    async with TcpProxy("127.0.0.1", broker310.node.amqp_port) as proxy:
+        async with Publisher(settings_of(proxy.url(broker310.amqp_url))) as publisher:
+            await asyncio.gather(*(publisher.publish(job(), BACKFILL) for _ in range(50)))
+        assert proxy.connections == 1
+
+
+async def test_closing_ends_the_publishes_that_wait(
+    proxied: tuple[TcpProxy, BrokerSettings],
+) -> None:
+    proxy, settings = proxied
+    publisher = Publisher(settings)
+    await publisher.publish(job(), HOT)
+    proxy.pause("to_client")
+    waiting = asyncio.create_task(publisher.publish(job(), HOT))
+    channel = publisher._channel
+    assert channel is not None
+    await eventually(lambda: channel.unconfirmed)
+    await publisher.close()
+    with pytest.raises(BrokerAway) as away:
+        await waiting
+    assert away.value.maybe_accepted
+
+
+async def test_a_cancelled_publish_does_not_break_the_others(
+    proxied: tuple[TcpProxy, BrokerSettings],
+) -> None:
+    proxy, settings = proxied
+    async with Publisher(settings) as publisher:
+        await publisher.publish(job(), HOT)
+        proxy.pause("to_client")
+        tasks = [
+            asyncio.create_task(publisher.publish(job(f"job-{number}"), HOT)) for number in range(3)
+        ]
+        channel = publisher._channel
+        assert channel is not None
+        await eventually(lambda: channel.unconfirmed == 3)
+        tasks[1].cancel()
+        proxy.resume()
+        first, second, third = await asyncio.gather(*tasks, return_exceptions=True)
+        assert first == Accepted("job-0", HOT)
+        assert isinstance(second, asyncio.CancelledError)
+        assert third == Accepted("job-2", HOT)
+        assert channel.unconfirmed == 0
+        assert await accepted(publisher, HOT)
+        assert publisher._channel is channel
+
+
+async def test_a_publish_cancelled_while_connecting_does_not_break_the_others(
+    proxied: tuple[TcpProxy, BrokerSettings],
+) -> None:
+    proxy, settings = proxied
+    proxy.pause()
+    async with Publisher(settings) as publisher:
+        first = asyncio.create_task(publisher.publish(job(), HOT))
+        second = asyncio.create_task(publisher.publish(job("second"), HOT))
+        await eventually(lambda: proxy.connections)
+        first.cancel()
+        await asyncio.wait((first,))
+        proxy.resume()
+        assert await second == Accepted("second", HOT)
+        assert first.cancelled()
+    assert proxy.connections == 1
+
+
+async def test_an_event_is_sent_only_where_nobody_has_to_wait(
+    proxied: tuple[TcpProxy, BrokerSettings],
+) -> None:
+    proxy, settings = proxied
+    async with Publisher(settings.model_copy(update={"publish_window": 5})) as publisher:
+        event = partial(
+            publisher.send_soon, EVENTS_EXCHANGE, "done.hot.crawl", Envelope(b"{}", "event")
+        )
+        event()
+        assert proxy.connections == 0  # an event is no reason to connect
+        await publisher.publish(job(), HOT)
+        proxy.pause("to_client")
+        for _ in range(20):
+            event()
+        channel = publisher._channel
+        assert channel is not None
+        assert channel.unconfirmed == 5
+        proxy.resume()
+        await eventually(lambda: channel.unconfirmed == 0)
+        assert await accepted(publisher, HOT)
