@@ -22,7 +22,17 @@ from switchyard.services.redrive.spec import (
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
-from tests.support.redrives import EVERYTHING, bury_all, current, ids, names, run, running, start
+from tests.support.redrives import (
+    EVERYTHING,
+    bury,
+    bury_all,
+    current,
+    ids,
+    names,
+    run,
+    running,
+    start,
+)
 from tests.support.system import System, lanes_with, open_system
 
 # --- the whole of it --------------------------------------------------------------------------
@@ -139,6 +149,27 @@ async def test_canary_that_fails_stops_the_rest(broker: TestBroker, sqlite_url: 
         await resume_redrive(system.ledger, operation.id)
         assert (await run(system, operation)).state is BulkState.HALTED
         assert [journal.runs(job_id) for job_id in everything] == [1] * 6 + [0] * 34
+
+
+async def test_what_fails_between_a_halt_and_its_resumption_does_not_halt_it_again(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await system.start_worker()
+        await bury(system, "late", "hot.held_script", {"steps": ["permanent"]})
+        await bury(system, "early", "hot.scripted", {"steps": ["permanent"]})
+        await bury(system, "good", "hot.scripted", {"steps": ["done"]})
+        operation = await start(system, canary=2)
+        ended = await run(system, operation)
+        assert (ended.state, journal.runs("good")) == (BulkState.HALTED, 0)
+        await journal.started("late")
+        journal.release("late")
+        await system.wait_until_all(["late"], State.DEAD)
+
+        await resume_redrive(system.ledger, operation.id)
+        ended = await run(system, operation)
+        assert (ended.state, ended.note) == (BulkState.COMPLETED, "2 failed again")
+        await system.wait_until_all(["good"], State.SUCCEEDED)
 
 
 async def test_too_many_failures_halt_it(broker: TestBroker, sqlite_url: str) -> None:

@@ -56,7 +56,8 @@ class RedriveRun:
         """Find out how far it is."""
         await self._look()
         self._planned = sum(self._ended.values())
-        self._cursor.setdefault("baseline", [0, 0])
+        if "baseline" not in self._cursor:  # it begins, or was resumed after a halt
+            self._cursor["baseline"] = [self._settled, self._failed]
         if self._before.total is None and not self.spec.from_ledger:
             total = await self._ledger.count_dead(self.spec.which.for_index("waiting", self.moment))
             self._before = replace(self._before, total=min(total, self.spec.limit or total))
@@ -120,8 +121,9 @@ class RedriveRun:
             raise self._halted(f"{failed} of {done} failed again ({failed / done:.0%})")
 
     def _halted(self, why: str) -> Halted:
-        # Whoever resumes it wants to try again, and not to hear the same again.
-        self._cursor["baseline"] = [self._settled, self._ended.get(RedriveOutcome.FAILED, 0)]
+        # Whoever resumes it wants to try again, and not to hear the same again: what fails until
+        # then belongs to this halt.
+        del self._cursor["baseline"]
         return Halted(f"{why}; see `jobctl dead redrives show {self.session.id}`")
 
     async def drain(self) -> None:
@@ -136,8 +138,7 @@ class RedriveRun:
 
     @property
     def last_word(self) -> str | None:
-        failed = self._ended.get(RedriveOutcome.FAILED, 0)
-        return f"{failed} failed again" if failed else None
+        return f"{self._failed} failed again" if self._failed else None
 
     def planned(self, copies: Sequence[Copy]) -> None:
         """These are about to be sent."""
@@ -176,7 +177,7 @@ class RedriveRun:
             dropped=self._before.dropped + self.tally.dropped,
             invalid=self.tally.invalid,
             succeeded=self._ended.get(RedriveOutcome.SUCCEEDED, 0),
-            failed=self._ended.get(RedriveOutcome.FAILED, 0),
+            failed=self._failed,
             undone=self._ended.get(RedriveOutcome.UNDONE, 0),
             unfinished=self._open,
             notes=self._notes(),
@@ -197,11 +198,13 @@ class RedriveRun:
 
     @property
     def _settled(self) -> int:
-        return self._ended.get(RedriveOutcome.SUCCEEDED, 0) + self._ended.get(
-            RedriveOutcome.FAILED, 0
-        )
+        return self._ended.get(RedriveOutcome.SUCCEEDED, 0) + self._failed
+
+    @property
+    def _failed(self) -> int:
+        return self._ended.get(RedriveOutcome.FAILED, 0)
 
     def _since_baseline(self) -> tuple[int, int]:
-        """Ended, and failed of these, since the beginning or the last halt."""
+        """Ended, and failed of these, since it began, or was resumed after the last halt."""
         settled, failed = self._cursor["baseline"]
-        return self._settled - settled, self._ended.get(RedriveOutcome.FAILED, 0) - failed
+        return self._settled - settled, self._failed - failed
