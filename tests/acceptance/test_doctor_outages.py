@@ -104,6 +104,49 @@ async def test_a_deleted_queue_and_a_deleted_policy(
     until_gone(jobctl, "topology-missing")
 
 
+@pytest.mark.parametrize("away", ["delete_queue", "purge_queue"])
+def test_jobs_of_a_queue_that_somebody_emptied(
+    jobctl: CommandLine, broker310: TestBroker, away: str
+) -> None:
+    fill(jobctl, 3)
+    vhost = jobctl.environment["JOBS_AMQP_URL"].rpartition("/")[2]
+    with closing(sqlite3.connect(ledger_file(jobctl))) as database, database:
+        database.execute("UPDATE jobs SET updated_at = updated_at - 100")
+    assert "jobs-missing" not in findings(jobctl)
+    broker310.node.rabbitmqctl("-p", vhost, away, "hot.tester")
+    if away == "delete_queue":
+        assert "jobs-missing" not in findings(jobctl)  # they have nowhere to go yet
+        jobctl.ok("topology", "apply")
+    found = findings(jobctl)["jobs-missing"]
+    assert "hot.tester holds 0 of 3 jobs" in found["detail"]
+    ((_, *command),) = commands(found, "jobctl")
+    jobctl.ok(*command, "--yes")
+    with jobctl.worker(), jobctl.started("scheduler"):
+        until_gone(jobctl, "jobs-missing", "queue-unworked")
+        for job in json.loads(jobctl.ok("jobs", "list", "--json")):
+            jobctl.until_state(job["id"], "succeeded")
+
+
+async def test_jobs_that_wait_elsewhere_on_the_broker_are_not_missing(jobctl: CommandLine) -> None:
+    """One was put off, the letter of another was not read yet."""
+    jobctl.environment["JOBS_RETRY_DELAYS"] = "300"
+    await asyncio.to_thread(jobctl.ok, "topology", "apply")
+    await asyncio.to_thread(fill, jobctl, 2)
+    with closing(sqlite3.connect(ledger_file(jobctl))) as database, database:
+        database.execute("UPDATE jobs SET updated_at = updated_at - 100")
+    async with connected(jobctl.environment["JOBS_AMQP_URL"], "moves jobs") as connection:
+        channel = await connection.channel()
+        queue = await channel.get_queue("hot.tester", ensure=False)
+        put_off = await channel.get_queue("jobs.retry.300s", ensure=False)
+        for name in (put_off.name, "jobs.dead"):
+            message = await queue.get()
+            await channel.default_exchange.publish(message, name)
+            await message.ack()
+        assert "jobs-missing" not in await asyncio.to_thread(findings, jobctl)
+        await put_off.purge()
+        assert "jobs-missing" in await asyncio.to_thread(findings, jobctl)
+
+
 # --- lanes and workers ----------------------------------------------------------------------------
 
 

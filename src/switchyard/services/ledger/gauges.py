@@ -28,6 +28,18 @@ class GaugeReads(LedgerBase):
         """By kind of worker, what it has to do. Raises LedgerUnavailable."""
         return await self._database.read(_load)
 
+    async def queued_since(self, moment: float) -> dict[tuple[str, str], int]:
+        """How many jobs wait on the broker, unchanged since before `moment` (seconds since the
+        epoch), by lane and worker. Raises LedgerUnavailable."""
+        query = (
+            select(jobs.c.lane, jobs.c.worker, func.count())
+            .where(jobs.c.state == State.QUEUED, jobs.c.updated_at < moment)
+            .group_by(jobs.c.lane, jobs.c.worker)
+        )
+        return await self._database.read(
+            lambda connection: {(row[0], row[1]): int(row[2]) for row in connection.execute(query)}
+        )
+
     async def open_by_source(self, lane: str, *, sample: int) -> dict[str, int]:
         """Jobs in flight in a lane by their source, of the first `sample` that are found. Raises
         LedgerUnavailable."""

@@ -60,6 +60,7 @@ class Finding(StrEnum):
     QUEUE_UNWORKED = "queue-unworked"
     QUEUE_FROZEN = "queue-frozen"
     QUEUE_STALLED = "queue-stalled"
+    JOBS_MISSING = "jobs-missing"
     SCHEDULER_NONE = "scheduler-none"
     SCHEDULE_OVERDUE = "schedule-overdue"
     SCHEDULE_REFUSED = "schedule-refused"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from switchyard.broker.wording import counted
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined, restart_of
+from switchyard.services.monitoring.checks.missing import missing
 from switchyard.services.monitoring.lane_report import QueueReport, lane_report
 from switchyard.services.records import WorkerRecord
 
@@ -18,7 +19,7 @@ async def lanes(system: Examined) -> list[Check]:
     """Every queue of every lane."""
     report = await lane_report(system.settings, system.registry, None, clock=system.now)
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
-    found = _full(queues) + await _unworked(system, queues)
+    found = _full(queues) + await _unworked(system, queues) + await missing(system, report)
     waiting = sum(queue.ready for queue in queues)
     return found or [
         well(
