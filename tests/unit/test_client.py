@@ -21,6 +21,7 @@ from switchyard.api.client import (
 from switchyard.api.client.common import DEFAULT_URL
 from switchyard.api.client.errors import error_of
 from switchyard.api.client.following import EventReader, Patience
+from switchyard.api.client.operations import Listing, Operations
 from switchyard.services.settings import Settings
 
 PROBE = "import json, sys; import switchyard.api.client; print(json.dumps(sorted(sys.modules)))"
@@ -39,6 +40,13 @@ def test_the_client_imports_nothing_heavy() -> None:
 def test_the_client_calls_where_the_settings_say_by_default() -> None:
     """`jobctl` leaves address and key to the client, and docs/settings.md tells the default."""
     assert Settings.model_fields["api_url"].default == DEFAULT_URL
+
+
+def test_each_listing_has_its_single_pages_beside_it() -> None:
+    listings = {name: each for name, each in vars(Operations).items() if isinstance(each, Listing)}
+    assert listings
+    for name, listing in listings.items():
+        assert vars(Operations)[f"{name}_page"].operations == listing.operations
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def plan_redrive(
 
 
 @operation("admin-list_redrives")
-def redrive_page(
+def redrives_page(
     *, state: str | None = None, limit: int | None = None, cursor: str | None = None
 ) -> Call[dead_models.RedrivePage]:
     """A page of the redrives, the newest first."""
