@@ -11,6 +11,8 @@ from switchyard.broker.errors import BrokerAway, LaneFull
     [
         (LaneFull("hot.x", dead_lettered=True), "lane-full", "waits in the dead letters"),
         (LaneFull("hot.x", dead_lettered=False), "lane-full", "nothing was done"),
+        (LaneFull("hot.x", dead_lettered=True), "lane-full", "the lane hot is full"),
+        (LaneFull("llm.x", dead_lettered=False), "lane-full", "the lane llm is full"),
         (BrokerAway("gone", maybe_accepted=True), "broker-away", "may be done nevertheless"),
         (BrokerAway("gone", maybe_accepted=False), "broker-away", "nothing was done"),
     ],

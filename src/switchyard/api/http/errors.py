@@ -100,7 +100,7 @@ def problem_of(error: Exception) -> Problem:
             text = "try again later, with an Idempotency-Key: then nothing is done twice"
             return try_later("ledger-away", text)
         case LaneFull():
-            return lane_full(dead_lettered=error.dead_lettered)
+            return lane_full(error)
         case Unroutable():
             return try_later("no-queue", f"nothing was kept of the job: {error}")
         case BrokerAway(maybe_accepted=True):

@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from switchyard.api.http.answers import JSONAnswer
 from switchyard.api.models.problems import KINDS, TYPE_BASE, Kind
+from switchyard.broker.errors import LaneFull
+from switchyard.broker.lanes import lane_of
 from switchyard.services.publishing.requests import Complaint
 
 MEDIA_TYPE = "application/problem+json"
@@ -58,12 +60,13 @@ def try_later(name: str, detail: str | None = None, **extra: Any) -> Problem:
     return Problem(name, detail, retry_after=RETRY_AFTER, **extra)
 
 
-def lane_full(*, dead_lettered: bool, job_id: str | None = None) -> Problem:
+def lane_full(error: LaneFull, *, job_id: str | None = None) -> Problem:
     """The lane was full: nothing was done, or the job is a dead letter now. The answer names the
     letter."""
-    if not dead_lettered:
-        return try_later("lane-full", "nothing was done; try again later")
-    text = "the job waits in the dead letters, from where it can be redriven"
+    full = f"the lane {lane_of(error.routing_key)} is full (routing key {error.routing_key})"
+    if not error.dead_lettered:
+        return try_later("lane-full", f"{full}: nothing was done; try again later")
+    text = f"{full}: the job waits in the dead letters, from where it can be redriven"
     return try_later("lane-full", text, **({} if job_id is None else {"job_id": job_id}))
 
 

@@ -291,7 +291,7 @@ async def published(broker: BrokerSide, job: NewJob) -> Published:
     try:
         return await broker.jobs.publish_one(job)
     except LaneFull as error:
-        raise lane_full(dead_lettered=error.dead_lettered, job_id=job.message.job_id) from error
+        raise lane_full(error, job_id=job.message.job_id) from error
 
 
 async def check_same(

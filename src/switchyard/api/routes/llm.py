@@ -183,7 +183,7 @@ async def _streamed(
     except _REFUSALS as error:
         raise refused(error, by_routing_key=False) from error
     except LaneFull as error:
-        raise lane_full(dead_lettered=error.dead_lettered) from error
+        raise lane_full(error) from error
     timeout = body.expires_in or LONGEST_STREAM
     frames = _frames(queue, written, timeout, state.settings.api_heartbeat)
     return EventStream(frames, closing=written.close)
