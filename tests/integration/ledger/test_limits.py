@@ -169,6 +169,10 @@ async def test_tokens_are_reserved_before_and_corrected_after(ledger: Ledger) ->
     full = await take(ledger, "second", need)
     assert isinstance(full, NoRoom)
     assert "60 of 100 tokens were used in the last minute" in full.why
+    # There is room for a job of 40 tokens, but none such is next.
+    (report,) = await ledger.limit_reports()
+    assert report.next_room is not None
+    assert 0 < report.next_room <= 61
     assert called(await ledger.give_room_back(first.hold, first.needs, 10)) == ["second"]
     (report,) = await ledger.limit_reports()
     assert report.tokens_last_minute == 10

@@ -18,7 +18,8 @@ class LimitView(BaseModel):
     tokens_last_minute: int
     waiting: int = Field(description="Jobs that wait for room.")
     next_room: float | None = Field(
-        description="Seconds until there is room; 0: now; null: when a job ends."
+        description="Seconds until the job that waits longest has room (if none waits: a job of "
+        "one token); 0: now; null: when a job ends."
     )
 
 

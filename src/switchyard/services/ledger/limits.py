@@ -145,18 +145,22 @@ def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
     by_limit = (limit_holds.c.name, limit_holds.c.key)
     held = select(*by_limit, func.count()).where(limit_holds.c.expires_at > now)
     in_use = {(row[0], row[1]): int(row[2]) for row in connection.execute(held.group_by(*by_limit))}
-    of_wait = (limit_waits.c.name, limit_waits.c.key)
-    waits = {
-        (row[0], row[1]): int(row[2])
-        for row in connection.execute(select(*of_wait, func.count()).group_by(*of_wait))
-    }
+    mine = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
+    waiting = select(func.count()).where(*mine).scalar_subquery()
+    longest = select(limit_waits.c.tokens).where(*mine)
+    longest = longest.order_by(limit_waits.c.since, limit_waits.c.job_id).limit(1)
     found = []
-    query = select(limits).order_by(limits.c.updated_at.desc()).limit(at_most)
+    query = select(
+        limits, waiting.label("waiting"), longest.scalar_subquery().label("needs_tokens")
+    )
+    query = query.order_by(limits.c.updated_at.desc()).limit(at_most)
     for row in connection.execute(query):
         room = LimitSize(row.concurrency, row.per_minute, row.tokens_per_minute)
         window = RateWindow.load(row.bins, now)
         used = in_use.get((row.name, row.key), 0)
-        next_room: float | None = window.wait(now, room, 1, 1)
+        # One token, where nobody waits: the least that a job may need.
+        tokens = 1 if row.needs_tokens is None else row.needs_tokens
+        next_room: float | None = window.wait(now, room, 1, tokens)
         if room.concurrency is not None and used >= room.concurrency:
             next_room = None
         found.append(
@@ -167,7 +171,7 @@ def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
                 in_use=used,
                 last_minute=window.jobs,
                 tokens_last_minute=window.tokens,
-                waiting=waits.get((row.name, row.key), 0),
+                waiting=row.waiting,
                 next_room=next_room,
             )
         )

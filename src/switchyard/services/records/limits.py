@@ -130,7 +130,8 @@ class LimitReport:
     waiting: int
     """Jobs that were put off for want of room."""
     next_room: float | None
-    """Seconds until there is some: 0, now; None, when a job ends."""
+    """Seconds until the job that waits longest has room, or, where none waits, one of a single
+    token: 0, now; None, when a job ends."""
 
 
 @dataclass(frozen=True, slots=True)
