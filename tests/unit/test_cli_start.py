@@ -117,6 +117,8 @@ def test_help_shows_no_type_in_angle_brackets_and_names_arguments_in_capitals() 
             if isinstance(each, TyperArgument):
                 assert each.metavar is not None, (path, each.name)
                 assert re.fullmatch("[A-Z_]+", each.metavar), (path, each.name)
+                (in_usage,) = each.get_usage_pieces(context)
+                assert in_usage.removesuffix("...").strip("[]") == each.metavar, (path, each.name)
 
 
 def test_help_of_a_flag_names_no_value() -> None:

@@ -62,6 +62,23 @@ def test_whatever_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.count("x1b]52;c;b3duZWQ=") == 6
 
 
+def test_no_line_ends_in_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = table("A", "A LONG HEADING", "B", right=["B"])
+    add_row(rows, "a longer one", "x", "1")
+    add_row(rows, "a", "", "12")
+    console().print(rows)
+    print_rows([("a", "a value"), ("longer", "a much longer value"), ("two lines", "one \n two")])
+    assert capsys.readouterr().out.splitlines() == [
+        "A             A LONG HEADING   B",
+        "a longer one  x                1",
+        "a                             12",
+        "a          a value",
+        "longer     a much longer value",
+        "two lines  one",
+        "            two",
+    ]
+
+
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_logs_on_a_terminal(form: str) -> None:
     code, text = in_terminal(

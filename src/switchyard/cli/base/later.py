@@ -6,6 +6,7 @@ half as long again.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal, cast
 
@@ -60,14 +61,16 @@ def with_short_types(command: Any) -> Any:
 
     Nothing for a flag, which takes no value, `N` for a number, `TEXT` for text, `a|b` for a
     choice: the description of an option needs the room at 80 columns. Nothing for an argument:
-    its name says what it is.
+    its name says what it is. In the line of usage it is `ID`, as everywhere, and not `{ID}`.
     """
     for inner in getattr(command, "commands", {}).values():
         with_short_types(inner)
     context = typer.Context(command)
     for each in (*command.params, command.get_help_option(context)):
         if isinstance(each, TyperArgument):
-            cast("Any", each).display_type_rich = _no_type
+            argument = cast("Any", each)
+            argument.display_type_rich = _no_type
+            argument.get_usage_pieces = partial(_in_usage, argument)
         elif isinstance(each, TyperOption) and each.metavar is None:
             each.metavar = SHORT_TYPES.get(each.bare_type(), _choices(each, context))
     return command
@@ -82,6 +85,12 @@ def _choices(option: TyperOption, context: typer.Context) -> str | None:
 
 def _no_type(ctx: object) -> None:
     """What is shown beside the name of an argument."""
+
+
+def _in_usage(argument: TyperArgument, _ctx: object) -> list[str]:
+    """`ID`, `[ID]` for one that may be left out, `ID...` for one that may be repeated."""
+    name = argument.display_name_raw if argument.required else f"[{argument.display_name_raw}]"
+    return [name if argument.nargs == 1 else f"{name}..."]
 
 
 def _group() -> None:

@@ -8,6 +8,7 @@ no other way out (`banned-api` in pyproject.toml).
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -28,6 +29,7 @@ JsonOption = Annotated[
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
+_LINE_END = re.compile(" +\n")
 PIPE_WIDTH = 10_000
 """Columns of a table that goes to a file or a pipe: nothing is cut off there."""
 
@@ -73,7 +75,8 @@ def _safe_console() -> type[Console]:
     from rich.text import Text
 
     class SafeConsole(Console):
-        """Every text on its way to the terminal is printable, whatever it was put into."""
+        """Every text on its way to the terminal is printable, whatever it was put into, and no
+        line ends in the spaces with which rich fills columns."""
 
         def render_str(self, text: str, *args: Any, **options: Any) -> Text:
             # Before it is measured: a table has room for what is shown in its place.
@@ -82,10 +85,22 @@ def _safe_console() -> type[Console]:
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterator[Segment]:
+            held: list[Segment] = []  # spaces that may be the end of a line
             for segment in super().render(renderable, options):
-                # Those with `control` are rich's own: they move the cursor of a live display.
-                safe = segment.text if segment.control else printable(segment.text)
-                yield segment if safe == segment.text else Segment(safe, segment.style)
+                if segment.control:  # rich's own: they move the cursor of a live display
+                    yield segment
+                    continue
+                text = _LINE_END.sub("\n", printable(segment.text))
+                if text.startswith("\n"):
+                    held.clear()
+                shown = text.rstrip(" ")
+                if shown:
+                    yield from held
+                    held.clear()
+                    yield segment if shown == segment.text else Segment(shown, segment.style)
+                if shown != text:
+                    held.append(Segment(text[len(shown) :], segment.style))
+            yield from held
 
     return SafeConsole
 
