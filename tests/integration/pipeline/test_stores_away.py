@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,12 @@ from switchyard.services.index.checking import index
 from switchyard.services.index.chunk_index import IndexAway
 from switchyard.services.index.embedder import embedder_for
 from switchyard.services.index.opening import generation_of, home_at, open_index
+from switchyard.services.jobs.outcomes import RetryableError
+from switchyard.services.jobs.retry import Delayed, Failure, RetryPolicy, decide
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.check import Finding
+from switchyard.services.monitoring.checks import host
+from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.monitoring.metric_names import STORAGE_QUOTA, STORAGE_USED
 from switchyard.services.monitoring.system_metrics import SystemMetrics
 from switchyard.services.settings import Settings
@@ -70,6 +74,19 @@ async def test_every_call_says_that_the_store_does_not_answer():
         await store.size_async()
 
 
+@pytest.mark.parametrize("away", [StorageAway("away"), IndexAway("away")])
+def test_a_job_waits_for_a_store_without_using_up_an_attempt(away: RetryableError):
+    decision = decide(
+        Failure.of(away),
+        attempts=2,
+        max_attempts=3,
+        policy=RetryPolicy.over(),
+        now=datetime.now(UTC),
+    )
+    assert isinstance(decision, Delayed)
+    assert (decision.attempts, decision.ages) == (2, True)
+
+
 async def test_a_process_starts_while_the_stores_are_away(ledger: Ledger, tmp_path: Path):
     settings = Settings(
         data_dir=tmp_path, storage_url="s3://switchyard/files", index_url=SecretStr(AWAY)
@@ -83,15 +100,20 @@ async def test_a_process_starts_while_the_stores_are_away(ledger: Ledger, tmp_pa
 async def test_a_search_is_told_to_come_again_and_the_doctor_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    settings = Settings(data_dir=tmp_path, amqp_url=None, index_url=AWAY)
+    settings = Settings(
+        data_dir=tmp_path, amqp_url=None, index_url=AWAY, storage_url="s3://switchyard/files"
+    )
     async with AsyncExitStack() as stack:
         with while_it_runs(monkeypatch):
             client = await stack.enter_async_context(serving(settings))
             answer = await client.post("/search", json={"query": "tide"})
             assert (answer.status_code, answer.json()["hits"]) == (200, [])
         answer = await client.post("/search", json={"query": "tide"})
-    assert answer.status_code == 503
+        refused = await client.post("/documents", files={"file": ("a.txt", b"Some text.")})
+    assert answer.status_code == refused.status_code == 503
     assert answer.json()["type"].endswith("search-away")
+    assert answer.json()["detail"].startswith("the index does not answer")
+    assert refused.json()["detail"].startswith("the file storage does not answer")
     assert "Retry-After" in answer.headers
     (check,) = await index(settings)
     assert (check.status, check.finding) == ("wrong", Finding.INDEX_AWAY)
@@ -116,6 +138,19 @@ async def test_the_doctor_tells_of_an_index_of_another_embedder_and_makes_none(t
     (check,) = await index(settings.model_copy(update={"embed_offline": "wordllama"}))
     assert (check.status, check.finding) == ("warning", Finding.INDEX_EMBEDDER)
     assert "JOBS_EMBED_OFFLINE=hashed" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("quota", "finding"),
+    [(101, Finding.QUOTA_NEAR), (100, Finding.QUOTA_FULL), (1_000, None), (None, None)],
+)
+async def test_the_doctor_tells_that_the_quota_is_used_up(
+    pipeline: Pipeline, quota: int | None, finding: Finding | None
+):
+    pipeline.storage.put("uploads/one", b"x" * 100)
+    settings = pipeline.settings.model_copy(update={"storage_quota": quota})
+    (check,) = await host.storage(Examined(settings, pipeline.registry))
+    assert check.finding == finding
 
 
 async def test_bytes_in_the_storage_are_shown_beside_their_quota(pipeline: Pipeline):

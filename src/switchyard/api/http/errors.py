@@ -41,7 +41,13 @@ from switchyard.services.errors import (
 )
 from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.quota import StorageFull
-from switchyard.services.files.storage_errors import DiskFull, FileTooLarge, InvalidKey, NotStored
+from switchyard.services.files.storage_errors import (
+    DiskFull,
+    FileTooLarge,
+    InvalidKey,
+    NotStored,
+    StorageAway,
+)
 from switchyard.services.publishing.requests import Complaint, InvalidRequest
 from switchyard.services.records import (
     IdempotencyConflict,
@@ -88,6 +94,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem("storage-full", str(error))
         case DiskFull() | LedgerFull():
             return try_later("storage-full", "a disk of the service is full; nothing was done")
+        case StorageAway():
+            return try_later("unavailable", "the file storage does not answer; try again later")
         case InvalidKey() | NotStored():
             return Problem("internal-error")  # clients name no keys: a record of ours is wrong
         case SourceAway():

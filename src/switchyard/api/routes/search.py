@@ -10,7 +10,7 @@ from switchyard.api.http.problems import invalid, try_later
 from switchyard.api.models.documents import HitView, SearchAnswer, SearchBody
 from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
-from switchyard.services.index.chunk_index import IndexMismatch
+from switchyard.services.index.chunk_index import IndexAway, IndexMismatch
 from switchyard.services.index.ranking import Hit
 from switchyard.services.index.searching import Filters, UnknownWork, search_documents
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
@@ -53,7 +53,8 @@ async def search(body: SearchBody, request: Request, state: Shared) -> SearchAns
     except (RetryableError, PermanentError) as error:
         # Its text may name hosts: it stays in the log.
         request.state.trouble = f"{type(error).__name__}: {error}"
-        raise try_later("search-away", "try again later") from error
+        what = "index" if isinstance(error, IndexAway) else "embedder"
+        raise try_later("search-away", f"the {what} does not answer; try again later") from error
     return SearchAnswer(mode=body.mode, hits=[_view(hit) for hit in hits])
 
 

@@ -69,4 +69,7 @@ class Quota:
 
     def _refuse_over(self, limit: int, *, at_least: int = 0) -> None:
         if self._used >= limit + at_least:
-            raise StorageFull(f"the storage is at its quota of {limit:,} bytes")
+            raise StorageFull(
+                f"the storage is at its quota, JOBS_STORAGE_QUOTA, of {limit:,} bytes: its "
+                "operators can raise it, or remove files"
+            )

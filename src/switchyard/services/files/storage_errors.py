@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from switchyard.services.errors import InvalidInput, NotNow, SwitchyardError, Unknown
+from switchyard.services.jobs.outcomes import RetryableError
 
 
 class StorageError(SwitchyardError):
@@ -28,8 +29,12 @@ class DiskFull(StorageError, NotNow):
     """The disk has no room for the file; nothing of it was kept."""
 
 
-class StorageAway(StorageError, NotNow):
-    """The object store does not answer; whether the last write was done is not known."""
+class StorageAway(StorageError, RetryableError):
+    """The object store does not answer; whether the last write was done is not known. A job that
+    meets it uses up no attempt."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, counts=False)
 
 
 NO_ROOM = ("os error 28)", "os error 122)")

@@ -26,7 +26,11 @@ class IndexMismatch(PermanentError):
 
 
 class IndexAway(RetryableError):
-    """What the index is kept in does not answer, or others were faster all the time."""
+    """What the index is kept in does not answer, or others were faster all the time. A job that
+    meets it uses up no attempt."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, counts=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class Finding(StrEnum):
     DISK_FULL = "disk-full"
     DISK_LOW = "disk-low"
     STORAGE_AWAY = "storage-away"
+    QUOTA_FULL = "quota-full"
+    QUOTA_NEAR = "quota-near"
     FILES_READABLE = "files-readable"
     KEY_WEAK = "key-weak"
     INDEX_AWAY = "index-away"

@@ -6,11 +6,13 @@ import asyncio
 import os
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from switchyard.broker.wording import counted
 from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage_errors import StorageAway
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.records.errors import LedgerFull
@@ -21,7 +23,9 @@ FULL = 16 * MIB
 """Bytes that are left on a disk that counts as full: a ledger's log alone may grow by as much."""
 LOW, LOW_PART = 10 * 1024 * MIB, 0.1
 """Bytes, and part of the disk, that both are undercut on one that is nearly full."""
-STORAGE_TIMEOUT = 2.0
+STORAGE_TIMEOUT, MEASURE_TIMEOUT = 2.0, 5.0
+"""Seconds for a file to be put, and for all files to be counted."""
+QUOTA_NEAR = 0.9
 LEAST_KEY = 24
 """Characters of a key that nobody guesses."""
 
@@ -78,11 +82,30 @@ async def storage(system: Examined) -> list[Check]:
             await store.put_async(key, b"ok")
             await store.delete_async(key)
     except Exception as error:  # whatever it is, uploads and outputs can't be kept
-        detail = f"the storage takes no file: {str(error) or type(error).__name__}"
+        said = str(error) or type(error).__name__
+        if isinstance(error, TimeoutError):
+            said = f"it has not answered within {STORAGE_TIMEOUT:g} s"
+        detail = f"the storage takes no file: {said}"
         user = os.environ.get("USER", "this user")
         remedy = f"see JOBS_STORAGE_URL: is it right, has it room, may {user} write there?"
         return [wrong("storage", Finding.STORAGE_AWAY, " ".join(detail.split())[:300], remedy)]
-    return [well("storage", "it takes files")]
+    return [await _within_quota(store, system.settings.storage_quota)]
+
+
+async def _within_quota(store: Storage, quota: int | None) -> Check:
+    """Whether uploads are still taken; a storage that is too large to be measured now is not."""
+    used = 0
+    if quota is not None:
+        with suppress(TimeoutError, StorageAway):
+            async with asyncio.timeout(MEASURE_TIMEOUT):
+                used = await store.size_async()
+    if quota is None or used < QUOTA_NEAR * quota:
+        return well("storage", "it takes files")
+    detail = f"it holds {used:,} of the {quota:,} bytes of JOBS_STORAGE_QUOTA"
+    remedy = "raise JOBS_STORAGE_QUOTA, or remove files: docs/storage.md#quota"
+    if used < quota:
+        return warning("storage", Finding.QUOTA_NEAR, detail, remedy)
+    return wrong("storage", Finding.QUOTA_FULL, f"{detail}: uploads are refused", remedy)
 
 
 async def readable(system: Examined) -> list[Check]:
