@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,15 +14,17 @@ import httpx
 import pytest
 
 from switchyard import LLMQueue
+from switchyard.api.client import AsyncClient
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.llm import queue as queue_module
-from switchyard.services.llm.queue import LlmStatus, UnknownLlmRequest
+from switchyard.services.llm.queue import LlmResult, LlmStatus, UnknownLlmRequest
 from switchyard.services.monitoring import ending
 from switchyard.services.monitoring.job_events import EventFeed
 from switchyard.services.records import State
 from tests.support import llm_server
-from tests.support.api_server import serving
+from tests.support.api_server import connected, serving
 from tests.support.brokers import TestBroker
+from tests.support.commands import jobctl
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
 from tests.support.system import System, open_system
@@ -112,12 +115,28 @@ async def test_two_answers_that_do_not_fit_are_final_and_kept(
     record = await system.ledger.get(result.job_id)
     assert record is not None
     assert (record.state, record.reason, record.attempts) == (State.DEAD, "permanent", 1)
-    raw = system.settings.data_dir / "files" / f"results/jobs/{result.job_id}/raw.json"
-    assert json.loads(raw.read_text()) == {
-        "answers": ["It is about the sea.", '{"label": "mountain"}']
-    }
+    assert f"jobctl llm show {result.job_id}" in result.error
+    raw = ["It is about the sea.", '{"label": "mountain"}']
+    async with serving(system.settings) as api, AsyncClient(api.url) as client:
+        answer = await client.answer(result.job_id)
+        assert (answer.status, answer.raw_answers) == ("failed", raw)
+    shown = await show(system, result.job_id)
+    assert shown.returncode == 1
+    assert shown.stdout.splitlines() == raw
+    shown = await show(system, result.job_id, "--json")
+    assert json.loads(shown.stdout)["raw_answers"] == raw
     llm.next(SEA)
-    assert (await queue.call("classify", CLASSIFY)).value == {"label": "sea"}, "not from the cache"
+    mended = await queue.call("classify", CLASSIFY)
+    assert mended.value == {"label": "sea"}, "not from the cache"
+    shown = await show(system, mended.job_id)
+    assert (shown.returncode, json.loads(shown.stdout)) == (0, {"label": "sea"})
+
+
+async def show(system: System, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`jobctl llm show` with them."""
+    settings = system.settings
+    given = {"JOBS_DATABASE_URL": settings.ledger_url, "JOBS_DATA_DIR": str(settings.data_dir)}
+    return await jobctl("llm", "show", *arguments, **given)
 
 
 async def test_what_expires_while_it_waits_is_a_timeout_and_costs_nothing(
@@ -146,6 +165,40 @@ async def test_what_expires_while_it_is_asked_is_a_timeout_at_once(
     assert record.reason == "expired"
 
 
+async def test_what_would_only_come_back_to_expire_is_a_timeout_at_once(
+    system: System, queue: LLMQueue, llm: LlmServer
+) -> None:
+    """It waits for a server without room, and expires before the shortest delay is over."""
+    one: dict[str, Any] = {"llm_concurrency": 1, "llm_concurrency_min": 1, "llm_concurrency_max": 1}
+    await system.start_worker("llm", slots=2, retry_delays=(60.0,), **one)
+    llm.next(llm_server.slow(10))
+    first = await queue.submit("chat_completion", {"messages": [{"role": "user", "content": "1"}]})
+    await eventually(lambda: llm.requests, what="the first call")
+    job_id = await queue.submit("classify", CLASSIFY, expires_in=3)
+    result = await queue.result(job_id, timeout=2.8)
+    assert result.status is LlmStatus.TIMEOUT
+    assert result.error is not None
+    assert "as many requests as they may" in result.error
+    assert len(llm.requests) == 1
+    assert (await queue.result(first, timeout=30)).status is LlmStatus.COMPLETED
+
+
+async def test_a_stream_whose_time_is_over_says_so(system: System, queue: LLMQueue) -> None:
+    (end,) = [each async for each in queue.stream("classify", CLASSIFY, timeout=0.3)]
+    assert isinstance(end, LlmResult)
+    assert end.status is LlmStatus.TIMEOUT, "no worker runs"
+
+
+async def test_over_http_a_stream_whose_time_is_over_says_so(system: System) -> None:
+    async with serving(system.settings) as api, AsyncClient(api.url) as client:
+        await connected(api)
+        said = [each async for each in client.stream_llm(CLASSIFY, type="classify", expires_in=0.3)]
+        assert [each.name for each in said] == ["accepted", "end"]
+        assert said[-1].data["status"] == "timeout"
+        again = await client.answer(said[0].data["job_id"])
+        assert again.status == "timeout", "who comes back is told the same"
+
+
 async def test_a_call_whose_time_is_over_says_so(system: System, queue: LLMQueue) -> None:
     result = await queue.call("classify", CLASSIFY, timeout=0.3)
     assert result.status is LlmStatus.TIMEOUT, "no worker runs"
@@ -161,6 +214,24 @@ async def test_servers_that_ask_for_patience_use_up_no_attempt(
     record = await system.ledger.get(result.job_id)
     assert record is not None
     assert record.attempts == 0
+
+
+async def test_who_waits_for_a_server_leaves_no_traceback_in_the_log(
+    system: System, queue: LLMQueue, llm: LlmServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await system.start_worker("llm")
+    llm.next(llm_server.rate_limited(60))
+    await queue.submit("classify", CLASSIFY)
+    said = ""
+
+    def is_snoozed() -> bool:
+        nonlocal said
+        said += capfd.readouterr().out
+        return "snoozed" in said
+
+    await eventually(is_snoozed)
+    assert "the LLM server" in said
+    assert "Traceback" not in said
 
 
 async def test_there_is_no_answer_to_what_nobody_asked(queue: LLMQueue) -> None:

@@ -77,6 +77,9 @@ class AnswerOfModel(BaseModel):
         default=None, description="`text`, `value` (if a schema was given), `model`, `usage`, …"
     )
     error: str | None = None
+    raw_answers: list[str] | None = Field(
+        default=None, description="What the model answered, if neither answer matches the schema."
+    )
 
 
 class Spending(BaseModel):

@@ -33,6 +33,7 @@ from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.llm.queue import LLMQueue, LlmResult, LlmStatus, QueuedRequests, result_of
 from switchyard.services.llm.spending import first_day
 from switchyard.services.llm.streaming import LlmText, WrittenAnswer
+from switchyard.services.llm.unusable import raw_answers
 from switchyard.services.monitoring.ending import ended
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.publishing.requests import job_id_for, refused
@@ -131,7 +132,7 @@ async def ask(
     if record is None:
         response.status_code = 202
         return models.AnswerOfModel(job_id=accepted.job_id, status=LlmStatus.WAITING)
-    return _view(record, response)
+    return await _view(record, state, response)
 
 
 @router.get(
@@ -159,7 +160,7 @@ async def answer(
         broker = state.require_broker()
         _check_room(state.settings.api_max_streams, broker)
         record = await ended(broker.feed, state.ledger, job_id, timeout=wait) or record
-    return _view(record, response)
+    return await _view(record, state, response)
 
 
 async def _streamed(
@@ -185,26 +186,28 @@ async def _streamed(
     except LaneFull as error:
         raise lane_full(error) from error
     timeout = body.expires_in or LONGEST_STREAM
-    frames = _frames(queue, written, timeout, state.settings.api_heartbeat)
+    frames = _frames(state, queue, written, timeout)
     return EventStream(frames, closing=written.close)
 
 
 async def _frames(
-    queue: LLMQueue, written: WrittenAnswer, timeout: float, heartbeat: float
+    state: ApiState, queue: LLMQueue, written: WrittenAnswer, timeout: float
 ) -> AsyncGenerator[bytes, None]:
     yield frame("accepted", {"job_id": written.job_id})
     ending = queue.ending(written.job_id, timeout=timeout)
     # How it stands where the ledger is away at the end: it is not lost, and can be asked for.
     result = LlmResult(written.job_id, LlmStatus.WAITING)
     try:
-        async with aclosing(written.follow(ending, heartbeat=heartbeat)) as events:
+        async with aclosing(
+            written.follow(ending, heartbeat=state.settings.api_heartbeat)
+        ) as events:
             async for each in events:
                 if each is None:
                     yield HEARTBEAT
                 elif isinstance(each, LlmText):
                     yield frame("text", {"text": each.text, "offset": each.offset})
                 else:
-                    result = result_of(each)
+                    result = result_of(each, state.ledger.clock.time())
     except LedgerError as error:
         structlog.get_logger("api").warning("a stream ends without its answer", error=str(error))
     yield frame("end", _public(result).model_dump(mode="json"))
@@ -236,8 +239,9 @@ async def _ask_directly(
     return _shown(result, response)
 
 
-def _view(record: JobRecord, response: Response) -> models.AnswerOfModel:
-    return _shown(result_of(record), response)
+async def _view(record: JobRecord, state: ApiState, response: Response) -> models.AnswerOfModel:
+    view = _shown(result_of(record, state.ledger.clock.time()), response)
+    return view.model_copy(update={"raw_answers": await raw_answers(state.storage, record)})
 
 
 def _shown(result: LlmResult, response: Response) -> models.AnswerOfModel:

@@ -193,7 +193,8 @@ class LaneConsumer:
             self._log.warning("the broker cancelled the consumer", queue=queue.name)
             return False
         if channel.closed.done():
-            self._log.warning("the channel was closed", queue=queue.name)
+            reason = channel.closed.result()
+            self._log.warning("the channel was closed", queue=queue.name, reason=reason)
             return False
         await channel.cancel(tag)
         return not self._stopping.is_set()

@@ -62,8 +62,8 @@ class PipelinedChannel(Channel):
         self._room_at = 0
         self._callbacks: dict[str, DeliveryCallback] = {}
         self._assembler = Assembler()
-        self.closed: asyncio.Future[None] = self.loop.create_future()
-        """Done as soon as the channel or its connection is gone; never fails."""
+        self.closed: asyncio.Future[str] = self.loop.create_future()
+        """Done, with the reason, as soon as the channel or its connection is gone; never fails."""
         self.answered = False
         """The broker has opened it."""
         self._closing.add_done_callback(self._on_closed)
@@ -227,9 +227,10 @@ class PipelinedChannel(Channel):
             return await super().rpc(frame, timeout)
 
     def _on_closed(self, closing: asyncio.Future[Any]) -> None:
+        reason = _reason(closing)
         if not self.closed.done():
-            self.closed.set_result(None)
-        for confirm, error in self._unconfirmed.lost(_reason(closing)):
+            self.closed.set_result(reason)
+        for confirm, error in self._unconfirmed.lost(reason):
             _settle(confirm, error)
         if self._room is not None and not self._room.done():
             self._room.set_result(None)

@@ -32,6 +32,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.base.payloads import read_argument
+from switchyard.cli.jobs.llm_show import failure, show
 
 if TYPE_CHECKING:
     from switchyard.services.llm.queue import LlmResult
@@ -152,9 +153,10 @@ def ask(
         else:
             print_json(value)
     if result.result is None:
-        raise CommandFailed(
-            f"request {result.job_id}: {result.status}{f': {result.error}' if result.error else ''}"
-        )
+        raise CommandFailed(failure(result))
+
+
+app.command()(show)
 
 
 async def _ask(

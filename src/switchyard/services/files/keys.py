@@ -82,3 +82,8 @@ def extraction_key(job_id: str) -> str:
     """Where a job without a document keeps its result: whoever publishes it chooses its id, which
     may be that of a document."""
     return f"results/jobs/{job_id}/result.json"
+
+
+def raw_answers_key(job_id: str) -> str:
+    """Where the answers lie that a model gave to a job and that do not match its schema."""
+    return f"results/jobs/{job_id}/raw.json"

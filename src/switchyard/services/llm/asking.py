@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from switchyard.broker.message import now
 from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Expired, PermanentError, RetryableError
+from switchyard.services.jobs.outcomes import Expired, RetryableError
 from switchyard.services.llm.batches import may_batch
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane, lane_of
@@ -18,13 +17,10 @@ from switchyard.services.llm.reading import Answer
 from switchyard.services.llm.requests import LlmQuestion, LlmRequest
 from switchyard.services.llm.spending import asked_by
 from switchyard.services.llm.structured import checked
+from switchyard.services.llm.unusable import LlmUnusable, keep_raw
 
 SHOWN = 300
-"""Characters of an answer that an error shows; all of it is in a file."""
-
-
-class LlmUnusable(PermanentError):
-    """The model's answer does not fit its schema, the second one neither."""
+"""Characters of an answer that an error shows."""
 
 
 async def answer_request(
@@ -41,8 +37,9 @@ async def answer_request(
             return await _answered(lane, request, ctx, left, batch=batch and may_batch(ctx))
     except RetryableError as error:
         expires_at = ctx.message.metadata.expires_at
-        soon = _now(ctx) + timedelta(seconds=error.after or 0.0)
-        if expires_at is not None and soon >= expires_at:
+        # What goes back is away for the shortest delay at least: it would only come to expire.
+        away = max(error.after or 0.0, ctx.settings.retry_delays[0])
+        if expires_at is not None and _now(ctx) + timedelta(seconds=away) >= expires_at:
             raise Expired(f"no answer in time: {error}") from error
         raise
 
@@ -95,10 +92,11 @@ async def _answered(
         value = await checked(second.text, question.schema, ctx.in_process)
     except ValueError as error:
         await _forget(lane, question, repair)
-        key = await _keep_raw(ctx, [answer, second])
+        storage = Storage(ctx.settings.files_url)
+        await keep_raw(storage, ctx.job_id, [answer.text, second.text])
         raise LlmUnusable(
-            f"the model's answer can't be used: {error}; it is in {key} and begins "
-            f"{second.text[:SHOWN]!r}"
+            f"the model's answer can't be used: {error}; it begins {second.text[:SHOWN]!r}, all of "
+            f"it and of the one before: jobctl llm show {ctx.job_id}"
         ) from error
     return _result(second, reused) | {"value": value, "repaired": True}
 
@@ -125,11 +123,3 @@ async def _forget(lane: LlmLane, question: LlmQuestion, repair: list[dict[str, s
     """A redrive is to get other answers."""
     await lane.forget(question.asked())
     await lane.forget(question.asked(*repair))
-
-
-async def _keep_raw(ctx: JobContext, answers: list[Answer]) -> str:
-    key = f"results/jobs/{ctx.job_id}/raw.json"
-    raw = {"answers": [each.text for each in answers]}
-    body = json.dumps(raw, ensure_ascii=False).encode()
-    await Storage(ctx.settings.files_url).put_async(key, body)
-    return key

@@ -40,7 +40,7 @@ class LlmStatus(StrEnum):
     """It has not ended: ask again later."""
     COMPLETED = "completed"
     TIMEOUT = "timeout"
-    """It expired before it was answered, and cost nothing."""
+    """It expired before it was answered. One that had not been sent by then cost nothing."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
@@ -70,8 +70,9 @@ class UnknownLlmRequest(Unknown):
     """There is no request of that id."""
 
 
-def result_of(record: JobRecord) -> LlmResult:
-    """What a job's record says of its request."""
+def result_of(record: JobRecord, now: float) -> LlmResult:
+    """What a job's record says of its request; `now` is the ledger's time. Who waits as long as the
+    request may take is told that it expired, although its worker may have yet to record that."""
     status = LlmStatus.WAITING
     match record.state:
         case State.SUCCEEDED:
@@ -81,6 +82,9 @@ def result_of(record: JobRecord) -> LlmResult:
         case State.DEAD:
             expired = record.reason == Reason.EXPIRED
             status = LlmStatus.TIMEOUT if expired else LlmStatus.FAILED
+        case _ if record.expires_at is not None and record.expires_at <= now:
+            last = f": {record.error_message}" if record.error_message else ""
+            return LlmResult(record.id, LlmStatus.TIMEOUT, error=f"no answer in time{last}")
     return LlmResult(record.id, status, error=record.error_message)
 
 
@@ -269,7 +273,7 @@ class LLMQueue:
             async with aclosing(written.follow(ending)) as events:
                 async for each in events:
                     if isinstance(each, JobRecord):
-                        yield result_of(each)
+                        yield self._result_of(each)
                     elif each is not None:
                         yield each
         finally:
@@ -281,7 +285,10 @@ class LLMQueue:
         record = await self._way.ended(job_id, timeout=timeout)
         if record is None:
             raise UnknownLlmRequest(f"there is no request {job_id}")
-        return result_of(record)
+        return self._result_of(record)
+
+    def _result_of(self, record: JobRecord) -> LlmResult:
+        return result_of(record, self._ledger.clock.time())
 
     async def call(
         self,
@@ -300,7 +307,4 @@ class LLMQueue:
         job_id = await self.submit(
             job_type, payload, lane=lane, priority=priority, expires_in=timeout, source=source
         )
-        result = await self.result(job_id, timeout=timeout)
-        if result.status is LlmStatus.WAITING:  # it runs out just now
-            return LlmResult(job_id, LlmStatus.TIMEOUT, error="no answer in time")
-        return result
+        return await self.result(job_id, timeout=timeout)

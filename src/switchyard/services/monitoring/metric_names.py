@@ -116,7 +116,7 @@ LLM_PROCESSED = Metric(
 LLM_LATENCY = Metric(
     "llm_request_latency_seconds",
     "histogram",
-    "From the claim of a request to its answer, including the wait for a slot.",
+    "From the claim of an answered request to its answer, including the wait for a slot.",
     ("request_type",),
     _LONG,
 )
@@ -130,7 +130,7 @@ LLM_HEDGES = Metric(
 LLM_CONCURRENCY = Metric(
     "llm_worker_concurrency",
     "gauge",
-    "Calls to language models that this worker has in progress.",
+    "Requests that this worker has in progress, those that wait for a slot included.",
     ("worker_id",),
 )
 SLOTS = Metric(

@@ -45,13 +45,14 @@ class Released:
 
 
 Ending = Decision | CalledOff
+SUCCEEDED = "succeeded"
 
 
 def outcome_of(ending: Ending) -> str:
     """succeeded, retried, snoozed, dead or cancelled: a closed set, for counting."""
     match ending:
         case Succeeded():
-            return "succeeded"
+            return SUCCEEDED
         case Delayed():
             return "retried" if ending.counts else "snoozed"
         case Died():

@@ -16,7 +16,7 @@ from switchyard.services.monitoring import metric_names as names
 from switchyard.services.monitoring.distribution import Distribution
 from switchyard.services.monitoring.metric_names import LLM, OTHER, Distributions, Metric, Samples
 from switchyard.services.monitoring.metrics import Metrics
-from switchyard.services.runtime.endings import Ending, outcome_of
+from switchyard.services.runtime.endings import SUCCEEDED, Ending, outcome_of
 from switchyard.services.runtime.running import RunningJob
 
 
@@ -34,6 +34,9 @@ class _Tally:
 
     spent: _Spent
     """Of the type, whatever the lane and the outcome."""
+    answered: Distribution | None
+    """Of a model's answers of this type; None for all else. An attempt that went back for want of a
+    server has none, and would pass for a slow answer."""
     ended: int = 0
 
 
@@ -50,6 +53,8 @@ class Meter:
         """By worker and lane."""
         self._spent: dict[tuple[str, str], _Spent] = {}
         """By worker and type."""
+        self._answered: dict[str, Distribution] = {}
+        """By type."""
         self._tallies: dict[tuple[str, str, str], _Tally] = {}
         """By type, lane and outcome."""
         worked = set(kinds)
@@ -82,7 +87,10 @@ class Meter:
         if tally is None:
             tally = self._new_tally(job_type, lane, outcome)
         tally.ended += 1
-        tally.spent.seconds.add(max(0.0, self._clock.time() - job.started_at))
+        seconds = max(0.0, self._clock.time() - job.started_at)
+        tally.spent.seconds.add(seconds)
+        if tally.answered is not None:
+            tally.answered.add(seconds)
         if isinstance(ending, Succeeded):
             tally.spent.attempts.add(job.message.metadata.attempts + 1)
         elif isinstance(ending, Died):
@@ -95,7 +103,10 @@ class Meter:
         """The one of `other` for each type that is not registered: there may be any number."""
         worker, job_type = self._labels(job_type)
         spent = self._spent.setdefault((worker, job_type), _Spent())
-        return self._tallies.setdefault((job_type, lane, outcome), _Tally(spent))
+        answered = None
+        if worker == LLM and outcome == SUCCEEDED:
+            answered = self._answered.setdefault(job_type, names.LLM_LATENCY.distribution())
+        return self._tallies.setdefault((job_type, lane, outcome), _Tally(spent, answered))
 
     def _labels(self, job_type: str) -> tuple[str, str]:
         worker = self._worker_of.get(job_type)
@@ -125,7 +136,7 @@ class Meter:
             (names.ATTEMPTS_USED, {labels: each.attempts for labels, each in spent}),
             (
                 names.LLM_LATENCY,
-                {(job_type,): each.seconds for (worker, job_type), each in spent if worker == LLM},
+                {(job_type,): each for job_type, each in self._answered.items()},
             ),
         ]
 

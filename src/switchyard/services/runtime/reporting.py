@@ -89,7 +89,8 @@ class Reporter:
                     delay=ending.level,
                     error_type=ending.failure.error_type,
                     error=ending.failure.message[:MESSAGE_LIMIT],
-                    **_traceback(ending.failure),
+                    # Nothing failed where no attempt is used up: what is needed is busy or away.
+                    **(_traceback(ending.failure) if ending.counts else {}),
                 )
                 self._announce("retrying", job)
             case Died():
