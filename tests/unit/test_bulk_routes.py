@@ -18,7 +18,7 @@ KINDS = {"backfill": "/backfills", "redrive": "/admin/dead/redrives"}
 @asynccontextmanager
 async def two_of_each(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """The API without a broker, and two operations of each kind in its ledger."""
-    settings = Settings(data_dir=tmp_path, amqp_url=None, _env_file=None)
+    settings = Settings(data_dir=tmp_path, amqp_url=None)
     await make_ledger(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as ledger:
         for kind in KINDS:

@@ -14,7 +14,6 @@ from switchyard.api.entry.access import check_keys
 from switchyard.api.entry.bodies import BodyLimits
 from switchyard.api.entry.edge import Edge
 from switchyard.api.http import errors, openapi
-from switchyard.api.http.answers import JSONAnswer
 from switchyard.api.routes import (
     admin,
     backfills,
@@ -98,14 +97,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
-        default_response_class=JSONAnswer,
         redirect_slashes=False,  # to an address made of whatever `Host` says
-        generate_unique_id_function=openapi.operation_id,
     )
     app.state.stop = lambda: None  # whoever serves it puts in what ends that
-    for router in ROUTERS:
-        app.include_router(router)
-    errors.install(app, [route for router in ROUTERS for route in router.routes])
+    app.router.routes.extend(route for router in ROUTERS for route in router.routes)
+    errors.install(app)
     openapi.install(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimits, settings=settings)

@@ -124,8 +124,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem("internal-error")
 
 
-def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
-    """Answer every error as a problem. `routes` are all that the app has."""
+def install(app: FastAPI) -> None:
+    """Answer every error as a problem."""
 
     async def handle(request: Request, error: Exception) -> Response:
         problem = problem_of(error)
@@ -135,7 +135,7 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
         if isinstance(trouble, LedgerError | BrokerError | NotNow):
             request.state.trouble = f"{type(trouble).__name__}: {trouble}"
         if problem.kind.status is HTTPStatus.METHOD_NOT_ALLOWED:
-            problem.headers = {"Allow": ", ".join(_methods(routes, request.scope))}
+            problem.headers = {"Allow": ", ".join(_methods(app.routes, request.scope))}
         return render(problem, getattr(request.state, "request_id", None))
 
     for base in (StarletteHTTPException, RequestValidationError, SwitchyardError, BrokerError):

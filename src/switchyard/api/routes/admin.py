@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, responses, try_later
+from switchyard.api.http.routing import Routes
 from switchyard.api.models import jobs as models
 from switchyard.api.models.dead import DeadLetterDetails, DeadLetterPage, DeadLetterView
 from switchyard.api.models.lanes import (
@@ -28,7 +29,7 @@ from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.monitoring.worker_status import status_of
 from switchyard.services.records import DeadLetter, DeadLetterFilter, DeadLetterState
 
-router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
+router = Routes(prefix="/admin", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
 LetterId = Annotated[str, Path(pattern=patterns.JOB_ID)]
 

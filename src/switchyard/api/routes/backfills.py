@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from pydantic import ValidationError
 
 from switchyard.api.entry.access import PrincipalOf, needs, require_scope
 from switchyard.api.entry.uploads import InvalidUpload, UploadForm
 from switchyard.api.http.problems import invalid, responses
+from switchyard.api.http.routing import Routes
 from switchyard.api.models.backfills import (
     EXAMPLE_ID,
     BackfillInput,
@@ -39,7 +40,7 @@ from switchyard.services.files.quota import Quota
 from switchyard.services.publishing.requests import Complaint
 from switchyard.services.records import BulkState
 
-router = APIRouter(prefix="/backfills", tags=["backfills"])
+router = Routes(prefix="/backfills", tags=["backfills"])
 
 PATIENCE = 5.0
 """Seconds that a request waits for a turn to ask a source."""

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from fastapi.params import Depends
 from pydantic import BaseModel
 
 from switchyard.api.http.problems import responses
+from switchyard.api.http.routing import Routes
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker import patterns
 from switchyard.services.bulk import control
@@ -53,7 +54,7 @@ class BulkRoutes(Generic[V]):
             await control.set_limits(state.ledger, operation_id, changes, kind=self.kind)
         return await self.found(state, operation_id)
 
-    def add_to(self, router: APIRouter) -> None:
+    def add_to(self, router: Routes) -> None:
         """Give the router what they have in common."""
         id_name, plural = f"{self.kind}_id", f"{self.kind}s"
         one = f"{self.path}/{{{id_name}}}"

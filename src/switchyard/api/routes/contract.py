@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import (
     Problem,
     responses,
 )
+from switchyard.api.http.routing import Routes
 from switchyard.api.models.problems import KINDS, TYPE_BASE, Kind
 from switchyard.api.models.service import JobTypes, JobTypeView, ProblemKind, ProblemKinds
 from switchyard.api.state import Shared
@@ -19,7 +20,7 @@ from switchyard.services.access.api_keys import Scope
 from switchyard.services.jobs.registry import JobType
 from switchyard.services.publishing.asyncapi import asyncapi, payload_schema
 
-router = APIRouter(tags=["contract"])
+router = Routes(tags=["contract"])
 
 
 @router.get("/schemas", dependencies=[needs(Scope.READ, Scope.PUBLISH)])

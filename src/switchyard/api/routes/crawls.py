@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, invalid, responses
+from switchyard.api.http.routing import Routes
 from switchyard.api.models import crawls as models
 from switchyard.api.routes.jobs import ACCEPTED_HEADERS, IdempotencyKey
 from switchyard.api.state import ApiState, Shared
@@ -22,7 +23,7 @@ from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.publishing.requests import Complaint
 from switchyard.services.records.crawls import CrawlProgress, CrawlRecord
 
-router = APIRouter(prefix="/crawl", tags=["crawls"])
+router = Routes(prefix="/crawl", tags=["crawls"])
 
 FULL_RETRY_AFTER = 60
 """Seconds after which a crawl may be asked for again when the lane is full."""

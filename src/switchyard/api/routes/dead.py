@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.answers import JSONAnswer
 from switchyard.api.http.problems import responses
+from switchyard.api.http.routing import Routes
 from switchyard.api.models.dead import (
     EXAMPLE_ID,
     DeadGroupList,
@@ -31,7 +32,7 @@ from switchyard.services.redrive import spec as redrive_spec
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.spec import KIND
 
-router = APIRouter(prefix="/admin/dead", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
+router = Routes(prefix="/admin/dead", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
 PATIENCE = 5.0
 """Seconds that a request waits until nobody else goes through `jobs.dead`."""

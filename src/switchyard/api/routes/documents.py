@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
+from fastapi import Query, Request, Response
 
 from switchyard.api.dependencies import DocumentsOf
 from switchyard.api.entry.access import PrincipalOf, needs, source_of
@@ -18,6 +18,7 @@ from switchyard.api.http.document_errors import (
 )
 from switchyard.api.http.problems import responses
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
+from switchyard.api.http.routing import Routes
 from switchyard.api.models import jobs as models
 from switchyard.api.models.documents import (
     ClassField,
@@ -39,7 +40,7 @@ from switchyard.services.documents.status import DocumentStatus
 from switchyard.services.files.uploads import Upload
 from switchyard.services.records.requests import MAX_NOTIFY_URL
 
-router = APIRouter(tags=["documents"])
+router = Routes(tags=["documents"])
 
 PICTURE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 

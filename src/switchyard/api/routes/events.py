@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import Header, Query
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.event_stream import (
@@ -15,6 +15,7 @@ from switchyard.api.http.event_stream import (
     frame,
 )
 from switchyard.api.http.problems import responses, try_later
+from switchyard.api.http.routing import Routes
 from switchyard.api.models import jobs as models
 from switchyard.api.routes.jobs import JobIdInPath, known_job
 from switchyard.api.state import ApiState, BrokerSide, Shared
@@ -23,7 +24,7 @@ from switchyard.services.access.api_keys import Scope
 from switchyard.services.monitoring.job_events import ENDINGS, TEXT, JobEvent
 from switchyard.services.records import FINISHED, LedgerUnavailable
 
-router = APIRouter(tags=["events"])
+router = Routes(tags=["events"])
 
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
+from fastapi import Request, Response
 
 from switchyard.api.dependencies import ExtractionsOf
 from switchyard.api.entry.access import needs
@@ -14,13 +14,14 @@ from switchyard.api.http.document_errors import (
     UPLOAD_PROBLEMS,
     unreadable,
 )
+from switchyard.api.http.routing import Routes
 from switchyard.api.models.documents import ExtractionView
 from switchyard.api.routes.documents import FORM, POLL_AFTER, receive_upload
 from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.documents.extractions import ExtractionNotFinished
 
-router = APIRouter(prefix="/extract", tags=["extraction"])
+router = Routes(prefix="/extract", tags=["extraction"])
 
 
 @router.post(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, responses
+from switchyard.api.http.routing import Routes
 from switchyard.api.models import graph as models
 from switchyard.api.models import jobs
 from switchyard.api.state import Shared
@@ -24,7 +25,7 @@ from switchyard.services.records.graph import (
     RelatedWorks,
 )
 
-router = APIRouter(prefix="/graph", tags=["graph"], dependencies=[needs(Scope.READ)])
+router = Routes(prefix="/graph", tags=["graph"], dependencies=[needs(Scope.READ)])
 
 T = TypeVar("T")
 

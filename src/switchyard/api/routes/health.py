@@ -7,14 +7,15 @@ import os
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
+from switchyard.api.http.routing import Routes
 from switchyard.api.models.service import ComponentView, Liveness, Readiness
 from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.services.monitoring.checks.host import require_room_for_ledger
 from switchyard.services.monitoring.health import Check, Component, examine
 
-router = APIRouter(prefix="/health", tags=["health"])
+router = Routes(prefix="/health", tags=["health"])
 
 EVENTS = "events"
 """The component that is shown, and not needed to take work."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import Header, Path, Query, Request, Response
 
 from switchyard.api.dependencies import ReferenceDeskOf
 from switchyard.api.entry.access import needs, source_of
 from switchyard.api.http.document_errors import RESULT_PROBLEMS
 from switchyard.api.http.problems import Problem, lane_full, responses, try_later
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
+from switchyard.api.http.routing import Routes
 from switchyard.api.models import jobs as models
 from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.broker import patterns
@@ -48,7 +49,7 @@ JobIdInPath = Annotated[
     str, Path(pattern=patterns.JOB_ID, description="The job's id.", examples=["0b0f6c1e"])
 ]
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = Routes(prefix="/jobs", tags=["jobs"])
 
 ACCEPTED_HEADERS: dict[str, Any] = {
     "Location": {"description": "The job.", "schema": {"type": "string"}},

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import responses
+from switchyard.api.http.routing import Routes
 from switchyard.api.models.limits import LimitList, LimitView
 from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.records.limits import LimitReport
 
-router = APIRouter(tags=["limits"])
+router = Routes(tags=["limits"])
 
 
 @router.get("/limits", dependencies=[needs(Scope.READ)], responses=responses("ledger-away"))

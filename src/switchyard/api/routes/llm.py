@@ -10,11 +10,12 @@ from datetime import date, timedelta
 from typing import Annotated, Any
 
 import structlog
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 
 from switchyard.api.entry.access import needs, source_of
 from switchyard.api.http.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
 from switchyard.api.http.problems import lane_full, responses, try_later
+from switchyard.api.http.routing import Routes
 from switchyard.api.models import llm as models
 from switchyard.api.routes.jobs import (
     ACCEPTED_HEADERS,
@@ -40,8 +41,8 @@ from switchyard.services.publishing.requests import job_id_for, refused
 from switchyard.services.records import JobRecord, LedgerError
 from switchyard.services.records.spending import SpentBy
 
-router = APIRouter(prefix="/llm/requests", tags=["llm"])
-spending_router = APIRouter(prefix="/llm/spend", tags=["llm"])
+router = Routes(prefix="/llm/requests", tags=["llm"])
+spending_router = Routes(prefix="/llm/spend", tags=["llm"])
 
 _REFUSALS = (InvalidJob, InvalidPayload, UnknownJobType)
 LONGEST_STREAM = 3600.0

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from switchyard.api.entry.access import needs
+from switchyard.api.http.routing import Routes
 from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.monitoring.metrics import CONTENT_TYPE
 
-router = APIRouter(tags=["health"])
+router = Routes(tags=["health"])
 
 TEXT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}}

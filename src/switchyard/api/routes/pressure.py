@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import responses
+from switchyard.api.http.routing import Routes
 from switchyard.api.models.lanes import LaneView, PressureView, QueueView
 from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.monitoring.lane_pressure import LaneDepth, QueueDepth
 
-router = APIRouter(tags=["lanes"])
+router = Routes(tags=["lanes"])
 
 
 @router.get(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
@@ -13,6 +13,7 @@ from switchyard.api.dependencies import ReferenceDeskOf
 from switchyard.api.entry.access import needs, source_of
 from switchyard.api.http.document_errors import UPLOAD_PROBLEMS, unreadable
 from switchyard.api.http.problems import Problem
+from switchyard.api.http.routing import Routes
 from switchyard.api.models.references import (
     OrderedReferences,
     ReferenceRequest,
@@ -26,7 +27,7 @@ from switchyard.services.documents.extractions import ExtractionNotFinished
 from switchyard.services.documents.inbox import About
 from switchyard.services.documents.reference_orders import Order, ReferenceDesk
 
-router = APIRouter(tags=["references"])
+router = Routes(tags=["references"])
 
 M = TypeVar("M", bound=ReferenceRequest)
 ANSWERS: dict[int | str, dict[str, Any]] = {

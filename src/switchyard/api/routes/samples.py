@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from switchyard.api.dependencies import DocumentsOf
 from switchyard.api.entry.access import needs, source_of
 from switchyard.api.http.problems import responses
+from switchyard.api.http.routing import Routes
 from switchyard.api.models.documents import GenerateBody, SamplesView, SampleView
 from switchyard.api.routes.documents import POLL_AFTER
 from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.documents.generated import order_samples
 
-router = APIRouter(tags=["samples"])
+router = Routes(tags=["samples"])
 
 
 @router.post(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import invalid, responses
+from switchyard.api.http.routing import Routes
 from switchyard.api.models import schedules as models
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker import patterns
@@ -19,7 +20,7 @@ from switchyard.services.schedules.book import Schedules
 from switchyard.services.schedules.entry import ScheduleEntry
 from switchyard.services.schedules.rule import InvalidSchedule
 
-router = APIRouter(prefix="/schedules", tags=["schedules"])
+router = Routes(prefix="/schedules", tags=["schedules"])
 
 Name = Annotated[
     str,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.document_errors import SEARCH_PROBLEMS
 from switchyard.api.http.problems import invalid, try_later
+from switchyard.api.http.routing import Routes
 from switchyard.api.models.documents import HitView, SearchAnswer, SearchBody
 from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
@@ -16,7 +17,7 @@ from switchyard.services.index.searching import Filters, UnknownWork, search_doc
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.publishing.requests import Complaint
 
-router = APIRouter(tags=["search"])
+router = Routes(tags=["search"])
 
 
 @router.post(

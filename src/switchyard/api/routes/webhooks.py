@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 
 from switchyard.api.http.problems import Problem
+from switchyard.api.http.routing import Routes
 from switchyard.api.models.webhooks import DeliveryView
 from switchyard.api.routes.jobs import prepared
 from switchyard.api.state import Shared
@@ -25,7 +26,7 @@ from switchyard.services.webhooks.deliveries import (
     github_job,
 )
 
-router = APIRouter(prefix="/webhooks", tags=["webhooks"], include_in_schema=False)
+router = Routes(prefix="/webhooks", tags=["webhooks"], include_in_schema=False)
 
 LATER = 5.0
 """Seconds after which a job enters its lane that finds it full, or the broker away: whoever sends
