@@ -20,6 +20,7 @@ FIGURE = {
     "kind": "figure",
     "caption": "Figure 1. Tides",
     "description": "A curve that rises twice.",
+    "refused": None,
     "model": "eyes",
     "width": 10,
     "height": 20,

@@ -19,8 +19,9 @@ from switchyard.services.jobs.outcomes import Next, RetryableError
 from switchyard.services.llm.vision import VisionNotSet
 from switchyard.services.samples.generating import generate
 from switchyard.services.text import figures
+from switchyard.services.text.figures import NoSuchPage
 from switchyard.services.workers import figures as figures_worker
-from switchyard.services.workers.figures import NoSuchFigure
+from switchyard.services.workers.figures import NoPictureTaken, NoSuchFigure
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import chunk_count, document, find
 from tests.support import llm_server as server
@@ -123,6 +124,38 @@ async def test_a_model_that_is_away_is_asked_again_later(
     with pytest.raises(RetryableError):
         await seeing.one("describe_figures", {"document_id": document_id})
     assert not await seeing.storage.exists_async(figures_key(document_id))
+
+
+async def test_a_picture_that_the_model_declines_does_not_hold_up_the_others(
+    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+):
+    sample = with_figures()
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    llm.next(server.answers("", finish_reason="content_filter"))
+    await seeing.run("describe_figures", {"document_id": document_id})
+    found = kept(seeing, document_id)
+    assert sorted({each["description"] for each in found}) == ["", SEEN]
+    assert ["content filter" in each.get("refused", "") for each in found].count(True) == 1
+
+
+async def test_a_model_that_takes_no_pictures_is_told(
+    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+):
+    sample = with_figures()
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    llm.always(server.fails(400, "no image input"))
+    with pytest.raises(NoPictureTaken, match="no image input"):
+        await seeing.one("describe_figures", {"document_id": document_id})
+
+
+@pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
+async def test_a_page_that_is_not_there_is_told(seeing: Pipeline, tmp_path: Path, extractor: str):
+    settings = seeing.settings.model_copy(update={"pdf_extractor": extractor})
+    other = replace(seeing, settings=settings)
+    sample = with_figures()
+    document_id = await taken_in(other, tmp_path, sample.content, sample.filename)
+    with pytest.raises(NoSuchPage, match=r"no page 99: it has \d"):
+        await other.one("analyze_image", {"document_id": document_id, "page": 99})
 
 
 async def test_what_a_shift_leaves_another_job_describes(

@@ -86,7 +86,6 @@ ANYWHERE: Final[Mapping[str, str]] = MappingProxyType(
         "filters": "Which documents to search.",
         "filter": "Which dead letters to redrive; all given fields must match.",
         "change": "What to change in each of them.",
-        "description": "What is to be seen.",
         "model": "Name of the model that was asked.",
         "height": "Height in pixels.",
         # Graph and index

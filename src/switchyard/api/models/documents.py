@@ -114,7 +114,10 @@ class FigureView(BaseModel):
     page: int
     kind: str = Field(description="figure, table, or image: the document itself is one.")
     caption: str = Field(description="Empty if none was found.")
-    description: str
+    description: str = Field(
+        description="What is to be seen. Empty if the model refused the picture."
+    )
+    refused: str | None = Field(default=None, description="Why the model refused it.")
     model: str
     width: int = Field(description="Pixels.")
     height: int

@@ -49,6 +49,6 @@ def figures(
             str(each.page),
             cell(each.kind),
             cell(each.caption),
-            cell(each.description),
+            cell(f"(refused: {each.refused})" if each.refused else each.description),
         )
     console().print(rows)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.media import IMAGES, PDF
+from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.text.pages import Limits
 from switchyard.services.text.plain import clean, unwrap
 
@@ -80,18 +81,25 @@ def cut(original: Original) -> list[Picture]:
     return _of_pdf(data)
 
 
+class NoSuchPage(PermanentError):
+    """The document has fewer pages."""
+
+
 def page_picture(original: Original, number: int) -> Picture:
-    """A whole page, from 1, as a picture. Raises as `cut`."""
+    """A whole page, from 1, as a picture. Raises NoSuchPage, and as `cut`."""
     from PIL import Image as Images
 
     from switchyard.services.text import images
-    from switchyard.services.text.pdf import draw_page
+    from switchyard.services.text.pdf import draw_page, extractor_named
 
     data = original.storage.get(original.key)
     limits = Limits()
     if original.media_type in IMAGES:
         drawn = images.draw(data, number, pixels=limits.page_pixels, side=SIDE)
     elif original.media_type == PDF:
+        with extractor_named(original.extractor).opening(data, limits) as pdf:
+            if number > (count := pdf.page_count):
+                raise NoSuchPage(f"the document has no page {number}: it has {count}")
         pixels = draw_page(
             data, number, dpi=_DPI, side=SIDE, limits=limits, extractor=original.extractor
         )

@@ -41,6 +41,10 @@ class NoSuchFigure(PermanentError):
     """The document has no figure of that number, or none were cut out yet."""
 
 
+class NoPictureTaken(PermanentError):
+    """The model refuses every picture of the document: it may take none at all."""
+
+
 class AnalyzeImage(DocumentJob):
     """A question about a picture: a page of a document, or one of its figures."""
 
@@ -102,7 +106,8 @@ async def _described(
             raise _ShiftOver
         some = pictures[start : start + _AT_ONCE]
         answers = await _together(
-            _answer(ctx, each.content, MEDIA_TYPES[each.suffix], each.caption) for each in some
+            _answer_or_refusal(ctx, each.content, MEDIA_TYPES[each.suffix], each.caption)
+            for each in some
         )
         for number, (picture, answer) in enumerate(zip(some, answers, strict=True), start + 1):
             key = figure_key(files.document_id, number, picture.suffix)
@@ -122,6 +127,8 @@ async def _described(
                     **answer,
                 }
             )
+    if described and all(each.get("refused") for each in described):
+        raise NoPictureTaken(f"the model takes none of the pictures: {described[0]['refused']}")
     return described
 
 
@@ -195,6 +202,21 @@ def _original(ctx: JobContext, files: DocumentFiles, original: StageOutput) -> A
         about["media_type"],
         ctx.settings.pdf_extractor,
     )
+
+
+async def _answer_or_refusal(
+    ctx: JobContext, content: bytes, media_type: str, caption: str
+) -> dict[str, Any]:
+    """A picture that the model declines does not hold up the others."""
+    from switchyard.services.llm.errors import LlmRefused
+
+    try:
+        return await _answer(ctx, content, media_type, caption)
+    except LlmRefused as error:
+        if error.elsewhere:  # of the key or the model, and not of the picture
+            raise
+        model = ctx.settings.vision_model
+        return {"description": "", "model": model, "complete": False, "refused": str(error)}
 
 
 async def _answer(
