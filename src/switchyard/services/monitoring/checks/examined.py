@@ -10,7 +10,7 @@ from typing import Any
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.monitoring.worker_status import is_current, status_of
+from switchyard.services.monitoring.worker_status import is_current, is_replaced, status_of
 from switchyard.services.records import JobFilter, State, WorkerRecord
 from switchyard.services.settings import Settings
 
@@ -64,7 +64,7 @@ class Examined:
         silent = [
             worker
             for worker in by_status["silent"]
-            if is_current(worker, now) and not _is_replaced(worker, alive)
+            if is_current(worker, now) and not is_replaced(worker, found)
         ]
         return alive, silent
 
@@ -72,11 +72,6 @@ class Examined:
         """How many jobs each worker runs; of the latest thousand. Raises LedgerError."""
         page = await self.need_ledger().list_jobs(JobFilter(state=State.RUNNING), limit=LOOKED_AT)
         return Counter(job.worker_id or "" for job in page.items)
-
-
-def _is_replaced(worker: WorkerRecord, alive: list[WorkerRecord]) -> bool:
-    later = [each for each in alive if each.started_at > worker.beat_at]
-    return set(worker.kinds) <= {kind for each in later for kind in each.kinds}
 
 
 def restart_of(workers: list[WorkerRecord]) -> str:
