@@ -60,7 +60,7 @@ def test_redrive_that_does_not_validate_leaves_the_letter(
     done = jobctl.run("dead", "redrive", dead_ids[0], "--set", "payload.n=x")
     assert done.returncode == 1
     assert "n: Input should be a valid integer" in done.stderr
-    assert "1 dead letters are still in their place" in done.stderr
+    assert "1 dead letter is still in its place" in done.stderr
     assert len(jobctl.json("dead", "list")) == 3
     wrong_path = jobctl.fails("dead", "redrive", dead_ids[0], "--set", "nonsense")
     assert "write PATH=VALUE" in wrong_path

@@ -11,7 +11,7 @@ from switchyard.services.bulk.handler import BulkFailed, TryLater
 from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.bulk.session import BulkSession
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import BulkOperation, BulkState, State
+from switchyard.services.records import BulkHold, BulkOperation, BulkState, State
 from tests.support.eventually import eventually
 from tests.support.made import NOW, message, new_job
 
@@ -127,7 +127,7 @@ async def test_one_process_holds_an_operation(ledger: Ledger) -> None:
     for number in range(3):
         await make(ledger, f"count-{number}")
     taken = await asyncio.gather(
-        *(ledger.claim_bulk(f"p{number}", 60, kinds=["count"]) for number in range(9))
+        *(ledger.claim_bulk(BulkHold(f"p{number}", 60), kinds=["count"]) for number in range(9))
     )
     held = [each.id for each in taken if each is not None]
     assert sorted(held) == ["count-0", "count-1", "count-2"]
@@ -135,9 +135,33 @@ async def test_one_process_holds_an_operation(ledger: Ledger) -> None:
         await BulkRunner(ledger, [Counting()]).run_one("count-1")
 
 
+async def test_what_is_started_or_resumed_for_a_process_is_left_to_it(ledger: Ledger) -> None:
+    counting, scheduler = Counting(), BulkHold("scheduler", 60)
+    runner = BulkRunner(ledger, [counting])
+    await make(ledger, hold=runner.hold)
+    assert await ledger.claim_bulk(scheduler, kinds=["count"]) is None
+    counting.gates[2] = asyncio.Event()
+    running = asyncio.create_task(runner.run_one("count-1"))
+    await eventually(lambda: counting.waits_at == 2)
+    await bulk_control.pause(ledger, "count-1")
+    counting.gates[2].set()
+    assert (await running).state is BulkState.PAUSED
+
+    await bulk_control.resume(ledger, "count-1", hold=runner.hold)
+    assert await ledger.claim_bulk(scheduler, kinds=["count"]) is None
+    assert (await runner.run_one("count-1")).state is BulkState.COMPLETED
+
+
+async def test_what_another_process_still_has_is_not_taken_from_it(ledger: Ledger) -> None:
+    await make(ledger, hold=BulkHold("other", 60))
+    await bulk_control.pause(ledger, "count-1")
+    resumed = await bulk_control.resume(ledger, "count-1", hold=BulkHold("mine", 60))
+    assert (resumed.state, resumed.holder) == (BulkState.WAITING, "other")
+
+
 async def test_a_process_that_died_is_replaced(ledger: Ledger) -> None:
     await make(ledger)
-    assert await ledger.claim_bulk("dead", -1, kinds=["count"]) is not None
+    assert await ledger.claim_bulk(BulkHold("dead", -1), kinds=["count"]) is not None
     assert await ledger.checkpoint_bulk("count-1", "dead", -1, cursor={"at": 3}) is not None
     counting = Counting()
     assert (await BulkRunner(ledger, [counting]).run_one("count-1")).state is BulkState.COMPLETED

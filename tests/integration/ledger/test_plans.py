@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql.dialect import keys_parameter, select_by_keys
+from switchyard.services.records import BulkHold
 
 
 @pytest.mark.postgres
@@ -18,7 +19,7 @@ async def test_rows_are_looked_up_by_keys_and_not_by_reading_all(postgres_url: s
     letters = [f"letter-{number}" for number in range(3_000)]
     async with await Ledger.open(postgres_url) as ledger:
         await ledger.create_bulk("redrive-1", kind="redrive", title="", spec={}, created_by="test")
-        assert await ledger.claim_bulk("me", 60.0, kinds=["redrive"]) is not None
+        assert await ledger.claim_bulk(BulkHold("me", 60.0), kinds=["redrive"]) is not None
         assert await ledger.plan_redriven("redrive-1", "me", dict.fromkeys(letters, 1))
         wanted = [*letters[:200], "unknown"]
         assert await ledger.planned_redrives("redrive-1", wanted) == dict.fromkeys(wanted[:-1], 1)

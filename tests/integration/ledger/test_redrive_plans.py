@@ -1,6 +1,7 @@
 """What an operation plans to send is its holder's to note and to forget, and nobody else's."""
 
 from switchyard.services.ledger import Ledger
+from switchyard.services.records import BulkHold
 
 HOLD = 60.0
 
@@ -8,7 +9,7 @@ HOLD = 60.0
 async def begun(ledger: Ledger, holder: str) -> None:
     """A redrive, held by `holder`, as if its hold could run out at once."""
     await ledger.create_bulk("redrive-1", kind="redrive", title="all", spec={}, created_by="test")
-    assert await ledger.claim_bulk(holder, 0.0, kinds=["redrive"]) is not None
+    assert await ledger.claim_bulk(BulkHold(holder, 0.0), kinds=["redrive"]) is not None
 
 
 async def test_a_holder_plans_and_forgets(ledger: Ledger) -> None:
@@ -21,7 +22,7 @@ async def test_a_holder_plans_and_forgets(ledger: Ledger) -> None:
 async def test_who_has_lost_an_operation_forgets_nothing_of_it(ledger: Ledger) -> None:
     await begun(ledger, "first")
     assert await ledger.plan_redriven("redrive-1", "first", {"a": 1})
-    assert await ledger.claim_bulk("second", HOLD, kinds=["redrive"]) is not None
+    assert await ledger.claim_bulk(BulkHold("second", HOLD), kinds=["redrive"]) is not None
     assert await ledger.plan_redriven("redrive-1", "second", {"a": 2, "b": 1})
     assert not await ledger.forget_planned("redrive-1", "first", ["a", "b"])
     assert await ledger.planned_redrives("redrive-1", ["a", "b"]) == {"a": 2, "b": 1}
@@ -29,7 +30,7 @@ async def test_who_has_lost_an_operation_forgets_nothing_of_it(ledger: Ledger) -
 
 async def test_who_has_lost_an_operation_plans_nothing_of_it(ledger: Ledger) -> None:
     await begun(ledger, "first")
-    assert await ledger.claim_bulk("second", HOLD, kinds=["redrive"]) is not None
+    assert await ledger.claim_bulk(BulkHold("second", HOLD), kinds=["redrive"]) is not None
     assert await ledger.plan_redriven("redrive-1", "second", {"a": 2})
     assert not await ledger.plan_redriven("redrive-1", "first", {"a": 1, "b": 1})
     assert await ledger.planned_redrives("redrive-1", ["a", "b"]) == {"a": 2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from switchyard.cli.base.output import console, say
 if TYPE_CHECKING:
     from switchyard.services.bulk.handler import BulkHandler
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkOperation
+    from switchyard.services.records import BulkHold, BulkOperation
 
 LOOK_SECONDS = 0.25
 NICE = 10
@@ -23,14 +23,15 @@ NICE = 10
 
 async def run_here(
     ledger: Ledger,
-    operation: BulkOperation,
     handler: BulkHandler,
+    start: Callable[[BulkHold], Awaitable[BulkOperation]],
     *,
     counted: str,
-    stop: Callable[[], Any],
+    stop: Callable[[str], Any],
 ) -> BulkOperation:
-    """Run it until it ends; gives its record then. The count of that name is shown; SIGINT and
-    SIGTERM call `stop`, whose coroutine ends it."""
+    """Start (or resume) an operation for this process, with the hold that `start` is given, and
+    run it until it ends; gives its record then. The count of that name is shown; SIGINT and
+    SIGTERM call `stop` with its id, whose coroutine ends it."""
     from switchyard.cli.base.long_running import settle_memory
     from switchyard.services.bulk import control as bulk_control
     from switchyard.services.bulk.runner import BulkRunner
@@ -39,10 +40,13 @@ async def run_here(
     settle_memory()
     give_way()
     runner = BulkRunner(ledger, [handler])
+    operation = await start(runner.hold)
     stopping: set[asyncio.Task[Any]] = set()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: stopping.add(asyncio.create_task(stop())))
+        loop.add_signal_handler(
+            number, lambda: stopping.add(asyncio.create_task(stop(operation.id)))
+        )
     running = asyncio.create_task(runner.run_one(operation.id))
     try:
         with _view(handler.kind, counted) as show:

@@ -118,13 +118,12 @@ async def _purge(
             if dry_run or not found.purged:
                 return found, None
             ask("purge", found.purged, which)
-        operation = await start_purge(ledger, which, created_by=user(), reason=why)
         operation = await run_here(
             ledger,
-            operation,
             PurgeHandler(settings, ledger),
+            lambda hold: start_purge(ledger, which, created_by=user(), reason=why, hold=hold),
             counted="scanned",
-            stop=lambda: bulk_control.cancel(ledger, operation.id),
+            stop=lambda operation_id: bulk_control.cancel(ledger, operation_id),
         )
         return PurgeProgress.of(operation), operation
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.broker.wording import counted
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -33,9 +34,11 @@ from switchyard.cli.dead.options import AllOption, IdsArgument, chosen, filtered
 from switchyard.cli.dead.purge import DryRunOption, ask, wait_aloud
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from switchyard.services.jobs.registry import Registry
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkOperation
+    from switchyard.services.records import BulkHold, BulkOperation
     from switchyard.services.redrive.sending import Tally
     from switchyard.services.redrive.spec import RedriveSpec
     from switchyard.services.settings import Settings
@@ -198,32 +201,39 @@ async def begin(
     from switchyard.cli.dead.view import public
     from switchyard.services.redrive.spec import start_redrive
 
-    operation = await start_redrive(ledger, spec, created_by=user(), reason=why, rate=rate)
-    if background:
-        if as_json:
-            print_json(public(operation))
-        else:
-            say(f"watch it with `jobctl dead redrives watch {operation.id}`; a scheduler runs it")
-            echo(operation.id)
+    async def start(hold: BulkHold | None) -> BulkOperation:
+        return await start_redrive(
+            ledger, spec, created_by=user(), reason=why, rate=rate, hold=hold
+        )
+
+    if not background:
+        report(spec, await run_redrive(settings, registry, ledger, start), as_json=as_json)
         return
-    operation = await go_on(settings, registry, ledger, operation)
-    report(spec, operation, as_json=as_json)
+    operation = await start(None)
+    if as_json:
+        print_json(public(operation))
+    else:
+        say(f"watch it with `jobctl dead redrives watch {operation.id}`; a scheduler runs it")
+        echo(operation.id)
 
 
-async def go_on(
-    settings: Settings, registry: Registry, ledger: Ledger, operation: BulkOperation
+async def run_redrive(
+    settings: Settings,
+    registry: Registry,
+    ledger: Ledger,
+    start: Callable[[BulkHold], Awaitable[BulkOperation]],
 ) -> BulkOperation:
-    """Run a redrive in this process; SIGINT and SIGTERM pause it."""
+    """Start or resume a redrive and run it in this process; SIGINT and SIGTERM pause it."""
     from switchyard.cli.bulk.run_here import run_here
     from switchyard.services.bulk import control as bulk_control
     from switchyard.services.redrive.handler import RedriveHandler
 
     return await run_here(
         ledger,
-        operation,
         RedriveHandler(settings, registry, ledger),
+        start,
         counted="redriven",
-        stop=lambda: bulk_control.pause(ledger, operation.id, "by Ctrl-C"),
+        stop=lambda operation_id: bulk_control.pause(ledger, operation_id, "by Ctrl-C"),
     )
 
 
@@ -300,7 +310,8 @@ def _fail_for(missing: int, invalid: int) -> None:
             "what only the ledger has goes back with --from-ledger"
         )
     if invalid:
-        raise CommandFailed(f"{invalid} dead letters are still in their place")
+        still = counted(invalid, "dead letter is", "dead letters are")
+        raise CommandFailed(f"{still} still in {'its' if invalid == 1 else 'their'} place")
 
 
 def percentage(text: str) -> float:

@@ -24,7 +24,7 @@ from switchyard.cli.dead.view import RedriveDisplay
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkOperation
+    from switchyard.services.records import BulkHold, BulkOperation
 
 app = typer.Typer(
     no_args_is_help=True, help="Records of redrives: list, show, watch, pause, resume, cancel, set."
@@ -49,7 +49,7 @@ def resume(
     Runs in the foreground; Ctrl-C pauses it. After a halt it starts with a new canary and counts
     only failures from then on.
     """
-    from switchyard.cli.dead.redrive import go_on, report
+    from switchyard.cli.dead.redrive import report, run_redrive
     from switchyard.cli.dead.view import public
     from switchyard.services.redrive.spec import RedriveSpec, resume_redrive
 
@@ -60,11 +60,16 @@ def resume(
 
     async def work() -> None:
         async with open_ledger(settings) as ledger:
-            operation = await resume_redrive(ledger, operation_id)
             if not background:
-                operation = await go_on(settings, registry, ledger, operation)
+
+                async def resume(hold: BulkHold) -> BulkOperation:
+                    return await resume_redrive(ledger, operation_id, hold=hold)
+
+                operation = await run_redrive(settings, registry, ledger, resume)
                 report(RedriveSpec.from_json(operation.spec), operation, as_json=as_json)
-            elif as_json:
+                return
+            operation = await resume_redrive(ledger, operation_id)
+            if as_json:
                 print_json(public(operation))
             else:
                 say(f"{operation_id} goes on as soon as a scheduler takes it")

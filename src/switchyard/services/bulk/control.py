@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from switchyard.services.errors import InvalidInput, Unknown, WrongState
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import ACTIVE, ENDED, RESUMABLE, BulkOperation, BulkState
+from switchyard.services.records import ACTIVE, ENDED, RESUMABLE, BulkHold, BulkOperation, BulkState
 from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE
 
 MOST: Mapping[str, int] = {
@@ -93,9 +93,12 @@ async def pause(
     return await _move(ledger, operation_id, kind, BulkState.PAUSED, ACTIVE, same, note)
 
 
-async def resume(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
-    """Let it go on where it was. Raises UnknownBulkOperation, BulkConflict."""
-    return await _move(ledger, operation_id, kind, BulkState.WAITING, RESUMABLE, ACTIVE)
+async def resume(
+    ledger: Ledger, operation_id: str, *, kind: str | None = None, hold: BulkHold | None = None
+) -> BulkOperation:
+    """Let it go on where it was; with `hold`, by that process. Raises UnknownBulkOperation,
+    BulkConflict."""
+    return await _move(ledger, operation_id, kind, BulkState.WAITING, RESUMABLE, ACTIVE, hold=hold)
 
 
 async def cancel(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
@@ -112,10 +115,11 @@ async def _move(
     among: Collection[BulkState],
     same: Collection[BulkState],
     note: str | None = None,
+    hold: BulkHold | None = None,
 ) -> BulkOperation:
     if kind is not None:
         await require_bulk(ledger, operation_id, kind)
-    found, moved = await ledger.move_bulk(operation_id, to, among=among, note=note)
+    found, moved = await ledger.move_bulk(operation_id, to, among=among, note=note, hold=hold)
     if found is None:
         raise UnknownBulkOperation(f"no operation {operation_id!r}")
     if not moved and found.state not in same:

@@ -22,7 +22,7 @@ from switchyard.services.bulk.handler import BulkFailed, BulkHandler, TryLater
 from switchyard.services.bulk.session import LEASE, BulkSession, LetGo
 from switchyard.services.instance import new_instance_id
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import ACTIVE, BulkOperation, BulkState, LedgerError
+from switchyard.services.records import ACTIVE, BulkHold, BulkOperation, BulkState, LedgerError
 
 LOOK = 1.0
 """Seconds between looks for operations that nobody runs."""
@@ -39,13 +39,14 @@ class BulkRunner:
         self, ledger: Ledger, handlers: Sequence[BulkHandler], *, lease: float = LEASE
     ) -> None:
         """`lease`: seconds after which others take what this process holds, once it has died."""
-        self.holder = new_instance_id()
-        self._lease = lease
+        self.hold = BulkHold(new_instance_id(), lease)
+        """With it an operation can be started for this process alone, which then runs it with
+        `run_one`."""
         self._ledger = ledger
         self._handlers = {handler.kind: handler for handler in handlers}
         self._sessions: dict[str, BulkSession] = {}
         self._stopping = asyncio.Event()
-        self._log = structlog.get_logger("bulk").bind(holder=self.holder)
+        self._log = structlog.get_logger("bulk").bind(holder=self.hold.holder)
 
     async def run(self) -> None:
         """Take operations that nobody runs, until `stop`."""
@@ -68,7 +69,7 @@ class BulkRunner:
             for session in self._sessions.values():
                 session.let_go("stopping")
             if tasks:
-                await asyncio.wait(tasks, timeout=self._lease)
+                await asyncio.wait(tasks, timeout=self.hold.seconds)
             await end_tasks(*tasks)
 
     def stop(self) -> None:
@@ -84,7 +85,7 @@ class BulkRunner:
         """
         while True:
             operation = await self._ledger.claim_bulk(
-                self.holder, self._lease, kinds=self._handlers, operation_id=operation_id
+                self.hold, kinds=self._handlers, operation_id=operation_id
             )
             if operation is not None:
                 await self._hold(operation)
@@ -96,13 +97,13 @@ class BulkRunner:
 
     async def _claim(self) -> BulkOperation | None:
         try:
-            return await self._ledger.claim_bulk(self.holder, self._lease, kinds=self._handlers)
+            return await self._ledger.claim_bulk(self.hold, kinds=self._handlers)
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             return None
 
     async def _hold(self, operation: BulkOperation) -> None:
-        session = BulkSession(self._ledger, operation, self.holder, self._lease)
+        session = BulkSession(self._ledger, operation, self.hold.holder, self.hold.seconds)
         self._sessions[operation.id] = session
         log = self._log.bind(operation=operation.id)
         listening = Background(log)
@@ -116,7 +117,7 @@ class BulkRunner:
             await listening.close()
             del self._sessions[operation.id]
             try:
-                await self._ledger.release_bulk(operation.id, self.holder)
+                await self._ledger.release_bulk(operation.id, self.hold.holder)
             except LedgerError as error:
                 log.warning("can't release", error=str(error))
 

@@ -22,6 +22,7 @@ from switchyard.services.dead.scan import scanning_in_turn, wait_in
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import Wait
 from switchyard.services.records import (
+    BulkHold,
     BulkOperation,
     BulkState,
     DeadLetterRecord,
@@ -66,9 +67,14 @@ async def count_letters(
 
 
 async def start_purge(
-    ledger: Ledger, which: LetterFilter, *, created_by: str, reason: str | None = None
+    ledger: Ledger,
+    which: LetterFilter,
+    *,
+    created_by: str,
+    reason: str | None = None,
+    hold: BulkHold | None = None,
 ) -> BulkOperation:
-    """Record a purge; a scheduler runs it, or whoever calls `BulkRunner.run_one`.
+    """Record a purge; a scheduler runs it, or with `hold` the `BulkRunner` whose hold that is.
 
     Raises UnknownGroup, LedgerUnavailable.
     """
@@ -80,6 +86,7 @@ async def start_purge(
         spec={"filter": which.to_json()},
         created_by=created_by,
         reason=reason,
+        hold=hold,
     )
 
 

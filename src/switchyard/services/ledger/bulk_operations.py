@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, text, update
 
 from switchyard.services.ledger.sql import operations as ops
 from switchyard.services.ledger.sql.base import LedgerBase
@@ -22,6 +22,7 @@ from switchyard.services.records.bulk import (
     ACTIVE,
     AT_LAST,
     ENDED,
+    BulkHold,
     BulkOperation,
     BulkState,
     notice_id_of,
@@ -47,10 +48,11 @@ class BulkOperations(LedgerBase):
         counts: Mapping[str, Any] | None = None,
         notice: NewJob | None = None,
         budget: float | None = None,
+        hold: BulkHold | None = None,
     ) -> BulkOperation:
-        """Record an operation that waits for a process to run it. The same id again answers with
-        the record that is there. `notice` has `notice_id_of` the operation, and is held: it goes
-        with the first end, in the transaction of that."""
+        """Record an operation that waits for a process to run it; with `hold`, for that one. The
+        same id again answers with the record that is there. `notice` has `notice_id_of` the
+        operation, and is held: it goes with the first end, in the transaction of that."""
         now = self.clock.time()
         values = {
             "id": operation_id,
@@ -77,7 +79,7 @@ class BulkOperations(LedgerBase):
             ).one()
             if notice is not None:
                 self._writer.run(connection, [ops.Record(notice)])
-            return _operation(made)
+            return self._take(connection, operation_id, hold) or _operation(made)
 
         return await self._database.write(work)
 
@@ -107,26 +109,21 @@ class BulkOperations(LedgerBase):
 
     async def claim_bulk(
         self,
-        holder: str,
-        ttl: float,
+        hold: BulkHold,
         *,
         kinds: Collection[str],
         operation_id: str | None = None,
     ) -> BulkOperation | None:
-        """Take the oldest operation that nobody runs, for `ttl` seconds; with `operation_id` that
-        one alone. None when there is none to take."""
+        """Take the oldest operation that nobody runs; with `operation_id` that one alone, also
+        where it was taken with the same hold before. None when there is none to take."""
 
         def work(connection: Connection) -> BulkOperation | None:
-            now = text(clock(connection))
             free = (
                 select(bulk_operations.c.id)
                 .where(
                     bulk_operations.c.state.in_([state.value for state in ACTIVE]),
                     bulk_operations.c.kind.in_(list(kinds)),
-                    or_(
-                        bulk_operations.c.holder.is_(None),
-                        bulk_operations.c.lease_until <= now,
-                    ),
+                    _is_free(connection, None if operation_id is None else hold),
                 )
                 .order_by(bulk_operations.c.created_at)
                 .limit(1)
@@ -135,22 +132,29 @@ class BulkOperations(LedgerBase):
             if operation_id is not None:
                 free = free.where(bulk_operations.c.id == operation_id)
             found = connection.scalar(free)
-            if found is None:
-                return None
-            taken = connection.execute(
-                update(bulk_operations)
-                .where(bulk_operations.c.id == found)
-                .values(
-                    holder=holder,
-                    lease_until=text(f"{clock(connection)} + :ttl").bindparams(ttl=ttl),
-                    started_at=func.coalesce(bulk_operations.c.started_at, self.clock.time()),
-                    updated_at=self.clock.time(),
-                )
-                .returning(bulk_operations)
-            )
-            return _operation(taken.one())
+            return None if found is None else self._take(connection, found, hold)
 
         return await self._database.write(work)
+
+    def _take(
+        self, connection: Connection, operation_id: str, hold: BulkHold | None
+    ) -> BulkOperation | None:
+        """Give it to that process, unless another has it. None where that is so."""
+        if hold is None:
+            return None
+        until = text(f"{clock(connection)} + :ttl").bindparams(ttl=hold.seconds)
+        taken = connection.execute(
+            update(bulk_operations)
+            .where(bulk_operations.c.id == operation_id, _is_free(connection, hold))
+            .values(
+                holder=hold.holder,
+                lease_until=until,
+                started_at=func.coalesce(bulk_operations.c.started_at, self.clock.time()),
+                updated_at=self.clock.time(),
+            )
+            .returning(bulk_operations)
+        ).one_or_none()
+        return None if taken is None else _operation(taken)
 
     async def checkpoint_bulk(
         self,
@@ -215,9 +219,11 @@ class BulkOperations(LedgerBase):
         *,
         among: Collection[BulkState],
         note: str | None = None,
+        hold: BulkHold | None = None,
     ) -> tuple[BulkOperation | None, bool]:
-        """Move an operation to a state from one of those in `among`. Returns the record (None when
-        there is none), and whether it was moved. Its holder hears of it at its next checkpoint."""
+        """Move an operation to a state from one of those in `among`; with `hold`, it is taken in
+        the same step, unless another process has it. Returns the record (None when there is none),
+        and whether it was moved. Its holder hears of it at its next checkpoint."""
 
         def work(connection: Connection) -> tuple[BulkOperation | None, bool]:
             moved = connection.execute(
@@ -231,7 +237,7 @@ class BulkOperations(LedgerBase):
             ).one_or_none()
             if moved is not None:
                 self._tell(connection, moved)
-                return _operation(moved), True
+                return self._take(connection, operation_id, hold) or _operation(moved), True
             return _fetch(connection, operation_id), False
 
         return await self._database.write(work)
@@ -269,6 +275,13 @@ def _moved(state: BulkState, note: str | None, now: float) -> dict[str, Any]:
         "updated_at": now,
         "finished_at": now if state in ENDED else None,
     }
+
+
+def _is_free(connection: Connection, hold: BulkHold | None) -> ColumnElement[bool]:
+    """Whether nobody runs it, or whoever has that hold."""
+    holder, now = bulk_operations.c.holder, text(clock(connection))
+    free = or_(holder.is_(None), bulk_operations.c.lease_until <= now)
+    return free if hold is None else or_(free, holder == hold.holder)
 
 
 def _fetch(connection: Connection, operation_id: str) -> BulkOperation | None:

@@ -5,6 +5,7 @@ from switchyard.services.records.bulk import (
     ENDED,
     RESUMABLE,
     BulkDeaths,
+    BulkHold,
     BulkOperation,
     BulkState,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "AttemptOutcome",
     "AttemptRecord",
     "BulkDeaths",
+    "BulkHold",
     "BulkOperation",
     "BulkState",
     "CancelResult",

@@ -54,6 +54,15 @@ def notice_id_of(operation_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class BulkHold:
+    """By whom an operation is run, and how long others leave it to that process after it has
+    died."""
+
+    holder: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class BulkOperation:
     """The record of a bulk operation. Times are seconds since the epoch."""
 

@@ -14,7 +14,7 @@ from switchyard.services.jobs.local_fields import named
 from switchyard.services.jobs.registry import JobType, Registry, UnknownJobType
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.requests import Complaint, InvalidRequest
-from switchyard.services.records import BulkOperation, BulkState, RedriveOutcome
+from switchyard.services.records import BulkHold, BulkOperation, BulkState, RedriveOutcome
 
 KIND = "redrive"
 UNFINISHED = (BulkState.WAITING, BulkState.RUNNING, BulkState.DRAINING, BulkState.PAUSED)
@@ -136,8 +136,9 @@ async def start_redrive(
     created_by: str,
     reason: str | None = None,
     rate: float | None = None,
+    hold: BulkHold | None = None,
 ) -> BulkOperation:
-    """Record a redrive; a scheduler runs it, or whoever calls `BulkRunner.run_one`.
+    """Record a redrive; a scheduler runs it, or with `hold` the `BulkRunner` whose hold that is.
 
     Raises InvalidRedrive, InvalidLimits, UnknownGroup, RedriveConflict, LedgerUnavailable.
     """
@@ -155,18 +156,22 @@ async def start_redrive(
             reason=reason,
             rate=rate,
             max_open=HALT_WINDOW if spec.halt_on is not None else None,
+            hold=hold,
         )
 
 
-async def resume_redrive(ledger: Ledger, operation_id: str) -> BulkOperation:
+async def resume_redrive(
+    ledger: Ledger, operation_id: str, *, hold: BulkHold | None = None
+) -> BulkOperation:
     """Let a redrive go on where it was; after a halt it tries as many again before it halts anew.
+    `hold` as for `start_redrive`.
 
     Raises UnknownBulkOperation, BulkConflict.
     """
     operation = await bulk_control.require_bulk(ledger, operation_id, KIND)
     async with ledger.holding_lease(_START):
         await refuse_overlap(ledger, RedriveSpec.from_json(operation.spec), but=operation_id)
-        return await bulk_control.resume(ledger, operation_id)
+        return await bulk_control.resume(ledger, operation_id, hold=hold)
 
 
 async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
@@ -187,9 +192,12 @@ async def refuse_overlap(ledger: Ledger, spec: RedriveSpec, *, but: str | None =
     for other in page.items:
         theirs = RedriveSpec.from_json(other.spec)
         if other.id != but and spec.which.overlaps(theirs.which):
+            command = "jobctl dead redrives"
+            paused = other.state is BulkState.PAUSED
+            go_on = f"`{command} resume {other.id}`" if paused else "wait for it"
             raise RedriveConflict(
                 f"{other.id} ({other.title}) is {other.state} and takes some of the same letters: "
-                f"wait for it, or `jobctl dead redrives cancel {other.id}`"
+                f"{go_on}, or `{command} cancel {other.id}`"
             )
 
 
