@@ -10,6 +10,7 @@ from switchyard.cli.system.autoscale import (
     ScalingPatience,
     Span,
     decide,
+    idlest,
     read_spans,
 )
 
@@ -80,6 +81,13 @@ def test_a_kind_that_is_seldom_needed_has_no_process_until_a_job_has_waited() ->
 def test_bounds_that_are_broken_are_kept_at_once() -> None:
     assert course(idle(processes=0), span=Span(2, 4)) == [2]
     assert course(busy(processes=9)) == [4]
+
+
+def test_who_retires_has_the_least_to_finish_and_is_the_youngest_of_equals() -> None:
+    names = ["llm", "llm-2", "llm-3", "llm-4"]
+    assert idlest(names, {"llm": 2, "llm-2": 1, "llm-3": 3, "llm-4": 2}, 2) == ["llm-2", "llm-4"]
+    assert idlest(names, {"llm": 1}, 1) == ["llm-4"]
+    assert idlest(names, {}, 0) == idlest(names, {}, -1) == []
 
 
 def test_what_is_written_names_kinds_and_bounds() -> None:

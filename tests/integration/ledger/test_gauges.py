@@ -42,11 +42,16 @@ async def test_dead_letters_are_counted_by_cause_also_without_a_lane(ledger: Led
 
 
 async def test_what_each_kind_of_worker_has_to_do(ledger: Ledger) -> None:
-    for number in range(4):
+    for number in range(7):
         await ledger.record(new_job(f"job-{number}", now=NOW))
     await ledger.mark_queued(["job-0"], NOW + 7)
     await ledger.mark_queued(["job-1"], NOW + 5)
-    await ledger.claim(claim("job-2"))
-    load = await ledger.load()  # job-3 is not on the broker: no worker could take it
+    for pid, host in ((7, "here"), (8, "here"), (9, "there")):
+        lanes = {"kinds": ["llm"], "lanes": ["hot"]}
+        await ledger.register_worker(f"worker-{pid}", **lanes, host=host, pid=pid, concurrency=4)
+    for number, pid in ((2, 7), (4, 7), (5, 8), (6, 9)):
+        await ledger.claim(claim(f"job-{number}", worker_id=f"worker-{pid}"))
+    load = await ledger.load("here")  # job-3 is not on the broker: no worker could take it
     assert load.keys() == {"llm"}
-    assert (load["llm"].oldest, load["llm"].running) == (NOW + 5, 1)
+    assert load["llm"].oldest == NOW + 5
+    assert load["llm"].running == {7: 2, 8: 1}

@@ -7,6 +7,7 @@ processes do not come and go.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ class KindLoad:
     slots: int
     """Of each process."""
     running: int
-    """Jobs."""
+    """Jobs, in those processes."""
     waited: float
     """Seconds, of the job that has waited longest; 0 where none waits."""
     feeds: int | None = None
@@ -107,6 +108,13 @@ def decide(
     return Verdict(seen.processes - 1, Memory(memory.started_at), why)
 
 
+def idlest(names: Sequence[str], running: Mapping[str, int], number: int) -> list[str]:
+    """So many of these processes, in the order of their start: those that run the fewest jobs, and
+    of equals the youngest."""
+    ranked = sorted(enumerate(names), key=lambda each: (running.get(each[1], 0), -each[0]))
+    return [name for _, name in ranked[: max(0, number)]]
+
+
 def _most(seen: KindLoad, span: Span) -> int:
     """No more processes than get anything to do."""
     if seen.feeds is None:
@@ -144,6 +152,8 @@ class Autoscaler:
         self._patience = ScalingPatience(settings.autoscale_wait, settings.autoscale_calm)
         self._memory = dict.fromkeys(spans, Memory())
         self._next_look = 0.0
+        self._running: dict[str, int] = {}
+        """Jobs in each process, at the last look."""
 
     async def look(self, now: float) -> list[str]:
         """What was changed, in lines; nothing before it is time. A ledger that is away changes
@@ -174,19 +184,23 @@ class Autoscaler:
 
         settings = self._system.settings
         async with open_ledger(settings) as ledger:
-            load = await ledger.load()
+            load = await ledger.load(socket.gethostname())
             now = ledger.clock.time()
             servers = await ledger.llm_servers() if settings.llm_servers else []
         named = {each.name for each in settings.llm_servers}
         bears = sum(each.state.allowed for each in servers if each.name in named)
         seen = {}
+        pids = {each.name: each.process.pid for each in self._supervisor.children if each.process}
         for kind in self._spans:
+            names = self._names(kind)
             mine = load.get(kind)
             waited = 0.0 if mine is None or mine.oldest is None else max(0.0, now - mine.oldest)
+            by_pid = {} if mine is None else mine.running
+            self._running |= {name: by_pid.get(pids.get(name, 0), 0) for name in names}
             seen[kind] = KindLoad(
-                processes=len(self._names(kind)),
+                processes=len(names),
                 slots=settings.slots_of(kind),
-                running=0 if mine is None else mine.running,
+                running=sum(self._running[name] for name in names),
                 waited=waited,
                 feeds=int(bears) or None if kind == LLM else None,
             )
@@ -202,7 +216,7 @@ class Autoscaler:
         from switchyard.cli.system.assembly import worker_name
 
         there = self._names(kind)
-        for name in there[wanted:]:
+        for name in idlest(there, self._running, len(there) - wanted):
             self._supervisor.retire(name)
         taken = {each.name for each in self._supervisor.children}
         free = (n for n in range(1, 10_000) if worker_name(kind, n) not in taken)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, func, select
 
 from switchyard.services.ledger.sql.base import LedgerBase
-from switchyard.services.ledger.sql.tables import bulk_operations, dead_letters, jobs
+from switchyard.services.ledger.sql.tables import bulk_operations, dead_letters, jobs, workers
 from switchyard.services.records.bulk import ENDED, BulkState
 from switchyard.services.records.results import Gauges, WorkerLoad
 from switchyard.services.records.states import FINISHED, DeadLetterState, State
@@ -24,9 +24,10 @@ class GaugeReads(LedgerBase):
         """All at one moment. Times are seconds since the epoch. Raises LedgerUnavailable."""
         return await self._database.read(_gauges)
 
-    async def load(self) -> dict[str, WorkerLoad]:
-        """By kind of worker, what it has to do. Raises LedgerUnavailable."""
-        return await self._database.read(_load)
+    async def load(self, host: str) -> dict[str, WorkerLoad]:
+        """By kind of worker, what it has to do, and what its processes on that host do. Raises
+        LedgerUnavailable."""
+        return await self._database.read(lambda connection: _load(connection, host))
 
     async def queued_since(self, moment: float) -> dict[tuple[str, str], int]:
         """How many jobs wait on the broker, unchanged since before `moment` (seconds since the
@@ -54,22 +55,22 @@ class GaugeReads(LedgerBase):
         )
 
 
-def _load(connection: Connection) -> dict[str, WorkerLoad]:
+def _load(connection: Connection, host: str) -> dict[str, WorkerLoad]:
     since = func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at))
+    queued = select(jobs.c.worker, since).where(jobs.c.state == State.QUEUED)
+    oldest = {row[0]: row[1] for row in connection.execute(queued.group_by(jobs.c.worker))}
+    mine = workers.c.worker_id == jobs.c.worker_id
     query = (
-        select(jobs.c.worker, jobs.c.state, func.count(), since)
-        .where(jobs.c.state.in_((State.QUEUED, State.RUNNING)))
-        .group_by(jobs.c.worker, jobs.c.state)
+        select(jobs.c.worker, workers.c.pid, func.count())
+        .select_from(jobs.join(workers, mine))
+        .where(jobs.c.state == State.RUNNING, workers.c.host == host)
+        .group_by(jobs.c.worker, workers.c.pid)
     )
-    oldest: dict[str, float] = {}
-    running: dict[str, int] = {}
-    for worker, state, number, at in connection.execute(query):
-        if state == State.RUNNING:
-            running[worker] = number
-        else:
-            oldest[worker] = at
+    running: dict[str, dict[int, int]] = {}
+    for worker, pid, number in connection.execute(query):
+        running.setdefault(worker, {})[pid] = number
     return {
-        worker: WorkerLoad(oldest.get(worker), running.get(worker, 0))
+        worker: WorkerLoad(oldest.get(worker), running.get(worker, {}))
         for worker in {*oldest, *running}
     }
 

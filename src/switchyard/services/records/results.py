@@ -286,7 +286,8 @@ class WorkerLoad:
 
     oldest: float | None
     """When the job entered its queue that has waited longest; None where none waits."""
-    running: int
+    running: Mapping[int, int]
+    """Jobs that run, by the ids of the processes of one host."""
 
 
 @dataclass(frozen=True, slots=True)

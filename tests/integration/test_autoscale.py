@@ -1,0 +1,70 @@
+"""The autoscaler: it reads the ledger, and retires processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from switchyard.cli.system.assembly import System
+from switchyard.cli.system.autoscale import Autoscaler, Span
+from switchyard.cli.system.supervisor import Child, Supervisor
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.settings import Settings
+from tests.support.made import claim, new_job
+
+Start = Callable[[str], int]
+HOST = os.uname().nodename
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    made = Supervisor(tmp_path / "logs", os.environ)
+    yield made
+    made.stop(0)
+
+
+@pytest.fixture
+def start(supervisor: Supervisor) -> Start:
+    def started(name: str) -> int:
+        """A process that waits for a signal, in the place of a worker; gives its pid."""
+        waiting = [sys.executable, "-c", "import signal; signal.pause()"]
+        process = subprocess.Popen(waiting, start_new_session=True)
+        log = supervisor.log_dir / f"{name}.log"
+        supervisor.children.append(Child(name, ("worker", "llm"), log, process))
+        return process.pid
+
+    return started
+
+
+async def test_the_process_with_the_fewest_jobs_retires_and_its_jobs_delay_no_decision(
+    supervisor: Supervisor, start: Start, sqlite_url: str
+) -> None:
+    settings = Settings(
+        database_url=sqlite_url,
+        amqp_url=None,
+        worker_concurrency=8,
+        autoscale_calm=10,
+    )
+    await upgrade(sqlite_url)
+    jobs_of = {"llm": 3, "llm-2": 1, "llm-3": 2}
+    async with await Ledger.open(sqlite_url) as ledger:
+        for name, number in jobs_of.items():
+            await ledger.register_worker(
+                name, kinds=["llm"], lanes=["hot"], host=HOST, pid=start(name), concurrency=8
+            )
+            for job_id in (f"{name}-{n}" for n in range(number)):
+                await ledger.record(new_job(job_id))
+                await ledger.claim(claim(job_id, worker_id=name))
+        scaler = Autoscaler(System(settings, Registry(), {}), supervisor, {"llm": Span(1, 3)})
+        assert await scaler.look(1_000) == []
+        (news,) = await scaler.look(1_020)
+        assert news.startswith("llm: 3 → 2 processes; 6 jobs run")
+        assert [each.name for each in supervisor.children if each.retires] == ["llm-2"]
+        assert await scaler.look(1_030) == []
+        (news,) = await scaler.look(1_050)
+        assert news.startswith("llm: 2 → 1 process; 5 jobs run")
+        assert [each.name for each in supervisor.children if each.retires] == ["llm-2", "llm-3"]
