@@ -6,7 +6,11 @@ import pytest
 
 from switchyard.broker.errors import LaneFull
 from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.check import Finding
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.monitoring.checks.lanes import lanes
 from switchyard.services.monitoring.lane_pressure import LanePressure
+from switchyard.services.monitoring.lane_report import lane_report
 from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
@@ -94,3 +98,20 @@ async def test_a_ledger_that_is_away_keeps_no_depth_back(system: System) -> None
             await pressure.close()
     assert depth is not None
     assert (depth.ready, depth.put_off) == (0, 0)
+
+
+async def test_operators_see_a_queue_as_full_as_publishers_do(
+    system: System, jobs: JobPublisher
+) -> None:
+    for _ in range(4):
+        await jobs.publish(NOOP)
+    settings = system.settings.model_copy(update=MARKS)
+    report = await lane_report(settings, system.registry, None, clock=system.ledger.clock.time)
+    (llm,) = (q for lane in report.lanes for q in lane.queues if q.name == "backfill.llm")
+    assert (llm.ready, llm.limit, llm.percent_full) == (4, 4, 100.0)
+    checks = await lanes(Examined(settings, system.registry, ledger=system.ledger))
+    (full,) = (each for each in checks if each.finding is Finding.LANE_FULL)
+    assert "backfill.llm is full: 4 of 4" in full.detail
+    assert full.remedy is not None
+    assert "jobctl llm status" in full.remedy
+    assert "--concurrency" not in full.remedy, "more workers would wait for the same servers"

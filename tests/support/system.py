@@ -354,7 +354,14 @@ async def open_system(
             database_url=database_url,
             retry_delays=tuple(retry_delays),
             modules=tuple(modules),
-            **{"shutdown_grace": 5.0, "data_dir": Path(directory), **settings},
+            **{
+                "shutdown_grace": 5.0,
+                "data_dir": Path(directory),
+                # Their llm queues stand for any: they are full where the broker says so.
+                "llm_full_at": 1_000_000,
+                "llm_slow_at": 1_000_000,
+                **settings,
+            },
         )
         await make_ledger(database_url)
         async with await Ledger.open(database_url) as ledger:

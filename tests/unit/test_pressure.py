@@ -2,7 +2,8 @@
 
 import pytest
 
-from switchyard.services.monitoring.levels import Marks, Pressure
+from switchyard.services.monitoring.levels import Pressure
+from switchyard.services.monitoring.marks import Marks
 
 MARKS = Marks(ok_below=250, slow_at=500, full_at=1000)
 

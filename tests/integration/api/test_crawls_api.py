@@ -7,6 +7,7 @@ import pytest
 
 from switchyard.api.client import AsyncClient, NotFound
 from tests.support.api_server import RunningApi, problem, serving
+from tests.support.commands import jobctl
 from tests.support.system import System
 
 START = {"start": ["https://example.org/a#b"]}
@@ -88,3 +89,20 @@ async def test_no_crawl_is_started_while_the_lane_is_full(system: System) -> Non
         # Nothing new is asked for.
         answer = await api.client.post("/crawl", json=START, headers=key)
         assert (answer.status_code, answer.json()["id"]) == (202, crawl["id"])
+
+
+async def test_the_command_line_says_that_pages_wait_for_a_full_lane(system: System) -> None:
+    settings = system.settings
+    given = {
+        "JOBS_AMQP_URL": settings.require_amqp_url(),
+        "JOBS_MANAGEMENT_URL": settings.require_management_url(),
+        "JOBS_DATABASE_URL": settings.ledger_url,
+        "JOBS_DATA_DIR": str(settings.data_dir),
+        "JOBS_LLM_FULL_AT": "1",
+    }
+    started = await jobctl("crawl", "start", *START["start"], **given)
+    assert (started.returncode, "full" in started.stderr) == (0, False)
+    await system.publish("backfill.noop", {})
+    started = await jobctl("crawl", "start", *START["start"], **given)
+    assert started.returncode == 0
+    assert "The backfill lane is full" in started.stderr

@@ -35,6 +35,23 @@ async def test_it_keeps_its_queue_between_the_watermarks(user: BackfillUser) -> 
         await system.wait_until_ready(QUEUE, 60)
 
 
+async def test_it_fills_its_queue_to_half_of_where_publishers_are_refused(
+    user: BackfillUser,
+) -> None:
+    """For an llm queue that is far below the broker's limit."""
+    system = user.system
+    marks = {"llm_ok_below": 10, "llm_slow_at": 20, "llm_full_at": 40}
+    system.settings = system.settings.model_copy(update=marks)
+    operation = await user.start("numbers", {"to": 100}, job_type="gated")
+    async with user.running():
+
+        async def waits() -> bool:
+            note = (await bulk_control.require_bulk(system.ledger, operation.id)).note
+            return note == f"{QUEUE} holds 20 jobs; goes on at 10"
+
+        await eventually(waits)
+
+
 async def test_its_course_is_told_also_while_it_waits(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ class QueueView(BaseModel):
         description="Jobs that wait for room in a named limit, outside the queue; they count "
         "towards the pressure."
     )
-    limit: int = Field(description="Queue length at which the broker refuses more jobs.")
+    limit: int = Field(description="Waiting jobs at which the queue is `full`: more are refused.")
     consumers: int
 
 

@@ -9,7 +9,7 @@ import typer
 
 from switchyard.broker.moments import clock
 from switchyard.broker.moments import shown as moment
-from switchyard.cli.base.common import load_settings, open_ledger, run
+from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.durations import age, parse_duration
 from switchyard.cli.base.output import (
     JsonOption,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from switchyard.services.crawls.desk import Crawls
     from switchyard.services.records import Page
     from switchyard.services.records.crawls import CrawlProgress, ListedPage
+    from switchyard.services.settings import Settings
 
 T = TypeVar("T")
 IdArgument = Annotated[
@@ -91,15 +92,36 @@ def start(
         most_pages=load_settings().crawl_max_pages,
     )
 
-    async def work(desk: Crawls) -> CrawlProgress:
-        return await desk.show((await desk.start(bounds, created_by=user())).id)
+    async def work(desk: Crawls) -> tuple[CrawlProgress, bool]:
+        crawl = await desk.start(bounds, created_by=user())
+        return await desk.show(crawl.id), await _must_wait(load_settings())
 
-    progress = _with_desk(work)
+    quiet_logs()
+    progress, waits = _with_desk(work)
+    if waits:
+        say("The backfill lane is full (`jobctl lanes`): its pages wait until there is room.")
     if as_json:
         print_json(_public(progress))
         return
     echo(progress.crawl.id)
     say(f"The scheduler publishes its pages; see `jobctl crawl show {progress.crawl.id}`.")
+
+
+async def _must_wait(settings: Settings) -> bool:
+    """Whether the lane is full; no where that can't be told."""
+    from switchyard.broker.errors import BrokerAway
+    from switchyard.services.crawls.pages import crawl_pressure
+    from switchyard.services.jobs.registry import Registry
+    from switchyard.services.monitoring.lane_pressure import LanePressure
+    from switchyard.services.monitoring.levels import Pressure
+
+    if settings.amqp_url is None:
+        return False
+    async with LanePressure(settings, Registry.load()) as lanes:
+        try:
+            return crawl_pressure(await lanes.snapshot()) is Pressure.FULL
+        except BrokerAway:
+            return False
 
 
 @app.command("list")

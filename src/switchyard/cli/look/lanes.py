@@ -60,7 +60,8 @@ def lanes(
 ) -> None:
     """Show the queues of each lane with their depths and limits, and jobs by state.
 
-    READY: jobs waiting; UNACKED: jobs held by workers; CONS: consumers; LIMIT: queue length limit.
+    READY: jobs waiting; UNACKED: jobs held by workers; CONS: consumers; LIMIT: number of
+    waiting jobs at which more are refused.
     """
     quiet_logs()
     settings = load_settings()

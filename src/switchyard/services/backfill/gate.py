@@ -64,6 +64,8 @@ class Gate:
         self._slow_until = 0.0
         self._counted_at = float("-inf")
         self._limit = self._depth = self._let_through = self._unsure = self._open_jobs = 0
+        self._scale = 1.0
+        """Of the fullest queue's depth: its own to that in which the watermarks are."""
         self._is_closed = False
         self._hot_waits = 0
         self._fullest = queue
@@ -99,7 +101,8 @@ class Gate:
         if self._short is not None:
             self.why = self._short
             return 0
-        self.why = f"{self._fullest} holds {self._depth:,} jobs; goes on at {low:,}"
+        held, goes_on = (round(each / self._scale) for each in (self._depth, low))
+        self.why = f"{self._fullest} holds {held:,} jobs; goes on at {goes_on:,}"
         if max_open is not None:
             if self._open_jobs >= max_open or now - self._counted_at >= FRESH_FOR:
                 self._open_jobs = under_way + await self._count_open(max_open)
@@ -144,14 +147,20 @@ class Gate:
         if target is None or target.ready is None:
             raise InvalidBackfill(f"there is no queue {self._queue}: run `jobctl topology apply`")
         self._limit = target.limit
-        # Also the lane's other queues: what follows from its jobs must find room there.
-        depths = {queue.name: queue.waiting for queue in _lane(snapshot, self._lane)}
+        # Also the lane's other queues: what follows from its jobs must find room there. One with
+        # half the limit counts twice: it is to be half full, too, where nothing else is wanted.
+        lane = {queue.name: queue for queue in _lane(snapshot, self._lane)}
+        scales = {name: self._scale_of(queue, target) for name, queue in lane.items()}
+        depths = {name: ceil(queue.waiting * scales[name]) for name, queue in lane.items()}
         depths[self._queue] = await self._shared(depths[self._queue])
         self._fullest = max(depths, key=lambda name: depths[name])
-        self._depth = depths[self._fullest]
+        self._depth, self._scale = depths[self._fullest], scales[self._fullest]
         if self._short_budget is not None:
             self._short = await self._short_budget()
         self._hot_waits = sum(queue.ready or 0 for queue in _lane(snapshot, HOT.name))
+
+    def _scale_of(self, queue: QueueDepth, target: QueueDepth) -> float:
+        return 1.0 if self._high is not None else target.limit / max(1, queue.limit)
 
     async def _shared(self, depth: int) -> int:
         """How deep the queue is for this backfill: where it shares it, as deep as all would make

@@ -31,7 +31,8 @@ from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.depths import Waiting, ask_queue
 from switchyard.broker.wire.link import Link
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.monitoring.levels import Marks, Pressure, fullest
+from switchyard.services.monitoring.levels import Pressure, fullest
+from switchyard.services.monitoring.marks import Marks
 from switchyard.services.records import LedgerError
 from switchyard.services.settings import Settings
 
@@ -51,8 +52,6 @@ MOMENT = 0.3
 FIRST = 1.0
 """Seconds that the first publish of a process may wait for them."""
 
-LLM_WORKER = "llm"
-
 T = TypeVar("T")
 
 
@@ -65,6 +64,7 @@ class QueueDepth:
     """Messages that wait for a worker; None where there is no such queue."""
     consumers: int
     limit: int
+    """Waiting jobs at which it is full."""
     pressure: Pressure
     put_off: int = 0
     """Jobs that wait for room in a named limit, and are not in the queue meanwhile."""
@@ -271,26 +271,15 @@ class LanePressure(Closing):
     def _queue(
         self, name: str, waiting: Waiting | None, limits: Mapping[str, int], put_off: int
     ) -> QueueDepth:
-        limit = limits.get(name, lane_named(lane_of(name), self._lanes).max_length)
+        most = limits.get(name, lane_named(lane_of(name), self._lanes).max_length)
+        marks = Marks.of(self._settings, name, most)
         if waiting is None:
-            return QueueDepth(name, None, 0, limit, Pressure.OK)
+            return QueueDepth(name, None, 0, marks.limit, Pressure.OK)
         before = None if self._snapshot is None else self._snapshot.queue(name)
-        pressure = self._marks(name, limit).pressure(
+        pressure = marks.pressure(
             waiting.ready + put_off, Pressure.OK if before is None else before.pressure
         )
-        return QueueDepth(name, waiting.ready, waiting.consumers, limit, pressure, put_off)
-
-    def _marks(self, queue: str, limit: int) -> Marks:
-        settings = self._settings
-        slow, full = limit * settings.pressure_slow_at, limit * settings.pressure_full_at
-        if queue != queue_name(lane_of(queue), LLM_WORKER):
-            return Marks(ok_below=slow, slow_at=slow, full_at=full)
-        # A model's server takes few at once: long before the broker's limit, the wait is hours.
-        return Marks(
-            ok_below=min(slow, settings.llm_ok_below),
-            slow_at=min(slow, settings.llm_slow_at),
-            full_at=min(full, settings.llm_full_at),
-        )
+        return QueueDepth(name, waiting.ready, waiting.consumers, marks.limit, pressure, put_off)
 
 
 def _lane(name: str, queues: list[QueueDepth]) -> LaneDepth:

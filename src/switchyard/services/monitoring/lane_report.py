@@ -18,6 +18,7 @@ from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.wire.depths import Waiting, ask_queues
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.marks import Marks
 from switchyard.services.records import State
 from switchyard.services.settings import Settings
 
@@ -35,6 +36,7 @@ class QueueReport:
     """None where the management API could not be asked."""
     consumers: int
     limit: int | None
+    """Waiting jobs at which it is full: further ones are refused."""
     ttl_seconds: float | None
     oldest_seconds: float | None
     """Age of the message at the head, where the broker tells."""
@@ -88,7 +90,8 @@ async def lane_report(
                     name,
                     waiting[name],
                     details.get(name),
-                    limit=lane_named(lane).max_length,
+                    settings,
+                    most=lane_named(lane).max_length,
                     ttl=lane_named(lane).ttl_seconds,
                     now=now,
                 )
@@ -99,7 +102,13 @@ async def lane_report(
         for lane, queues in names.items()
     ]
     dead = _queue(
-        DEAD_QUEUE, waiting[DEAD_QUEUE], details.get(DEAD_QUEUE), limit=None, ttl=None, now=now
+        DEAD_QUEUE,
+        waiting[DEAD_QUEUE],
+        details.get(DEAD_QUEUE),
+        settings,
+        most=None,
+        ttl=None,
+        now=now,
     )
     lanes.append(LaneReport("(dead)", None, (dead,), {}))
     return Report(tuple(lanes), trouble)
@@ -119,14 +128,15 @@ def _queue(
     name: str,
     waiting: Waiting | None,
     details: Mapping[str, Any] | None,
+    settings: Settings,
     *,
-    limit: int | None,
+    most: int | None,
     ttl: float | None,
     now: float,
 ) -> QueueReport:
     if details is not None:
         policy = details.get("effective_policy_definition") or {}
-        limit = policy.get("max-length")
+        most = policy.get("max-length")
         ttl = policy["message-ttl"] / 1000 if "message-ttl" in policy else None
     head = (details or {}).get("head_message_timestamp")
     return QueueReport(
@@ -135,7 +145,7 @@ def _queue(
         ready=waiting.ready if waiting else 0,
         unacked=None if details is None else int(details.get("messages_unacknowledged") or 0),
         consumers=waiting.consumers if waiting else 0,
-        limit=limit,
+        limit=None if most is None else Marks.of(settings, name, most).limit,
         ttl_seconds=ttl,
         oldest_seconds=max(0.0, now - head) if isinstance(head, int | float) else None,
     )

@@ -230,7 +230,10 @@ CONSUMERS = Metric(
     "switchyard_queue_consumers", "gauge", "Consumers of the queue.", ("lane", "queue")
 )
 LIMIT = Metric(
-    "switchyard_queue_limit", "gauge", "Maximum number of messages in the queue.", ("lane", "queue")
+    "switchyard_queue_limit",
+    "gauge",
+    "Waiting jobs at which the queue is full: further ones are refused.",
+    ("lane", "queue"),
 )
 OLDEST = Metric(
     "switchyard_queue_oldest_seconds",

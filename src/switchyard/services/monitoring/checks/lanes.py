@@ -7,6 +7,7 @@ from switchyard.services.monitoring.check import Check, Finding, some, warning, 
 from switchyard.services.monitoring.checks.examined import Examined, restart_of
 from switchyard.services.monitoring.checks.missing import missing
 from switchyard.services.monitoring.lane_report import QueueReport, lane_report
+from switchyard.services.monitoring.marks import LLM_WORKER
 from switchyard.services.records import WorkerRecord
 
 FILLING = 80.0
@@ -41,9 +42,22 @@ def _full(queues: list[QueueReport]) -> list[Check]:
             detail = some(
                 [f"{each.name} {what}: {each.ready:,} of {each.limit:,}" for each in queues_so]
             )
-            remedy = f"more workers: `jobctl worker {_kinds(queues_so)} --concurrency 8`"
-            checks.append(found("lanes", finding, detail, remedy))
+            checks.append(found("lanes", finding, detail, _room(queues_so)))
     return checks
+
+
+def _room(queues: list[QueueReport]) -> str:
+    """What makes room in them."""
+    others = [each for each in queues if _kind(each) != LLM_WORKER]
+    remedies = []
+    if others:
+        remedies.append(f"more workers: `jobctl worker {_kinds(others)} --concurrency 8`")
+    if len(others) < len(queues):  # its workers wait for servers; more of them wait, too
+        remedies.append(
+            "`jobctl llm status` shows whether a server is paused or at its limit: publish less "
+            "until it has caught up, or add a server"
+        )
+    return "; ".join(remedies)
 
 
 async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
