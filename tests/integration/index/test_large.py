@@ -7,13 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
-from switchyard.services.index import lance_table
+from switchyard.services.identity.postgres import dsn
+from switchyard.services.index import lance_table, postgres_table
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.generations import Generation
 from switchyard.services.index.lance_table import LanceTable
 from switchyard.services.index.opening import home_at
+from switchyard.services.index.postgres_table import COMPARED
 from switchyard.services.text.chunks import Chunk, chunk_id
 
 DIMENSIONS = 8
@@ -89,3 +92,60 @@ async def test_the_index_of_neighbours_does_not_fall_to_pieces_night_by_night(
             await index.compact()
             pieces.append((await searched(index))["deltas_searched"])
         assert max(pieces) < 3
+
+
+async def expect_a_large_table(url: str) -> None:
+    """PostgreSQL prefers the index of neighbours in this database as it does in a large one, and
+    gives up a walk along it soon."""
+    if url.startswith("postgresql"):
+        connection: Any = await asyncpg.connect(dsn(url))
+        name = url.rpartition("/")[2]
+        await connection.execute(f"ALTER DATABASE {name} SET enable_sort = off")
+        await connection.execute(f"ALTER DATABASE {name} SET hnsw.max_scan_tuples = 1")
+        await connection.close()
+
+
+@pytest.mark.parametrize("compared", [COMPARED, 0], ids=["compared", "walked"])
+async def test_a_narrow_filter_finds_the_nearest_of_what_it_leaves(
+    url: str, compared: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(postgres_table, "COMPARED", compared)
+    await expect_a_large_table(url)
+    home = home_at(url)
+    try:
+        async with home.table(GENERATION) as index:
+            made = vectors(LARGE + 500)
+            await put(index, "others", made)
+            for number in range(5):
+                await put(
+                    index, f"far-{number}", [[-v for v in made[number]], *made[number + 9 :: 300]]
+                )
+            await index.compact()
+            within = ["far-1", "far-3"]
+            for query in made[:20]:
+                found = await index.nearest(query, 12, within=within)
+                best = await index.nearest(query, 12, within=within, exact=True)
+                assert len(best) == 12
+                assert [match.chunk.id for match in found] == [match.chunk.id for match in best]
+    finally:
+        await home.close()
+
+
+@pytest.mark.postgres
+async def test_an_index_of_neighbours_is_built_in_memory_that_it_fits_in(pgvector_url: str):
+    connection: Any = await asyncpg.connect(dsn(pgvector_url))
+    name = pgvector_url.rpartition("/")[2]
+    for setting in ("maintenance_work_mem = '1MB'", "log_min_messages = notice"):
+        await connection.execute(f"ALTER DATABASE {name} SET {setting}")
+    log = Path(await connection.fetchval("SHOW data_directory")).parent / "postgres.log"
+    await connection.close()
+    before = log.stat().st_size
+    home = home_at(pgvector_url)
+    try:
+        async with home.table(GENERATION) as index:
+            await put(index, "a", vectors(3 * LARGE))
+            await index.compact()
+    finally:
+        await home.close()
+    told = log.read_bytes()[before:].decode(errors="replace")
+    assert "no longer fits" not in told

@@ -33,9 +33,23 @@ INDEXED_DIMENSIONS = 2_000
 """Vectors up to this length can have an index of neighbours (HNSW)."""
 _MAINTENANCE = 24 * 3600.0
 """Seconds that one statement of maintenance may take."""
+_BUILDING = 512 * 1024**2
+"""Bytes that the server takes at most to build an index of neighbours, if its own setting is less.
+What does not fit is added one by one, from the disk."""
+_NODE = 1_200
+"""Bytes of a vector's links while that is built, and some more."""
+COMPARED = 5_000
+"""Chunks within the documents of a filter up to which a search compares all of them."""
+_LOOKED_AT = 800
+"""Vectors that a search looks at in the index of neighbours (`ef_search`), of 1,000 that it can:
+docs/vectors.md tells what it finds so."""
+_LOOKED_AT_FOR_EACH = 200
+"""The same for each of several: what one misses, another one may find."""
 
 _SEARCHING = "SET LOCAL jit = off; SET LOCAL plan_cache_mode = force_custom_plan"
 """What the server is told for each search: to compile takes longer than it."""
+_EXACTLY = "SET LOCAL enable_indexscan = off"
+"""What it is told so that it compares all vectors that fit a filter."""
 _BY_WORDS = "SET LOCAL enable_seqscan = off; SET LOCAL work_mem = '32MB'"
 """What it is told besides for a search by words. Words that are together less often than by chance
 would have it read the table; and in a large one, too, the index is to tell the chunks, and not only
@@ -197,13 +211,17 @@ class PostgresTable:
         if within is not None:
             values.append(list(within))
             where = "WHERE document_id = ANY($3) "
-        told = "SET LOCAL enable_indexscan = off" if exact else _search(limit)
-        async with self._reading(told) as connection:
-            rows = await connection.fetch(
-                f"SELECT {CHUNK}, vector <=> $1::real[]::vector AS distance FROM {self._name} "
-                f"{where}ORDER BY distance LIMIT $2",
-                *values,
-            )
+        query = (
+            f"SELECT {CHUNK}, vector <=> $1::real[]::vector AS distance FROM {self._name} "
+            f"{where}ORDER BY distance LIMIT $2"
+        )
+        rows: list[Any] = []
+        async with self._reading(_near(_LOOKED_AT)) as connection:
+            if not exact and not await self._are_few(connection, within):
+                rows = await connection.fetch(query, *values)
+            if len(rows) < limit:  # not asked for, or the walk along the index has ended too early
+                await connection.execute(_EXACTLY)
+                rows = await connection.fetch(query, *values)
         return best_first(
             [
                 Match(chunk_of(row), row["title"], similarity=1 - row["distance"])
@@ -212,11 +230,23 @@ class PostgresTable:
             ]
         )
 
+    async def _are_few(self, connection: Any, within: Collection[str] | None) -> bool:
+        """Whether all chunks of these documents are compared sooner than a walk along the index
+        of neighbours, past all others, finds the nearest of them; it would miss some, too."""
+        if within is None:
+            return False
+        found = await connection.fetchval(
+            f"SELECT count(*) FROM (SELECT FROM {self._name} WHERE document_id = ANY($1) "
+            f"LIMIT {COMPARED + 1}) AS counted",
+            list(within),
+        )
+        return int(found) <= COMPARED
+
     async def neighbours(
         self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
     ) -> list[NearDocument]:
         asked = [json.dumps(list(vector)) for vector in vectors if any(vector)]
-        async with self._reading(_search(limit)) as connection:
+        async with self._reading(_near(_LOOKED_AT_FOR_EACH)) as connection:
             rows = await connection.fetch(
                 "SELECT near.* FROM unnest($1::text[]) AS asked CROSS JOIN LATERAL ("
                 "SELECT document_id, title, vector <=> asked::vector AS distance "
@@ -270,18 +300,36 @@ class PostgresTable:
         number = await self.count()
         async with self._connect() as connection:
             if number >= APPROXIMATE_FROM and self.dimensions <= INDEXED_DIMENSIONS:
-                await self._index_neighbours(connection)
+                await self._index_neighbours(connection, number)
             await connection.execute(f"VACUUM (ANALYZE) {self._name}", timeout=_MAINTENANCE)
 
-    async def _index_neighbours(self, connection: Any) -> None:
-        index = f"{self._name}_neighbours"
+    async def _index_neighbours(self, connection: Any, number: int) -> None:
+        import asyncpg
+
         is_valid = await connection.fetchval(
-            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass($1)", index
+            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass($1)",
+            f"{self._name}_neighbours",
         )
         if is_valid:
             return
-        if is_valid is False:  # whoever began to make it was killed
-            await connection.execute(f"DROP INDEX CONCURRENTLY {index}", timeout=_MAINTENANCE)
+        needed = min(number * (4 * self.dimensions + _NODE), _BUILDING)
+        # The pool resets what is set here.
+        await connection.execute(
+            "SELECT set_config(name, greatest(setting::bigint, $1)::text, false) "
+            "FROM pg_settings WHERE name = 'maintenance_work_mem'",
+            needed // 1024,
+        )
+        try:
+            await self._build_neighbours(connection)
+        except asyncpg.DiskFullError:
+            # A container has little of the memory that processes share: one alone needs none.
+            await connection.execute("SET max_parallel_maintenance_workers = 0")
+            await self._build_neighbours(connection)
+
+    async def _build_neighbours(self, connection: Any) -> None:
+        index = f"{self._name}_neighbours"
+        # What is there is what somebody began who was killed.
+        await connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {index}", timeout=_MAINTENANCE)
         await connection.execute(
             f"CREATE INDEX CONCURRENTLY {index} ON {self._name} "
             "USING hnsw (vector vector_cosine_ops)",
@@ -289,13 +337,10 @@ class PostgresTable:
         )
 
 
-def _search(limit: int) -> str:
-    """Settings of a transaction in which the index of neighbours finds so many rows, if any are
-    left by the filters."""
-    return (
-        f"SET LOCAL hnsw.ef_search = {min(max(2 * limit, 100), 1000)}; "
-        "SET LOCAL hnsw.iterative_scan = strict_order"
-    )
+def _near(number: int) -> str:
+    """Settings of a transaction in which the index of neighbours is looked through in steps of so
+    many vectors, until enough are found."""
+    return f"SET LOCAL hnsw.ef_search = {number}; SET LOCAL hnsw.iterative_scan = strict_order"
 
 
 def _rows(
