@@ -19,6 +19,7 @@ from switchyard.services.llm.errors import (
     translate,
 )
 from switchyard.services.llm.quota import ServerQuota
+from switchyard.services.records.llm import WAIT_FOR_SERVER
 
 REQUEST: Any = type("Request", (), {"url": "http://there/v1"})()
 PERMANENT = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}
@@ -136,3 +137,9 @@ def test_a_time_out_is_one() -> None:
 )
 def test_what_is_left_is_read_from_the_headers(headers: dict[str, str], wait: float) -> None:
     assert ServerQuota.of(headers).wait == wait
+
+
+def test_errors_of_requests_that_wait_for_a_server_are_known_by_name() -> None:
+    """To the ledger, which counts them."""
+    waiting = {each.__name__ for each in LlmUnavailable.__subclasses__() if not each("").counts}
+    assert waiting == set(WAIT_FOR_SERVER)

@@ -15,11 +15,15 @@ import pytest
 
 from switchyard import LLMQueue
 from switchyard.api.client import AsyncClient
+from switchyard.broker.errors import LaneFull
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.llm import queue as queue_module
 from switchyard.services.llm.queue import LlmResult, LlmStatus, UnknownLlmRequest
 from switchyard.services.monitoring import ending
 from switchyard.services.monitoring.job_events import EventFeed
+from switchyard.services.monitoring.lane_pressure import LanePressure
+from switchyard.services.publishing.preparing import JobRequest
+from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records import State
 from tests.support import llm_server
 from tests.support.api_server import connected, serving
@@ -232,6 +236,31 @@ async def test_who_waits_for_a_server_leaves_no_traceback_in_the_log(
     await eventually(is_snoozed)
     assert "the LLM server" in said
     assert "Traceback" not in said
+
+
+async def test_requests_that_wait_for_paused_servers_fill_their_lane(
+    system: System, queue: LLMQueue, llm: LlmServer
+) -> None:
+    """They are in no queue meanwhile: any number would be let in."""
+    await system.start_worker("llm")
+    marks = {"llm_ok_below": 1, "llm_slow_at": 1, "llm_full_at": 3}
+    settings = system.settings.model_copy(update=marks)
+    async with LanePressure(
+        settings, system.registry, ledger=system.ledger, fresh_for=0
+    ) as pressure:
+
+        async def all_wait() -> bool:
+            depth = (await pressure.snapshot()).queue("hot.llm")
+            assert depth is not None
+            return depth.put_off == 3
+
+        llm.always(llm_server.rate_limited(60))
+        for number in range(3):
+            await queue.submit("classify", CLASSIFY | {"text": str(number)})
+        await eventually(all_wait)
+        jobs = JobPublisher(system.registry, system.ledger, system.wire, pressure=pressure)
+        with pytest.raises(LaneFull):
+            await jobs.publish(JobRequest("hot.classify", CLASSIFY))
 
 
 async def test_there_is_no_answer_to_what_nobody_asked(queue: LLMQueue) -> None:

@@ -17,8 +17,8 @@ class QueueView(BaseModel):
     pressure: Pressure
     ready: int | None = Field(description="Waiting jobs; null if the queue does not exist.")
     put_off: int = Field(
-        description="Jobs that wait for room in a named limit, outside the queue; they count "
-        "towards the pressure."
+        description="Jobs that wait outside the queue for room in a named limit, or for model "
+        "servers that are all paused; they count towards the pressure."
     )
     limit: int = Field(description="Waiting jobs at which the queue is `full`: more are refused.")
     consumers: int

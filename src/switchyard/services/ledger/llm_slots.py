@@ -7,15 +7,17 @@ of a killed worker come back by themselves. All times are the database's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select, update
 
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.dialect import db_now, insert_into
-from switchyard.services.ledger.sql.tables import llm_servers, llm_slots
+from switchyard.services.ledger.sql.tables import jobs, llm_servers, llm_slots
+from switchyard.services.records import State
 from switchyard.services.records.llm import (
+    WAIT_FOR_SERVER,
     LlmServerReport,
     LlmServerState,
     ServerPaused,
@@ -23,6 +25,9 @@ from switchyard.services.records.llm import (
     SlotsFull,
     SlotTaken,
 )
+
+COUNTED = 20_000
+"""Requests that are counted at most: more make no lane fuller."""
 
 Change = Callable[[LlmServerState, int, float], LlmServerState]
 """A server's next state, from its last, the calls under way (that which ends included) and now."""
@@ -120,6 +125,35 @@ class LlmSlots(LedgerBase):
                 pause = max(0.0, state.paused_until - now)
                 found.append(LlmServerReport(row.name, state, under_way.get(row.name, 0), pause))
             return found
+
+        return await self._database.read(work)
+
+    async def waiting_for_servers(
+        self, servers: Collection[str], worker: str, *, pause: float
+    ) -> dict[str, int]:
+        """Jobs of a kind of worker that went back because each of these servers is paused, by lane;
+        none while one is not, or for at most `pause` seconds more: then they come back by
+        themselves, and wait in their queues."""
+
+        def work(connection: Connection) -> dict[str, int]:
+            paused = select(func.count()).where(
+                llm_servers.c.name.in_(servers),
+                llm_servers.c.paused_until > db_now(connection) + pause,
+            )
+            if not servers or connection.scalar(paused) != len(servers):
+                return {}
+            away = (
+                select(jobs.c.lane)
+                .where(
+                    jobs.c.state == State.RETRYING,
+                    jobs.c.worker == worker,
+                    jobs.c.error_type.in_(WAIT_FOR_SERVER),
+                )
+                .limit(COUNTED)
+                .subquery()
+            )
+            counted = select(away.c.lane, func.count()).group_by(away.c.lane)
+            return {row[0]: int(row[1]) for row in connection.execute(counted)}
 
         return await self._database.read(work)
 

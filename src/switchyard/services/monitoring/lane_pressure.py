@@ -2,14 +2,15 @@
 
 Depths come from passive declarations, exact at their moment; limits from the policies in force
 where the management API can be asked, else from the lanes as they are declared. Jobs that were put
-off for want of room in a named limit are away from their queue for a while, and count as if they
-were in it.
+off for want of room in a named limit, or because all servers of language models are paused, are
+away from their queue for a while, and count as if they were in it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -32,13 +33,15 @@ from switchyard.broker.wire.depths import Waiting, ask_queue
 from switchyard.broker.wire.link import Link
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.monitoring.levels import Pressure, fullest
-from switchyard.services.monitoring.marks import Marks
+from switchyard.services.monitoring.marks import LLM_WORKER, Marks
 from switchyard.services.records import LedgerError
 from switchyard.services.settings import Settings
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
 
+BRIEF_PAUSE = 5.0
+"""Seconds: for so short a pause of their servers, requests do not leave the worker."""
 FRESH_FOR = 1.0
 """Seconds for which depths are used again."""
 USABLE_FOR = 5.0
@@ -67,7 +70,8 @@ class QueueDepth:
     """Waiting jobs at which it is full."""
     pressure: Pressure
     put_off: int = 0
-    """Jobs that wait for room in a named limit, and are not in the queue meanwhile."""
+    """Jobs that wait for room in a named limit, or for servers of language models that are all
+    paused, and are not in the queue meanwhile."""
 
     @property
     def waiting(self) -> int:
@@ -237,11 +241,22 @@ class LanePressure(Closing):
             return {}
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
-                return await self._ledger.waiting_for_room()
+                put_off = Counter(await self._ledger.waiting_for_room())
+                put_off.update(await self._waiting_for_servers(self._ledger))
+                return put_off
         except (TimeoutError, LedgerError) as error:
             reason = str(error) or f"no answer within {ASK_TIMEOUT:g} s"
             self._log.warning("jobs that wait for limits could not be counted", error=reason)
             return {}
+
+    async def _waiting_for_servers(self, ledger: Ledger) -> Mapping[str, int]:
+        """While all servers of language models are paused, their requests wait in delays: as many
+        as ever come, were they not counted."""
+        names = {each.name for each in self._settings.llm_servers}
+        if not names:
+            return {}
+        waiting = await ledger.waiting_for_servers(names, LLM_WORKER, pause=BRIEF_PAUSE)
+        return {queue_name(lane, LLM_WORKER): number for lane, number in waiting.items()}
 
     async def _limits_in_force(self) -> Mapping[str, int]:
         now = time.monotonic()
