@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
 
 from switchyard.api.app import create_app
+from switchyard.services.identity.places import MARKER
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.settings import Settings
+from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
+from tests.support.system import System, open_system
 
 WORKERS = ("ingest", "llm", "embed", "link")
+
+Stored = Callable[..., list[Path]]
+"""The files that a test has stored, all or those below a folder."""
 
 
 @asynccontextmanager
@@ -39,6 +47,26 @@ async def serving(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
         server.should_exit = True
         await asyncio.wait_for(running, 20)
         listener.close()
+
+
+@asynccontextmanager
+async def serving_system(
+    broker: TestBroker, database_url: str, directory: Path, **options: Any
+) -> AsyncIterator[tuple[System, httpx.AsyncClient]]:
+    """The same with a broker, where workers do the work."""
+    async with (
+        open_system(
+            broker, database_url, modules=BUILT_IN_MODULES, data_dir=directory, **options
+        ) as system,
+        serving(system.settings) as client,
+    ):
+        yield system, client
+
+
+def files_of(settings: Settings, below: str = "") -> list[Path]:
+    """All that is stored."""
+    root = settings.data_dir / "files" / below
+    return sorted(path for path in root.rglob("*") if path.is_file() and path.name != MARKER)
 
 
 async def send(

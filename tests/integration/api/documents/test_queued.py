@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,30 +14,16 @@ import pytest
 
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.identity.places import MARKER
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.records import State
 from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
-from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving
+from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving_system
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer, fails
 from tests.support.pdfs import pdf, scan, slips
 from tests.support.redrives import redrive
-from tests.support.system import System, lanes_with, open_system
-
-
-@asynccontextmanager
-async def serving_system(
-    broker: TestBroker, database_url: str, directory: Path, **options
-) -> AsyncIterator[tuple[System, httpx.AsyncClient]]:
-    async with (
-        open_system(
-            broker, database_url, modules=BUILT_IN_MODULES, data_dir=directory, **options
-        ) as system,
-        serving(system.settings) as client,
-    ):
-        yield system, client
+from tests.support.system import lanes_with
 
 
 async def test_an_upload_is_accepted_worked_and_found(

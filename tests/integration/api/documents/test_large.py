@@ -14,6 +14,7 @@ import pytest
 
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send
+from tests.support.commands import ROOT
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
 
@@ -54,7 +55,7 @@ if __name__ == "__main__":
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(script),
-        env={**more, "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**more, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.DEVNULL,
     )
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ import httpx
 import pytest
 
 from switchyard.api.client import Client, Conflict
-from switchyard.services.settings import Settings
-from tests.integration.api.document_server import send, serving
-from tests.integration.api.test_documents_queued import serving_system
+from tests.integration.api.document_server import send, serving_system
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.pdfs import encrypted, pdf
@@ -25,14 +22,6 @@ LISTED = """References
 PAPER = pdf([BODY, LISTED])
 LIST = "R. Roe. On tides. Tides 3, 1999.\nA. Smith. The sea. Oxford, 2004.\n"
 STAGES = ["extract_text", "extract_references", "parse_references"]
-
-
-@pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """Of an API without a broker."""
-    settings = Settings(data_dir=tmp_path / "data", amqp_url=None, retry_delays=(0.05, 0.1))
-    async with serving(settings) as opened:
-        yield opened
 
 
 def typed(content: bytes, media_type: str) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from switchyard.services.settings import Settings
+from tests.integration.api.document_server import Stored, files_of, serving
+from tests.integration.api.standing import client_of, standing
+
+
+def _without_a_broker(directory: Path) -> Settings:
+    return Settings(data_dir=directory / "data", amqp_url=None, retry_delays=(0.05, 0.1))
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return _without_a_broker(tmp_path_factory.mktemp("documents"))
+
+
+@pytest.fixture(scope="module")
+def _address(settings: Settings) -> Iterator[str]:
+    with standing(serving(settings)) as client:
+        yield str(client.base_url)
+
+
+@pytest.fixture
+async def client(_address: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Of an API without a broker that the tests of a module share, each with documents whose
+    content and source no other one sends."""
+    async with client_of(_address) as opened:
+        yield opened
+
+
+@pytest.fixture
+def stored(settings: Settings) -> Stored:
+    """The files that it has stored since the test began."""
+    before = set(files_of(settings))
+
+    def since(below: str = "") -> list[Path]:
+        return [path for path in files_of(settings, below) if path not in before]
+
+    return since
+
+
+@pytest.fixture
+def own_settings(tmp_path: Path) -> Settings:
+    return _without_a_broker(tmp_path)
+
+
+@pytest.fixture
+async def own_client(own_settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    """Of an API where there is no document but the test's own."""
+    async with serving(own_settings) as opened:
+        yield opened

@@ -1,0 +1,155 @@
+"""What was sent before: the same content, the same source, at the same time, or failed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from switchyard.services.documents.desk import open_desks
+from switchyard.services.documents.inbox import About
+from switchyard.services.documents.runs import run_id
+from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger import Ledger
+from switchyard.services.samples.articles import sample
+from switchyard.services.settings import Settings
+from tests.integration.api.document_server import Stored, in_parts, send, serving
+from tests.integration.pipeline.documents import STAGES
+from tests.support import made
+from tests.support.eventually import eventually
+from tests.support.ledgers import make_ledger
+from tests.support.pdfs import encrypted, pdf
+
+
+async def test_the_same_content_is_the_same_document(client: httpx.AsyncClient, stored: Stored):
+    first = await send(client, sample(4).content)
+    files = stored()
+    again = await send(client, sample(4).content, name="other.pdf", source="elsewhere")
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json()["duplicate"]
+    assert again.json() | {"duplicate": False} == first.json()
+    assert stored() == files
+
+
+async def test_the_same_source_is_the_same_document(client: httpx.AsyncClient, stored: Stored):
+    first = (await send(client, sample(5).content, source="twice")).json()
+    files = stored()
+    again = await send(client, sample(6).content, source="twice")
+    assert again.status_code == 200
+    assert again.json()["document_id"] == first["document_id"]
+    assert stored() == files
+
+
+@pytest.mark.parametrize("same", ["content", "source"])
+async def test_uploads_at_the_same_time_make_one_document(own_client: httpx.AsyncClient, same: str):
+    contents = [sample(0 if same == "content" else number).content for number in range(4)]
+    answers = await asyncio.gather(*(send(own_client, each, source="here") for each in contents))
+    assert {answer.status_code for answer in answers} <= {200, 201}
+    assert len({answer.json()["document_id"] for answer in answers}) == 1
+    listed = (await own_client.get("/documents")).json()["documents"]
+    assert len(listed) == 1
+    jobs = (await own_client.get("/jobs", params={"limit": "100"})).json()["jobs"]
+    ran = sorted(job["job_type"] for job in jobs if job["job_type"] != "ingest_document")
+    assert ran == sorted(STAGES[1:])
+
+
+async def test_a_document_that_has_failed_is_taken_up_anew(client: httpx.AsyncClient):
+    content = encrypted("twice")
+    first, second = [(await send(client, content)).json() for _ in range(2)]
+    assert first["document_id"] == second["document_id"]
+    assert first["job_id"] != second["job_id"]
+
+
+async def test_a_file_gets_the_source_of_one_that_has_failed(client: httpx.AsyncClient):
+    refused = (await send(client, encrypted("no source"), source="failed")).json()
+    better = await send(client, pdf(["At last."]), source="failed")
+    assert better.status_code == 201, better.text
+    document = better.json()
+    assert (document["state"], document["source"]) == ("completed", "failed")
+    assert document["document_id"] != refused["document_id"]
+    failed = (await client.get(f"/documents/{refused['document_id']}")).json()
+    assert (failed["state"], failed["source"]) == ("failed", None)
+    for content in (pdf(["At last."]), encrypted("no source"), pdf(["Something else."])):
+        again = await send(client, content, source="failed")
+        assert (again.status_code, again.json()["document_id"]) == (200, document["document_id"])
+    assert (await send(client, pdf(["At last."]))).status_code == 200
+    assert (await send(client, encrypted("no source"))).status_code == 422
+
+
+async def test_a_bad_file_from_the_same_source_at_the_same_time_fails_alone(
+    client: httpx.AsyncClient,
+):
+    for number in range(4):
+        good, bad = pdf([f"Good, {number}."]), encrypted(f"bad, {number}")
+        contents = [bad, good] if number % 2 else [good, bad]
+        answers = await asyncio.gather(
+            *(send(client, each, source=f"s{number}") for each in contents)
+        )
+        answer = answers[contents.index(good)]
+        assert answer.status_code in (200, 201), answer.text
+        address = f"/documents/{answer.json()['document_id']}/result"
+        whole = (await client.get(address, params={"include": "text"})).json()
+        assert [page["text"] for page in whole["pages"]] == [f"Good, {number}."]
+
+
+async def test_a_file_that_lost_its_source_to_another_is_a_document_by_itself(
+    client: httpx.AsyncClient,
+):
+    contents = [sample(number).content for number in range(4)]
+    answers = await asyncio.gather(*(send(client, each, source="contested") for each in contents))
+    (winner,) = {answer.json()["document_id"] for answer in answers}
+    alone = [await send(client, content) for content in contents]
+    assert sorted(answer.status_code for answer in alone) == [200, 201, 201, 201]
+    ids = {answer.json()["document_id"] for answer in alone}
+    assert len(ids) == 4
+    assert winner in ids
+    for answer in alone:
+        document_id = answer.json()["document_id"]
+        assert (await client.get(f"/documents/{document_id}")).json()["document_id"] == document_id
+
+
+async def test_a_run_that_found_its_document_known_does_not_hide_that_it_has_failed(
+    client: httpx.AsyncClient, settings: Settings
+):
+    """As when a letter of the first run was redriven before the second one began, and died again:
+    the file was there, and nothing came of it."""
+    content = encrypted("redriven")
+    failed = (await send(client, content)).json()
+    address = f"/documents/{failed['document_id']}"
+    first = (await client.get(address)).json()
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        idle = made.new_job(made.message(run_id(failed["document_id"], after=first["job_id"])))
+        await ledger.record(idle)
+        await ledger.claim(made.claim(idle.message))
+        result = {"document_id": failed["document_id"], "duplicate": True}
+        await ledger.finish(made.finish(job_id=idle.message.job_id, result=result))
+    now = (await client.get(address)).json()
+    assert (now["state"], now["error"]) == ("failed", first["error"])
+    again = await send(client, content)
+    assert again.status_code == 422
+    assert again.json()["job_id"] not in (failed["job_id"], idle.message.job_id)
+
+
+async def test_a_pipeline_that_the_process_did_not_finish_goes_on_with_the_next_upload(
+    tmp_path: Path,
+):
+    settings = Settings(data_dir=tmp_path, amqp_url=None)
+    await make_ledger(settings.ledger_url)
+    async with await Ledger.open(settings.ledger_url) as ledger:
+        async with open_desks(settings, Registry.load(), ledger, None) as desks:
+            inbox = desks.documents.inbox
+            upload = await inbox.receive(in_parts(sample(0).content, 10_000))
+            submitting = asyncio.create_task(desks.documents.submit(upload, About()))
+
+            async def begun() -> bool:
+                return bool((await ledger.list_documents()).items)
+
+            await eventually(begun)
+        submitting.cancel()
+        await asyncio.gather(submitting, return_exceptions=True)
+        assert (await ledger.list_documents()).items[0].state != "completed"
+    async with serving(settings) as client:
+        answer = await send(client, sample(0).content)
+        assert (answer.status_code, answer.json()["state"]) == (200, "completed"), answer.text

@@ -1,0 +1,119 @@
+"""Documents in a listing: what they are called, and filters over several looks."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.records.classes import DocumentClass
+from switchyard.services.samples.articles import sample
+from switchyard.services.settings import Settings
+from tests.integration.api.document_server import send
+from tests.support.api_server import problem
+from tests.support.commands import jobctl
+from tests.support.pdfs import pdf
+
+
+async def test_a_document_goes_by_the_title_that_was_found_in_it_as_in_search(
+    own_client: httpx.AsyncClient,
+):
+    text = "# On tides\n\nThe tide rises twice a day, and falls as often."
+    sent = (await send(own_client, text.encode(), name="scan-0017.md")).json()
+    named = (await send(own_client, b"Waves of the sea.", name="b.txt", title="My waves")).json()
+    listed = (await own_client.get("/documents")).json()["documents"]
+    titles = {each["document_id"]: each["title"] for each in listed}
+    assert titles == {sent["document_id"]: "On tides", named["document_id"]: "My waves"}
+    shown = (await own_client.get(f"/documents/{sent['document_id']}")).json()
+    assert (shown["title"], shown["filename"]) == ("On tides", "scan-0017.md")
+    hits = (await own_client.post("/search", json={"query": "tide"})).json()["hits"]
+    assert hits[0]["title"] == "On tides"
+
+
+async def test_a_class_is_asked_for_in_every_look_for_documents_of_a_state(
+    own_client: httpx.AsyncClient, own_settings: Settings
+):
+    async with await Ledger.open(own_settings.ledger_url) as ledger:
+        for name, state in (("wanted", "classifying"), ("newer", "linking")):
+            await ledger.upsert_document(f"hash of {name}", document_id=name, state=state)
+            await ledger.put_classes(name, [DocumentClass("privacy", "public", 1.0)])
+    filters = {"state": "classifying", "class": "privacy:public", "limit": "1"}
+    answer = await own_client.get("/documents", params=filters)
+    assert answer.status_code == 200, answer.text
+    assert [each["document_id"] for each in answer.json()["documents"]] == ["wanted"]
+
+
+async def test_a_state_in_which_no_document_can_be_is_an_error_and_no_empty_list(
+    own_client: httpx.AsyncClient,
+):
+    told = problem(await own_client.get("/documents", params={"state": "complete"}), 422, "invalid")
+    assert "no document state 'complete': did you mean 'completed'?" in told["detail"]
+    assert "needs_ocr" in told["detail"]
+    answer = await own_client.get("/documents", params={"state": "needs_ocr"})
+    assert answer.json()["documents"] == []
+
+
+async def test_a_class_that_no_document_has_is_said_with_those_that_there_are(
+    own_client: httpx.AsyncClient,
+):
+    await send(own_client, b"The tide table of the harbour.", name="a.txt")
+
+    async def typed(*arguments: str) -> str:
+        environment = {"JOBS_API_URL": str(own_client.base_url), "NO_PROXY": "*"}
+        ended = await jobctl(*arguments, **environment)
+        return ended.stdout + ended.stderr
+
+    for arguments in (["documents", "list"], ["search", "tide"]):
+        said = await typed(*arguments, "--class", "privacy:secrett")
+        assert "No document is of the class privacy:secrett; the newest have " in said
+        assert "privacy:public" in said
+
+
+async def test_documents_are_listed_page_by_page(own_client: httpx.AsyncClient):
+    sent = [(await send(own_client, sample(n).content, source=f"s{n}")).json() for n in range(3)]
+    newest_first = [each["document_id"] for each in reversed(sent)]
+    first = (await own_client.get("/documents", params={"limit": 2})).json()
+    rest = await own_client.get("/documents", params={"limit": 2, "cursor": first["next_cursor"]})
+    pages = [first["documents"], rest.json()["documents"]]
+    assert [each["document_id"] for page in pages for each in page] == newest_first
+    assert rest.json()["next_cursor"] is None
+    by_source = (await own_client.get("/documents", params={"source": "s1"})).json()["documents"]
+    assert [each["document_id"] for each in by_source] == [sent[1]["document_id"]]
+    assert not (await own_client.get("/documents", params={"state": "failed"})).json()["documents"]
+
+
+@pytest.mark.parametrize("query", ["cursor=nonsense", "limit=0", "limit=1001", "source=%00"])
+async def test_a_listing_that_makes_no_sense_is_refused(client: httpx.AsyncClient, query: str):
+    assert (await client.get(f"/documents?{query}")).status_code == 422
+
+
+async def test_documents_are_listed_and_searched_by_class(own_client: httpx.AsyncClient):
+    secret = (await send(own_client, pdf(["Strictly confidential: the tide table."]))).json()
+    public = (await send(own_client, pdf(["The tide table of the harbour."]))).json()
+    privacy = [each for each in secret["classes"] if each["kind"] == "privacy"]
+    assert [(each["label"], each["why"]["keywords"]) for each in privacy] == [
+        ("restricted", {"strictly confidential": 1})
+    ]
+
+    async def listed(*classes: str) -> set[str]:
+        answer = await own_client.get("/documents", params={"class": classes})
+        assert answer.status_code == 200, answer.text
+        return {each["document_id"] for each in answer.json()["documents"]}
+
+    async def found(*classes: str) -> set[str]:
+        body = {"query": "tide table", "filters": {"classes": classes}}
+        answer = await own_client.post("/search", json=body)
+        assert answer.status_code == 200, answer.text
+        return {each["document_id"] for each in answer.json()["hits"]}
+
+    both = {secret["document_id"], public["document_id"]}
+    for names, wanted in (
+        (["privacy:restricted"], {secret["document_id"]}),
+        (["privacy:restricted", "privacy:public"], both),
+        (["privacy:internal"], set()),
+    ):
+        assert await listed(*names) == wanted
+        assert await found(*names) == wanted
+    assert (await own_client.get("/documents", params={"class": "privacy"})).status_code == 422
+    summary = (await own_client.get("/documents")).json()["documents"][0]
+    assert summary["classes"] == public["classes"]

@@ -1,0 +1,176 @@
+"""What is no document, no form, or too much: told by its content, and nothing is kept of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from switchyard.services.files.storage import Storage
+from switchyard.services.samples.articles import sample
+from switchyard.services.settings import Settings
+from tests.integration.api.document_server import Stored, files_of, in_parts, send, serving
+from tests.support.pdfs import encrypted, pdf, sized
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "said"),
+    [
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), "paper.pdf", "no PDF"),
+        (b"PK\x03\x04" + bytes(9000), "paper.pdf", "ZIP"),
+        (b"<html><body>hello</body></html>", "paper.pdf", "HTML"),
+        (b"", "paper.pdf", "empty"),
+        (b"not a pdf at all\n", "Paper.PDF", "no PDF"),
+        (b"not a pdf at all\n" * 9000, "paper.pdf", "no PDF"),
+        (bytes(range(256)) * 40, "notes.txt", "binary"),
+    ],
+)
+async def test_what_is_no_document_is_told_by_its_content(
+    client: httpx.AsyncClient, stored: Stored, content: bytes, name: str, said: str
+):
+    answer = await send(client, content, name=name)
+    assert answer.status_code == 415
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert said in answer.json()["detail"]
+    assert not stored()
+
+
+async def test_a_pdf_is_taken_whatever_it_is_called(client: httpx.AsyncClient):
+    answer = await send(client, pdf(["No picture."]), name="picture.png")
+    assert answer.json()["media_type"] == "application/pdf"
+
+
+@pytest.mark.parametrize(
+    ("content", "error_type"),
+    [
+        (sample(0).content[:-700], "CorruptDocument"),
+        (encrypted("secret"), "EncryptedDocument"),
+        (sized(14400, 14400), "DocumentTooLarge"),
+    ],
+    ids=["truncated", "encrypted", "too many pixels"],
+)
+async def test_a_pdf_that_can_not_be_read_is_refused_with_the_reason(
+    client: httpx.AsyncClient, content: bytes, error_type: str
+):
+    answer = await send(client, content)
+    assert answer.status_code == 422
+    problem = answer.json()
+    assert problem["type"] == "/problems/document-unreadable"
+    assert (problem["error_type"], problem["current_stage"]) == (error_type, "extract_text")
+    status = (await client.get(f"/documents/{problem['document_id']}")).json()
+    assert status["state"] == "failed"
+    assert status["error"]["job_id"] == problem["job_id"]
+    result = await client.get(f"/documents/{problem['document_id']}/result")
+    assert (result.status_code, result.json()["type"]) == (409, "/problems/document-failed")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../../../etc/passwd", "/etc/cron.d/x", "..\\\\..\\\\boot.ini", "a/../b\tc.pdf", "." * 300],
+)
+async def test_a_file_name_is_never_a_path(
+    client: httpx.AsyncClient, settings: Settings, stored: Stored, name: str
+):
+    answer = await send(client, pdf([f"Its name has {len(name)} letters."]), name=name)
+    assert answer.status_code == 201, answer.text
+    document = answer.json()
+    assert "/" not in document["filename"]
+    assert "\\" not in document["filename"]
+    keys = [str(path.relative_to(settings.data_dir / "files")) for path in stored()]
+    assert all(document["document_id"] in key for key in keys), keys
+    around = settings.data_dir.parent.rglob("*")
+    outside = [path for path in around if not path.is_relative_to(settings.data_dir)]
+    assert outside == []
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"hello", "text/plain"),
+        (b"hello", "multipart/form-data"),
+        (b"no boundary at all", "multipart/form-data; boundary=b"),
+        (b"--b--\r\n", "multipart/form-data; boundary=b"),
+        (b'--b\r\nContent-Disposition: form-data; name="title"\r\n\r\nx\r\n--b--\r\n',) * 1
+        + ("multipart/form-data; boundary=b",),
+        (
+            b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nhello',
+            "multipart/form-data; boundary=b",
+        ),
+        (
+            (
+                b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nhello'
+                b'\r\n--b\r\nContent-Disposition: form-data; name="title"\r\n\r\nhalf a ti'
+            ),
+            "multipart/form-data; boundary=b",
+        ),
+        (
+            (
+                b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nhello'
+                b'\r\n--b\r\nContent-Disposition: form-data; name="file"; filename="y"\r\n\r\nhi'
+                b"\r\n--b--\r\n"
+            ),
+            "multipart/form-data; boundary=b",
+        ),
+        (
+            b'--b\r\nContent-Disposition: form-data; name="' + b"x" * 20_000,
+            "multipart/form-data; boundary=b",
+        ),
+    ],
+    ids=[
+        "no form",
+        "no boundary",
+        "not in parts",
+        "empty",
+        "no file",
+        "cut off in the file",
+        "cut off behind it",
+        "two files",
+        "headers",
+    ],
+)
+async def test_what_is_no_form_with_one_file_is_refused(
+    client: httpx.AsyncClient, stored: Stored, body: bytes, content_type: str
+):
+    answer = await client.post("/documents", content=body, headers={"Content-Type": content_type})
+    assert answer.status_code == 400, answer.text
+    assert not stored()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"lane": "maintenance"}, {"title": "x" * 1001}, {"path": "/etc/passwd"}]
+)
+async def test_fields_are_checked(client: httpx.AsyncClient, stored: Stored, fields: dict):
+    answer = await send(client, pdf(), **fields)
+    assert answer.status_code == 422
+    assert not stored()
+
+
+async def test_fields_before_the_file_count_as_those_behind_it(client: httpx.AsyncClient):
+    files = {"file": ("a.md", b"# On Tides\n\nThe tide rises.", "application/pdf")}
+    answer = await client.post("/documents", data={"title": "Ebb\x00 and flow"}, files=files)
+    assert (answer.status_code, answer.json()["title"]) == (201, "Ebb and flow")
+    assert answer.json()["media_type"] == "text/markdown"
+
+
+async def test_a_file_over_the_limit_is_refused_while_it_comes_in(tmp_path: Path):
+    settings = Settings(data_dir=tmp_path, amqp_url=None, max_document_bytes=100_000)
+    async with serving(settings) as client:
+        answer = await send(client, in_parts(b"%PDF-1.7\n" + bytes(150_000), 10_000))
+        assert (answer.status_code, answer.json()["type"]) == (413, "/problems/too-large")
+        assert not files_of(settings)
+        assert (await send(client, pdf())).status_code == 201
+
+
+async def test_a_full_storage_takes_no_more_in(tmp_path: Path):
+    settings = Settings(data_dir=tmp_path, amqp_url=None, storage_quota=30_000)
+    async with serving(settings) as client:
+        too_large = await send(client, in_parts(b"%PDF-1.7\n" + b"word " * 8_000, 10_000))
+        assert (too_large.status_code, too_large.json()["type"]) == (507, "/problems/storage-full")
+        assert not files_of(settings)
+        assert (await send(client, pdf())).status_code == 201
+    await Storage(settings.files_url).put_async("results/other/result.json", bytes(30_000))
+    async with serving(settings) as client:
+        assert (await send(client, pdf(["other"]))).status_code == 507
+        found = (await client.get("/documents")).json()["documents"]
+        assert len(found) == 1

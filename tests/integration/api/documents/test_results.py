@@ -1,0 +1,181 @@
+"""What an upload without a broker is answered with, and what can be asked about it later."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from switchyard.services.files.keys import references_key
+from switchyard.services.files.storage import Storage
+from switchyard.services.samples.articles import sample
+from switchyard.services.settings import Settings
+from tests.integration.api.document_server import Stored, send
+from tests.integration.pipeline.documents import STAGES
+from tests.support.pdfs import encrypted, pdf, scan, scanned, slips
+
+
+async def test_an_upload_is_answered_with_its_result(client: httpx.AsyncClient, stored: Stored):
+    answer = await send(client, sample(0).content, source="https://example.org/0", title="Mine")
+    assert answer.status_code == 201, answer.text
+    document = answer.json()
+    assert (document["state"], document["error"]) == ("completed", None)
+    assert document["completed_stages"] == STAGES
+    assert document["result"]["summary"]["method"] == "extractive"
+    assert (document["result"]["title"], document["result"]["source"]) == (
+        "Mine",
+        "https://example.org/0",
+    )
+    assert answer.headers["location"] == f"/documents/{document['document_id']}"
+    again = (await client.get(answer.headers["location"])).json()
+    assert again == {**document, "result": None}
+    assert not stored("uploads/incoming")
+
+
+async def test_references_are_told_once_they_were_looked_for(
+    client: httpx.AsyncClient, settings: Settings
+):
+    document = (await send(client, pdf(["one page"]))).json()
+    address = f"/documents/{document['document_id']}/references"
+    none_yet = await client.get(address)
+    assert none_yet.status_code == 404
+    assert "hot.process_references" in none_yet.json()["detail"]
+    made = {"document_id": document["document_id"], "references": [], "citations": []}
+    storage = Storage(settings.files_url)
+    await storage.put_async(references_key(document["document_id"]), json.dumps(made).encode())
+    assert (await client.get(address)).json() == made
+    assert (await client.get("/documents/unknown/references")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("named", "media_type", "begins"),
+    [
+        ("bibtex", "application/x-bibtex", "@article{roe1999tides,"),
+        ("csl", "application/vnd.citationstyles.csl+json", '[\n {\n  "id": "roe1999tides"'),
+        ("tei", "application/tei+xml", "<?xml"),
+    ],
+)
+async def test_references_are_had_in_the_format_that_is_asked_for(
+    client: httpx.AsyncClient, settings: Settings, named: str, media_type: str, begins: str
+):
+    document_id = (await send(client, pdf(["a text"]))).json()["document_id"]
+    reference = {
+        "text": "Roe: Tides. Sea 3, 1999.",
+        "authors": [{"family": "Roe", "given": "R."}],
+        "title": "Tides & harbours",
+        "container": "Sea",
+        "year": 1999,
+    }
+    made = {"document_id": document_id, "references": [reference], "citations": []}
+    storage = Storage(settings.files_url)
+    await storage.put_async(references_key(document_id), json.dumps(made).encode())
+    address = f"/documents/{document_id}/references"
+    by_name = await client.get(address, params={"format": named})
+    by_type = await client.get(address, headers={"Accept": f"text/html, {media_type};q=0.9"})
+    assert by_name.status_code == by_type.status_code == 200
+    assert by_name.headers["content-type"].partition(";")[0] == media_type
+    assert by_name.text.startswith(begins)
+    assert (by_type.headers["content-type"], by_type.text) == (
+        by_name.headers["content-type"],
+        by_name.text,
+    )
+    other = await client.get(address, params={"format": "json"}, headers={"Accept": media_type})
+    assert other.json() == made
+    wrong = await client.get(address, params={"format": "ris"})
+    assert (wrong.status_code, wrong.json()["type"]) == (422, "/problems/invalid")
+
+
+async def test_the_result_has_the_text_on_request(client: httpx.AsyncClient):
+    document = (await send(client, pdf(["one page", "and another"]))).json()
+    address = f"/documents/{document['document_id']}/result"
+    plain = (await client.get(address)).json()
+    assert plain == document["result"]
+    whole = (await client.get(address, params={"include": "text"})).json()
+    assert whole == plain | {
+        "pages": [{"page": 1, "text": "one page"}, {"page": 2, "text": "and another"}]
+    }
+
+
+async def test_pages_are_had_one_by_one(client: httpx.AsyncClient):
+    document = (await send(client, pdf(["The first page.", "", "The third."]))).json()
+    address = f"/documents/{document['document_id']}/pages"
+    assert (await client.get(f"{address}/1")).json() == {
+        "document_id": document["document_id"],
+        "page": 1,
+        "page_count": 3,
+        "text": "The first page.",
+    }
+    assert (await client.get(f"{address}/2")).json()["text"] == ""
+    beyond = await client.get(f"{address}/4")
+    assert beyond.status_code == 404
+    assert "it has 3" in beyond.json()["detail"]
+    assert (await client.get(f"{address}/0")).status_code == 422
+    assert (await client.get("/documents/nothing/pages/1")).status_code == 404
+
+
+@pytest.mark.long
+async def test_images_alone_are_read(own_client: httpx.AsyncClient):
+    document = (await send(own_client, scan(slips(["A heron in the reeds"])))).json()
+    assert (document["state"], document["result"]["title"]) == ("completed", "A heron in the reeds")
+    blank = await send(own_client, scanned())
+    assert blank.status_code == 422
+    assert "no words" in blank.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "document_id", ["..%2F..%2Fetc%2Fpasswd", "%00", "a%00b", "x" * 65, "'; DROP TABLE documents"]
+)
+async def test_an_id_that_is_none_is_not_looked_up(client: httpx.AsyncClient, document_id: str):
+    for address in (f"/documents/{document_id}", f"/documents/{document_id}/result"):
+        assert (await client.get(address)).status_code in (404, 422)
+
+
+async def test_an_unknown_document_is_not_found(client: httpx.AsyncClient):
+    for address in ("/documents/nothing", "/documents/nothing/result", "/extract/text/nothing"):
+        answer = await client.get(address)
+        assert (answer.status_code, answer.json()["type"]) == (404, "/problems/not-found")
+
+
+async def test_the_text_alone_is_answered_at_once(client: httpx.AsyncClient, stored: Stored):
+    before = (await client.get("/documents")).json()
+    answer = await send(client, pdf(["a page", "and its neighbour"]), to="/extract/text")
+    assert answer.status_code == 200, answer.text
+    result = answer.json()["result"]
+    assert [page["text"] for page in result["pages"]] == ["a page", "and its neighbour"]
+    assert (await client.get(answer.headers["location"])).json() == result
+    assert (await client.get("/documents")).json() == before
+    assert [path.name for path in stored()] == ["result.json"]
+    assert json.loads(stored()[0].read_bytes()) == result
+
+
+async def test_text_that_can_not_be_had_is_refused_with_the_reason(client: httpx.AsyncClient):
+    answer = await send(client, encrypted("secret"), to="/extract/text")
+    assert (answer.status_code, answer.json()["error_type"]) == (422, "EncryptedDocument")
+    assert (await send(client, b"\x89PNG" + bytes(50), to="/extract/text")).status_code == 415
+
+
+async def test_samples_are_made_and_go_through(client: httpx.AsyncClient):
+    wanted = {"count": 2, "seed": 1, "kinds": ["letter", "invoice"], "languages": ["en"]}
+    answer = await client.post("/documents/generate", json=wanted)
+    assert answer.status_code == 201, answer.text
+    made = answer.json()["documents"]
+    assert [(each["kind"], each["language"]) for each in made] == [
+        ("letter", "en"),
+        ("invoice", "en"),
+    ]
+    for each in made:
+        document = (await client.get(f"/documents/{each['document_id']}")).json()
+        assert (document["state"], document["filename"]) == ("completed", each["filename"])
+    again = await client.post("/documents/generate", json=wanted)
+    assert again.json()["documents"] == made
+
+
+async def test_samples_of_an_unknown_kind_are_refused(client: httpx.AsyncClient):
+    for wanted in ({"kinds": ["poem"]}, {"languages": ["xx"]}, {"count": 51}):
+        answer = await client.post("/documents/generate", json=wanted)
+        assert answer.status_code == 422, answer.text
+    assert (
+        "use en, de"
+        in (await client.post("/documents/generate", json={"languages": ["xx"]})).json()["detail"]
+    )

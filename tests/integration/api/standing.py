@@ -1,0 +1,75 @@
+"""What the tests of a module share, for those that leave nothing there which another one would
+see: to open an API costs ten times what most tests of one do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from switchyard.services.jobs.registry import BUILT_IN_MODULES
+from tests.conftest import broker_of
+from tests.support.api_server import RunningApi, connected, serving
+from tests.support.system import JOB_MODULES, open_system
+
+MODULES = (*BUILT_IN_MODULES, *JOB_MODULES)  # the API takes documents, too: they need queues
+
+Opened = TypeVar("Opened")
+
+
+@contextmanager
+def standing(opening: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
+    """Keep it open in a thread, whose loop outlives those of the tests."""
+    ready: Future[Opened] = Future()
+    over = threading.Event()
+
+    async def stand() -> None:
+        async with opening as opened:
+            ready.set_result(opened)
+            await asyncio.to_thread(over.wait)
+
+    with ThreadPoolExecutor(1) as pool:
+        task = pool.submit(asyncio.run, stand())
+        either: list[Future[Any]] = [ready, task]
+        wait(either, return_when=FIRST_COMPLETED)
+        if not ready.done():
+            task.result()  # raises what its start has raised
+        try:
+            yield ready.result()
+        finally:
+            over.set()
+        task.result()
+
+
+@asynccontextmanager
+async def open_api(
+    directory: Path, *, modules: tuple[str, ...] = MODULES, **changes: Any
+) -> AsyncIterator[RunningApi]:
+    """An API with a broker, for `standing`; its files are below the directory, and `changes` are to
+    its settings. Nobody needs a key."""
+    url = f"sqlite+aiosqlite:///{directory / 'ledger.db'}"
+    with contextmanager(broker_of)("3.10", "classic") as broker:
+        async with (
+            open_system(broker, url, modules=modules, data_dir=directory / "data") as opened,
+            serving(opened.settings, **changes) as running,
+        ):
+            await connected(running)
+            yield running
+
+
+@asynccontextmanager
+async def with_own_client(running: RunningApi) -> AsyncIterator[RunningApi]:
+    """The same API, with a client of the test's own loop."""
+    async with client_of(running.url) as client:
+        yield replace(running, client=client)
+
+
+def client_of(url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False)
