@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from tests.integration.api.test_api_outages import NOOP, alarm
+from tests.integration.api.outages.answers import NOOP, alarm
+from tests.integration.api.standing import MODULES
 from tests.support.api_server import problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.small_disk import fill, small_disk
-from tests.support.system import JOB_MODULES, open_system
+from tests.support.system import open_system
 
 __all__ = ["small_disk"]
-MODULES = (*BUILT_IN_MODULES, *JOB_MODULES)
 
 
 async def test_a_full_disk_is_507_at_every_door_and_told_by_health(

@@ -1,0 +1,26 @@
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from switchyard.cli.system.node import LocalNode
+from tests.integration.api.outages.answers import NOOP
+from tests.support.api_server import RunningApi, connected, serving
+from tests.support.brokers import TestBroker
+from tests.support.system import System, open_system
+
+
+@pytest.fixture
+async def mortal(
+    own_node: Callable[..., LocalNode], sqlite_url: str, tmp_path: Path
+) -> AsyncIterator[tuple[LocalNode, System, RunningApi]]:
+    """A system on a broker that may be stopped, and its API."""
+    node = own_node()
+    broker = TestBroker("3.10", "classic", "/", node)
+    async with (
+        open_system(broker, sqlite_url, data_dir=tmp_path) as system,
+        serving(system.settings) as api,
+    ):
+        await connected(api)
+        assert (await api.client.post("/jobs", json=NOOP)).status_code == 202
+        yield node, system, api
