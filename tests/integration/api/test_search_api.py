@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from switchyard.services.index.generations import Generation
 from switchyard.services.index.opening import open_index
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send, serving
+from tests.integration.api.standing import client_of, standing
 
 TEXTS = {
     "tides": "# Tides\n\nThe tide rises twice a day. The Moon pulls at the water of the ocean.",
@@ -28,13 +30,25 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("search")
 
 
-@pytest.fixture
-async def client(directory: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A server whose index has the texts."""
+@pytest.fixture(scope="module")
+def _address(directory: Path) -> Iterator[str]:
+    with standing(_with_texts(directory)) as opened:
+        yield str(opened.base_url)
+
+
+@asynccontextmanager
+async def _with_texts(directory: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(Settings(data_dir=directory, amqp_url=None)) as opened:
         for name, text in TEXTS.items():
             answer = await send(opened, text.encode(), name=f"{name}.md", source=name)
-            assert answer.status_code in (200, 201), answer.text
+            assert answer.status_code == 201, answer.text
+        yield opened
+
+
+@pytest.fixture
+async def client(_address: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Of a server whose index has the texts."""
+    async with client_of(_address) as opened:
         yield opened
 
 
