@@ -92,8 +92,10 @@ class either:  # noqa: N801
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-async def test_every_operation_of_the_api_is_covered(api: RunningApi, kind: type[Any]) -> None:
-    paths = (await api.client.get("/openapi.json")).json()["paths"]
+async def test_every_operation_of_the_api_is_covered(
+    shared_api: RunningApi, kind: type[Any]
+) -> None:
+    paths = (await shared_api.client.get("/openapi.json")).json()["paths"]
     known = {operation["operationId"] for item in paths.values() for operation in item.values()}
     assert operations_of(kind) == known, "name each new operation in api/client/operations.py"
 

@@ -66,11 +66,12 @@ async def test_the_same_key_is_the_same_crawl(api: RunningApi) -> None:
     ],
 )
 async def test_what_is_no_crawl_is_refused(
-    api: RunningApi, changes: dict[str, Any], at: str
+    shared_api: RunningApi, changes: dict[str, Any], at: str
 ) -> None:
-    answer = await api.client.post("/crawl", json=START | changes)
+    answer = await shared_api.client.post("/crawl", json=START | changes)
     body = problem(answer, 422, "invalid")
     assert at in body["errors"][0]["location"]
+    assert (await shared_api.client.get("/crawl")).json()["crawls"] == []
 
 
 async def test_no_crawl_is_started_while_the_lane_is_full(system: System) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -17,6 +18,7 @@ from switchyard.services.graph.updating import tell_document
 from switchyard.services.ledger import Ledger
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send, serving
+from tests.integration.api.standing import client_of, standing
 from tests.support.commands import jobctl
 
 EVIL = '</text><script>alert("x")</script> & \x1b[2J of waves on water'
@@ -32,9 +34,21 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return Settings(data_dir=tmp_path_factory.mktemp("graph"), amqp_url=None)
 
 
+@pytest.fixture(scope="module")
+def _address(settings: Settings) -> Iterator[str]:
+    with standing(_with_papers(settings)) as opened:
+        yield str(opened.base_url)
+
+
 @pytest.fixture
-async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    """A server whose graph has a few papers."""
+async def client(_address: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Of a server whose graph has a few papers."""
+    async with client_of(_address) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def _with_papers(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(settings) as opened, await Ledger.open(settings.ledger_url) as ledger:
         for name, cited in PAPERS.items():
             references = [{"doi": doi, "title": EVIL} for doi in cited]

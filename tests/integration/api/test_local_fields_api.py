@@ -2,7 +2,7 @@
 document, no word of arXiv's that a client has made up. docs/architecture.md lists the doors."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -27,7 +27,8 @@ from switchyard.services.jobs.registry import BUILT_IN_MODULES, job
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import State
 from switchyard.services.redrive.handler import RedriveHandler
-from tests.support.api_server import problem, serving
+from tests.integration.api.standing import open_api, standing, with_own_client
+from tests.support.api_server import RunningApi, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system
 
@@ -61,13 +62,14 @@ class Folder(Source):
             yield Item(each.name, {"name": each.name}, {})
 
 
+MODULES = (*BUILT_IN_MODULES, "tests.support.jobs", __name__)
+
+
 @pytest.fixture
 async def system(broker310: TestBroker, sqlite_url: str, tmp_path: Path) -> AsyncIterator[System]:
-    modules = (*BUILT_IN_MODULES, "tests.support.jobs", __name__)
     async with open_system(
-        broker310, sqlite_url, modules=modules, data_dir=tmp_path / "data"
+        broker310, sqlite_url, modules=MODULES, data_dir=tmp_path / "data"
     ) as opened:
-        opened.settings = opened.settings.model_copy(update={"modules": modules})
         yield opened
 
 
@@ -75,6 +77,20 @@ async def system(broker310: TestBroker, sqlite_url: str, tmp_path: Path) -> Asyn
 async def client(system: System) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(system.settings) as api:
         yield api.client
+
+
+@pytest.fixture(scope="module")
+def _standing_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApi]:
+    with standing(open_api(tmp_path_factory.mktemp("local"), modules=MODULES)) as running:
+        yield running
+
+
+@pytest.fixture
+async def shared_client(_standing_client: RunningApi) -> AsyncIterator[httpx.AsyncClient]:
+    """Shared by the tests where all is refused: there is never a job."""
+    async with with_own_client(_standing_client) as running:
+        yield running.client
+        assert (await running.client.get("/jobs")).json()["jobs"] == []
 
 
 @pytest.fixture
@@ -110,10 +126,6 @@ async def run(system: System, operation_id: str) -> Any:
     return await require_bulk(system.ledger, operation_id)
 
 
-async def no_jobs(system: System) -> bool:
-    return not (await system.ledger.list_jobs()).items
-
-
 # --- jobs -------------------------------------------------------------------------------------
 
 
@@ -129,20 +141,21 @@ async def no_jobs(system: System) -> bool:
     ],
 )
 async def test_a_job_is_refused_with_the_name_of_the_field(
-    system: System, client: httpx.AsyncClient, job_type: str, payload: Any, field: str, instead: str
+    shared_client: httpx.AsyncClient, job_type: str, payload: Any, field: str, instead: str
 ) -> None:
     for lane in ("hot", "backfill"):
-        answer = await client.post(
+        answer = await shared_client.post(
             "/jobs", json={"routing_key": f"{lane}.{job_type}", "payload": payload}
         )
         found = problem(answer, 422, "invalid")
         assert found["errors"][0]["location"] == ["body", "payload", field]
         assert instead in found["detail"]
-    assert await no_jobs(system)
 
 
-async def test_the_schema_says_what_a_client_may_not_set(client: httpx.AsyncClient) -> None:
-    schema = (await client.get("/schemas/ingest_document")).json()
+async def test_the_schema_says_what_a_client_may_not_set(
+    shared_client: httpx.AsyncClient,
+) -> None:
+    schema = (await shared_client.get("/schemas/ingest_document")).json()
     marked = {name for name, at in schema["properties"].items() if "x-local-only" in at}
     assert marked == {"path", "key"}
 
@@ -163,15 +176,18 @@ async def test_the_schema_says_what_a_client_may_not_set(client: httpx.AsyncClie
     ],
 )
 async def test_no_backfill_reads_a_file_of_the_host(
-    system: System, client: httpx.AsyncClient, secret: str, door: str, job_type: str, payload: Any,
+    shared_client: httpx.AsyncClient,
+    secret: str,
+    door: str,
+    job_type: str,
+    payload: Any,
     field: str,
-) -> None:  # fmt: skip
+) -> None:
     item = {"path": secret} if payload is None else {"item": secret, "rest": "0b0f6c1e"}
-    options = await store(client, [item])
+    options = await store(shared_client, [item])
     plan = {"source": "file", "options": options, "job_type": job_type, "payload": payload}
-    found = problem(await client.post(door, json=plan), 422, "invalid")
+    found = problem(await shared_client.post(door, json=plan), 422, "invalid")
     assert f"{field} can't be set from outside" in found["detail"]
-    assert await no_jobs(system)
 
 
 async def test_no_name_of_a_document_becomes_a_path(
@@ -214,19 +230,19 @@ async def test_an_offending_item_is_refused_when_the_backfill_runs(
 
 
 async def test_options_of_a_source_can_be_local_too(
-    system: System, client: httpx.AsyncClient, tmp_path: Path
+    shared_client: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     plan = {"source": "folder", "options": {"folder": str(tmp_path)}}
     for door in ("/backfills", "/backfills/preview"):
-        found = problem(await client.post(door, json=plan), 422, "invalid")
+        found = problem(await shared_client.post(door, json=plan), 422, "invalid")
         assert "folder can't be set from outside" in found["detail"]
 
 
-async def test_nobody_outside_says_that_he_is_not(client: httpx.AsyncClient) -> None:
+async def test_nobody_outside_says_that_he_is_not(shared_client: httpx.AsyncClient) -> None:
     plan = {"source": "documents", "job_type": "noop", "remote": False}
-    problem(await client.post("/backfills", json=plan), 422, "invalid")
+    problem(await shared_client.post("/backfills", json=plan), 422, "invalid")
     problem(
-        await client.post("/admin/dead/redrives", json={"all": True, "remote": False}),
+        await shared_client.post("/admin/dead/redrives", json={"all": True, "remote": False}),
         422,
         "invalid",
     )

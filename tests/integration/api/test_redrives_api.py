@@ -95,12 +95,15 @@ async def test_a_redrive_is_paused_resumed_and_cancelled(
     ],
 )
 async def test_what_can_not_be_meant_is_refused(
-    system: System, client: AsyncClient, which: Any, options: Any
+    shared_api: RunningApi, which: Any, options: Any
 ) -> None:
-    with pytest.raises(Invalid):
-        await client.start_redrive(which, **options)
+    async with AsyncClient(shared_api.url) as client:
+        with pytest.raises(Invalid):
+            await client.start_redrive(which, **options)
+    assert (await shared_api.client.get("/admin/dead/redrives")).json()["redrives"] == []
 
 
-async def test_a_redrive_that_is_not_there(system: System, client: AsyncClient) -> None:
-    with pytest.raises(NotFound):
-        await client.redrive("redrive-0000000000")
+async def test_a_redrive_that_is_not_there(shared_api: RunningApi) -> None:
+    async with AsyncClient(shared_api.url) as client:
+        with pytest.raises(NotFound):
+            await client.redrive("redrive-0000000000")

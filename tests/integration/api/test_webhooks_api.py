@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from switchyard.services.settings import Settings
 from switchyard.services.webhooks.deliveries import Ignored, InvalidDelivery, Wanted, github_job
 from switchyard.services.webhooks.sources import InvalidWebhooks, WebhookSources
 from tests.integration.api.document_server import WORKERS
+from tests.integration.api.standing import open_api, standing, with_own_client
 from tests.support.api_server import RunningApi, connected, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -91,19 +92,37 @@ async def deliver(
     return await client.post("/webhooks/github", content=body, headers=raw)
 
 
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The settings of an API that takes webhooks."""
+    file = tmp_path_factory.mktemp("webhooks") / "webhooks.toml"
+    file.write_text(FILE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOP_WEBHOOK_SECRET", SECRET)
+        yield {"github_webhook_secret": SecretStr(SECRET), "webhooks": file}
+
+
 @pytest.fixture
-async def hooked(
-    system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[RunningApi]:
-    monkeypatch.setenv("SHOP_WEBHOOK_SECRET", SECRET)
-    (tmp_path / "webhooks.toml").write_text(FILE)
-    changes = {
-        "github_webhook_secret": SecretStr(SECRET),
-        "webhooks": tmp_path / "webhooks.toml",
-    }
-    async with serving(system.settings, **changes) as running:
+async def hooked(system: System, secrets: dict[str, Any]) -> AsyncIterator[RunningApi]:
+    async with serving(system.settings, **secrets) as running:
         await connected(running)
         yield running
+
+
+@pytest.fixture(scope="module")
+def _standing_hooked(
+    secrets: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningApi]:
+    with standing(open_api(tmp_path_factory.mktemp("hooked"), **secrets)) as running:
+        yield running
+
+
+@pytest.fixture
+async def shared(_standing_hooked: RunningApi) -> AsyncIterator[RunningApi]:
+    """Shared by the tests of which nothing comes: there is never a job."""
+    async with with_own_client(_standing_hooked) as running:
+        yield running
+        assert (await running.client.get("/jobs")).json()["jobs"] == []
 
 
 async def jobs(system: System) -> list[JobRecord]:
@@ -144,21 +163,20 @@ async def test_a_delivery_that_comes_again_is_known_whatever_its_id(
     "signature", ["", "sha256=", "sha256=" + "0" * 64, "sha1=abc", "ümläut", signed(b"other")]
 )
 async def test_a_delivery_of_somebody_else_is_refused_before_it_is_read(
-    system: System, hooked: RunningApi, signature: str
+    shared: RunningApi, signature: str
 ) -> None:
     for told in (release(), b"no JSON at all"):
-        answer = await deliver(hooked.client, told, signature=signature)
+        answer = await deliver(shared.client, told, signature=signature)
         problem(answer, 401, "unauthorized")
-    assert await jobs(system) == []
 
 
 @pytest.mark.parametrize("told", [b"", b"[]", b"{", b"[" * 100_000, b'{"repository": {}}', b"\xff"])
-async def test_a_signed_delivery_without_sense_is_refused(hooked: RunningApi, told: bytes) -> None:
-    problem(await deliver(hooked.client, told), 422, "invalid")
+async def test_a_signed_delivery_without_sense_is_refused(shared: RunningApi, told: bytes) -> None:
+    problem(await deliver(shared.client, told), 422, "invalid")
 
 
-async def test_a_delivery_that_is_too_long_is_refused(hooked: RunningApi) -> None:
-    problem(await deliver(hooked.client, b" " * 3_000_000), 413, "too-large")
+async def test_a_delivery_that_is_too_long_is_refused(shared: RunningApi) -> None:
+    problem(await deliver(shared.client, b" " * 3_000_000), 413, "too-large")
 
 
 @pytest.mark.parametrize(
@@ -228,10 +246,9 @@ def test_a_star_at_no_time_is_refused(starred_at: object) -> None:
         github_job("star", body)
 
 
-async def test_ping_is_answered(system: System, hooked: RunningApi) -> None:
-    answer = await deliver(hooked.client, {"zen": "x"}, "ping")
+async def test_ping_is_answered(shared: RunningApi) -> None:
+    answer = await deliver(shared.client, {"zen": "x"}, "ping")
     assert (answer.status_code, answer.json()["ignored"]) == (200, "ping")
-    assert await jobs(system) == []
 
 
 def test_githubs_own_example_of_a_signature() -> None:
@@ -307,25 +324,24 @@ async def test_another_systems_delivery_becomes_the_job_that_the_file_says(
     assert len(await jobs(system)) == 2
 
 
-async def test_a_delivery_that_does_not_fit_is_refused(hooked: RunningApi) -> None:
+async def test_a_delivery_that_does_not_fit_is_refused(shared: RunningApi) -> None:
     lost = {"event": "published", "product": {"public": True}}
-    problem(await tell(hooked.client, lost), 422, "invalid")
-    problem(await tell(hooked.client, PRODUCT, "nobody"), 404, "not-found")
-    forged = await hooked.client.post("/webhooks/shop", json=PRODUCT)
+    problem(await tell(shared.client, lost), 422, "invalid")
+    problem(await tell(shared.client, PRODUCT, "nobody"), 404, "not-found")
+    forged = await shared.client.post("/webhooks/shop", json=PRODUCT)
     problem(forged, 401, "unauthorized")
 
 
-async def test_a_webhook_names_no_file_of_the_host(system: System, hooked: RunningApi) -> None:
+async def test_a_webhook_names_no_file_of_the_host(shared: RunningApi) -> None:
     """What a delivery says passes the same rule as every other door."""
-    answer = await tell(hooked.client, {"path": "/etc/passwd"}, "thief")
+    answer = await tell(shared.client, {"path": "/etc/passwd"}, "thief")
     problem(answer, 422, "invalid")
     assert "path can't be set from outside" in answer.text
-    assert await jobs(system) == []
 
 
-async def test_without_a_secret_there_is_no_webhook(api: RunningApi) -> None:
-    problem(await deliver(api.client, release()), 404, "not-found")
-    problem(await tell(api.client, PRODUCT), 404, "not-found")
+async def test_without_a_secret_there_is_no_webhook(shared_api: RunningApi) -> None:
+    problem(await deliver(shared_api.client, release()), 404, "not-found")
+    problem(await tell(shared_api.client, PRODUCT), 404, "not-found")
 
 
 @pytest.mark.parametrize(
