@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 from tests.acceptance.conftest import CommandLine
+from tests.acceptance.doctor import commands, findings
+from tests.support.brokers import TestBroker
 
 
 def statuses(jobctl: CommandLine, code: int) -> dict[str, str]:
@@ -55,7 +57,9 @@ def test_jobs_that_nobody_works_no_scheduler_and_a_profile_for_another_version(
     assert statuses(jobctl, 1)["version"] == "wrong"
 
 
-async def test_a_policy_of_somebody_else_that_rules_a_lane(jobctl: CommandLine) -> None:
+async def test_a_policy_of_somebody_else_that_rules_a_lane(
+    jobctl: CommandLine, broker310: TestBroker
+) -> None:
     from switchyard.broker.topology.management import ManagementClient
     from switchyard.broker.topology.model import Policy
     from switchyard.services.settings import Settings
@@ -65,3 +69,7 @@ async def test_a_policy_of_somebody_else_that_rules_a_lane(jobctl: CommandLine) 
         await client.put_policy(Policy("ours-now", ".*", {"max-length": 5}, priority=99))
     found = statuses(jobctl, 1)
     assert (found["topology"], found["policies"]) == ("ok", "wrong")
+    remedy = findings(jobctl)["policy-overridden"]
+    ((_, *command),) = commands(remedy, "rabbitmqctl")
+    broker310.node.rabbitmqctl(*command)
+    assert "policy-overridden" not in findings(jobctl)

@@ -35,5 +35,7 @@ def test_the_doctor_says_so_and_makes_none(jobctl: CommandLine, tmp_path: Path) 
     elsewhere = tmp_path / "typo"
     done = jobctl.run("doctor", JOBS_DATABASE_URL=f"sqlite+aiosqlite:///{elsewhere}/ledger.db")
     assert done.returncode == 1
-    assert "there is no ledger at" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    assert "there is no ledger at" in said
+    assert "restore it: docs/backup.md" in said  # a new one would be empty
     assert not elsewhere.exists()

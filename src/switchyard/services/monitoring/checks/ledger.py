@@ -13,7 +13,7 @@ from switchyard.services.records import (
     LedgerUnavailable,
     SchemaOutdated,
 )
-from switchyard.services.records.errors import LedgerFull, LedgerRefuses
+from switchyard.services.records.errors import LedgerFull, LedgerMissing, LedgerRefuses
 
 HOLDER = "doctor"
 LOCKED = ("locked", "does not answer")
@@ -49,6 +49,9 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
     file = system.settings.ledger_url.partition(":///")[2]
     is_sqlite = system.settings.ledger_url.startswith("sqlite")
     match error:
+        case LedgerMissing():
+            remedy = "where there was one, correct its address, or restore it: docs/backup.md; "
+            return Finding.LEDGER_TABLES, remedy + "only for a new system `jobctl db upgrade`"
         case SchemaOutdated():
             return Finding.LEDGER_TABLES, "`jobctl db upgrade`"
         case LedgerMisconfigured():

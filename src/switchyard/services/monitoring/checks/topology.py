@@ -24,7 +24,7 @@ async def topology(system: Examined) -> list[Check]:
     others = [each for each in differences if each not in overridden and not each.is_extra]
     return [
         _declared_as_is(system, live, others),
-        _policies(overridden),
+        _policies(system, live, overridden),
         *await _extra(system, extra),
     ]
 
@@ -50,11 +50,20 @@ def _declared_as_is(system: Examined, live: LiveTopology, differences: list[Diff
     return wrong("topology", Finding.TOPOLOGY_OTHER, some(texts), remedy)
 
 
-def _policies(overridden: list[Difference]) -> Check:
+def _policies(system: Examined, live: LiveTopology, overridden: list[Difference]) -> Check:
     if not overridden:
         return well("policies", "every queue is under its own policy")
     texts = [each.text for each in overridden]
-    remedy = "`rabbitmqctl list_policies` and `rabbitmqctl list_operator_policies` show them all"
+    names = {each.name for each in overridden}
+    ours = {policy.name for policy in _declared(system, system.settings.profile).policies}
+    theirs = {queue.policy for queue in live.queues if queue.name in names and queue.policy} - ours
+    rabbitmqctl = f"rabbitmqctl -p {shlex.quote(system.settings.vhost)}"
+    if theirs:
+        commands = [f"`{rabbitmqctl} clear_policy {shlex.quote(each)}`" for each in sorted(theirs)]
+        remedy = f"{some(commands)}, or narrow its pattern or lower its priority"
+    else:
+        remedy = f"`{rabbitmqctl} list_policies` and `{rabbitmqctl} list_operator_policies`"
+        remedy += " show them all"
     return wrong("policies", Finding.POLICY_OVERRIDDEN, some(texts), remedy)
 
 
