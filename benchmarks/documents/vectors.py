@@ -8,12 +8,15 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import SecretStr
+from tokenizers import Tokenizer
 
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
@@ -22,6 +25,7 @@ from switchyard.services.index.embedder import Embedder
 from switchyard.services.index.modes import Mode
 from switchyard.services.index.opening import OpenIndex, open_index
 from switchyard.services.index.ranking import search
+from switchyard.services.index.wordllama import TOKENIZER, WORD_BEGINS
 from switchyard.services.settings import Settings
 from switchyard.services.text.chunks import Chunk, chunk_id
 from tests.support.missing import MissingError
@@ -30,14 +34,38 @@ from tests.support.postgres import PostgresServer
 DOCUMENT = 20
 """Chunks of a document; a batch of the embed worker has up to 512."""
 QUERIES = 100
-_VOCABULARY = 20_000
 _WORDS = 180
+_SUBJECTS = 500
+_SUBJECT_WORDS = 100
+_ON_SUBJECT = 0.4
+"""Of the words of a text."""
+_NEAREST = 10
 Searched = Callable[[OpenIndex, str], Awaitable[object]]
 
 
+@lru_cache(maxsize=1)
+def _vocabulary() -> list[str]:
+    """The whole words that the embedder knows, about the most frequent ones first."""
+    package = find_spec("wordllama")
+    assert package is not None
+    assert package.origin is not None
+    tokenizer = Tokenizer.from_file(str(Path(package.origin).parent / TOKENIZER))
+    known = sorted(tokenizer.get_vocab().items(), key=lambda each: each[1])
+    words = (token[1:].lower() for token, _ in known if token[0] == WORD_BEGINS)
+    return list(dict.fromkeys(word for word in words if word.isalpha() and len(word) > 2))
+
+
 def _text(random: Random) -> str:
-    """Words as often as in a language: the n-th most frequent one every n-th time."""
-    return " ".join(f"w{int(_VOCABULARY ** random.random())}x" for _ in range(_WORDS))
+    """Words of one of the subjects, and others, as often as in a language: the n-th most frequent
+    one every n-th time. So vectors have neighbourhoods, as those of real texts do."""
+    words = _vocabulary()
+    subject = Random(random.randrange(_SUBJECTS)).sample(words, _SUBJECT_WORDS)
+    return " ".join(
+        random.choice(subject)
+        if random.random() < _ON_SUBJECT
+        else words[int(len(words) ** random.random()) - 1]
+        for _ in range(_WORDS)
+    )
 
 
 def _resident() -> float:
@@ -96,6 +124,19 @@ async def _exactly(index: OpenIndex, query: str) -> object:
         return await table.nearest((await embedder.embed([query]))[0], 10, exact=True)
 
 
+async def _recall(index: OpenIndex, row: Row) -> None:
+    """How many of the nearest a search finds that does not compare all."""
+    random = Random(3)
+    found = 0
+    for _ in range(QUERIES):
+        async with index.searched() as (table, embedder):
+            vector = (await embedder.embed([" ".join(_text(random).split()[:5])]))[0]
+            exact = await table.nearest(vector, _NEAREST, exact=True)
+            quick = await table.nearest(vector, _NEAREST)
+        found += len({each.chunk.id for each in exact} & {each.chunk.id for each in quick})
+    row.rounds.append(100 * found / (QUERIES * _NEAREST))
+
+
 @asynccontextmanager
 async def _postgres() -> AsyncIterator[str]:
     with TemporaryDirectory(prefix="switchyard-postgres-") as directory:
@@ -121,7 +162,7 @@ async def _measured(kind: str, place: Any, count: int) -> list[Row]:
         return rows[-1]
 
     async with place() as url:
-        settings = Settings(index_url=SecretStr(url), embed_offline="hashed", amqp_url=None)
+        settings = Settings(index_url=SecretStr(url), embed_offline="wordllama", amqp_url=None)
         async with open_index(settings) as index:
             grown = Row(f"{kind}: memory grown in the second half", "MiB", target="flat")
             await _fill(index, count, row("written", "chunks/s"), grown)
@@ -133,13 +174,14 @@ async def _measured(kind: str, place: Any, count: int) -> list[Row]:
             for mode in Mode:
                 within = row(f"search, {mode}: p95", "ms", "under 30 ms")
                 await _timed(index, _asking(mode), within)
+            await _recall(index, row("of the ten nearest, found", "%", "at least 95"))
             await _timed(index, _exactly, row("every vector compared: p95", "ms"))
     return rows
 
 
 def index(stage: Stage, rounds: int, count: int) -> list[Row]:
-    """Chunks of 180 words with vectors of 256 numbers: written as the embed worker does, compacted,
-    and searched one query after the other."""
+    """Chunks of 180 words with the vectors of `wordllama`: written as the embed worker does,
+    compacted, and searched one query after the other."""
     rows = asyncio.run(_measured("LanceDB", _lance, count))
     try:
         rows += asyncio.run(_measured("pgvector", _postgres, count))

@@ -21,14 +21,16 @@ from switchyard.services.jobs.outcomes import PermanentError
 DIMENSIONS = 256
 """Of the vectors as they come. The first numbers of each say most, so fewer may be taken."""
 _VECTORS = "weights/l2_supercat_256.safetensors"
-_TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
+TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
+"""In the folder of the package."""
 _SHORT_WORD = 3
 """Letters of a word that tell nothing of whether the vocabulary knows the text's language."""
 _LEAST_LETTERS = 1.9
 """Letters that a token of a known text has on average. English has 3.5 and more, other languages
 in Latin and Cyrillic letters 2 and more; below are other scripts, of which the vocabulary has
 characters or bytes alone, and what is no language. A mean of such crumbs means nothing."""
-_WORD_BEGINS = "\u2581"
+WORD_BEGINS = "\u2581"
+"""What a token begins with that begins a word."""
 _BYTE = re.compile("<0x..>")
 _BYTES_OF_A_LETTER = 3
 
@@ -109,7 +111,7 @@ def _model() -> _Model:
     package = find_spec("wordllama")
     folder = Path(package.origin).parent if package and package.origin else Path()
     try:
-        tokenizer = Tokenizer.from_buffer((folder / _TOKENIZER).read_bytes())
+        tokenizer = Tokenizer.from_buffer((folder / TOKENIZER).read_bytes())
         vectors = load_file(folder / _VECTORS)["embedding.weight"]
     except FileNotFoundError as error:
         raise PermanentError(
@@ -121,5 +123,5 @@ def _model() -> _Model:
     for token, number in tokenizer.get_vocab().items():
         is_byte = _BYTE.fullmatch(token)
         letters[number] = 1 / _BYTES_OF_A_LETTER if is_byte else sum(map(str.isalnum, token))
-        begins[number] = token.startswith(_WORD_BEGINS)
+        begins[number] = token.startswith(WORD_BEGINS)
     return _Model(tokenizer, vectors, letters, begins)
