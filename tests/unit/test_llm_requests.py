@@ -223,3 +223,9 @@ def test_a_pattern_takes_time_in_proportion_to_the_text() -> None:
 def test_a_payload_that_makes_no_question_is_refused(name: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidPayload):
         Registry.load().get(name).validate(PAYLOADS[name] | wrong)
+
+
+def test_every_job_of_the_llm_worker_but_short_ones_may_ask_for_a_quarter_of_an_hour() -> None:
+    """C5: calls of ten to fifteen minutes survive, where JOBS_LLM_TIMEOUT allows them."""
+    limits = {each.name: each.timeout for each in Registry.load() if each.worker == "llm"}
+    assert {name for name, seconds in limits.items() if 0.8 * seconds < 900} == {"classify"}

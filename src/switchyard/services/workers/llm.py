@@ -26,7 +26,7 @@ from switchyard.services.workers.stages import (
     note,
 )
 
-SUMMARY_TIMEOUT = 600.0
+SUMMARY_TIMEOUT = 1200.0
 """Seconds that a job of this type may take."""
 _ASKING = 0.8 * SUMMARY_TIMEOUT
 """Seconds of these for asking, all tries together: the rest is for reading and writing."""
