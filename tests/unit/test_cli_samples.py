@@ -24,3 +24,10 @@ def test_an_unknown_kind_writes_nothing(tmp_path: Path, capsys):
     assert run(["samples", "generate", "--kind", "poem", "--out", str(out)]) != 0
     assert "there is no kind 'poem'" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_directory_that_takes_no_files_is_told_in_a_line(tmp_path: Path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    assert run(["samples", "generate", "1", "--kind", "letter", "--out", str(file)]) == 1
+    assert capsys.readouterr().err == f"jobctl: {file}: File exists\n"

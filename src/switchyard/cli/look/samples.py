@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from switchyard.cli.base.calling import calling
-from switchyard.cli.base.errors import one_line
+from switchyard.cli.base.calling import calling, file_trouble
+from switchyard.cli.base.errors import CommandFailed, one_line
 from switchyard.cli.base.output import JsonOption, echo, print_json, print_json_line, say
 
 SeedOption = Annotated[
@@ -75,13 +75,16 @@ def generate(
     from switchyard.services.samples.generating import generate as generated
 
     drawn = generated(count, seed=seed, kinds=kind, languages=language)
-    out.mkdir(parents=True, exist_ok=True)
     for sample in drawn:
         path = out / sample.filename
-        path.write_bytes(sample.content)
-        if truth:
-            beside = path.with_suffix(".json")
-            beside.write_text(json.dumps(sample.truth, ensure_ascii=False, indent=1), "utf-8")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(sample.content)
+            if truth:
+                beside = path.with_suffix(".json")
+                beside.write_text(json.dumps(sample.truth, ensure_ascii=False, indent=1), "utf-8")
+        except OSError as error:
+            raise CommandFailed(file_trouble(error)) from error
         if as_json:
             about = {name: sample.truth[name] for name in ("kind", "language", "title")}
             print_json_line({"path": str(path), **about, "page_count": sample.page_count})
