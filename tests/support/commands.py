@@ -2,7 +2,8 @@
 
 That process has imported what commands need, and has not begun anything. A command gets its own
 environment, directory and standard streams, ends the way it always does, and has a process to
-itself, which ends with this one. The start is for those to see who start `jobctl` itself:
+itself, which ends with this one. Another program of the tests runs so too: a module with a `main`.
+The start is for those to see who start `jobctl` itself:
 `CommandLine.launched`, tests/acceptance/test_system.py and tests/unit/test_cli_start.py.
 """
 
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,8 +54,12 @@ NEEDED = (
     "switchyard.services.settings",
     "sqlalchemy.ext.asyncio",
     "structlog",
+    "tests.support.claiming",
+    "tests.support.llm_process",
+    "tests.support.worker_process",
 )
 """What the commands import when they run. More would do no harm, less takes longer."""
+JOBCTL = "switchyard.cli.main"
 _FDS = 4
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
@@ -80,6 +86,7 @@ class Commands:
         stdin: str,
         timeout: float,
         screen: int | None = None,
+        module: str = JOBCTL,
     ) -> subprocess.CompletedProcess[str]:
         """As `subprocess.run` would, with what it has printed; or it prints to the terminal whose
         descriptor `screen` is."""
@@ -87,7 +94,7 @@ class Commands:
             given, to_write = os.pipe()
             try:
                 printed = (out.fileno(), err.fileno()) if screen is None else (screen, screen)
-                command = self._begin(arguments, env, cwd, (given, *printed))
+                command = self._begin(module, arguments, env, cwd, (given, *printed))
             finally:
                 os.close(given)
             threading.Thread(target=_write, args=(to_write, stdin), daemon=True).start()
@@ -104,16 +111,34 @@ class Commands:
             )
 
     def start(
-        self, arguments: list[str], *, env: Mapping[str, str], cwd: Path, output: int
+        self,
+        arguments: list[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        output: int,
+        errors: int | None = None,
+        stdin: int | None = None,
+        module: str = JOBCTL,
     ) -> Running:
-        """Run on, in a process group of its own; it prints to the descriptor `output`."""
+        """Run on, in a process group of its own; it prints to the descriptor `output`, and its
+        errors to `errors` if that is another. It reads nothing unless there is a `stdin`."""
         with open(os.devnull, "rb") as nothing:
-            return self._begin(arguments, env, cwd, (nothing.fileno(), output, output))
+            reads = nothing.fileno() if stdin is None else stdin
+            streams = (reads, output, output if errors is None else errors)
+            return self._begin(module, arguments, env, cwd, streams)
 
     def _begin(
-        self, arguments: list[str], env: Mapping[str, str], cwd: Path, streams: tuple[int, int, int]
+        self,
+        module: str,
+        arguments: list[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        streams: tuple[int, int, int],
     ) -> Running:
-        request = json.dumps({"arguments": arguments, "env": dict(env), "cwd": str(cwd)})
+        request = json.dumps(
+            {"module": module, "arguments": arguments, "env": dict(env), "cwd": str(cwd)}
+        )
         answer, to_answer = os.pipe()
         try:
             fds = array.array("i", [*streams, to_answer])
@@ -153,7 +178,8 @@ class Running:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, which is about to be told
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -187,8 +213,8 @@ def _write(fd: int, text: str) -> None:
 # --- what runs in the process ---------------------------------------------------------------
 
 
-def _serve(requests: socket.socket) -> None:
-    """Returns in the process of each command, and nowhere else."""
+def _serve(requests: socket.socket) -> str:
+    """Returns in the process of each command, and nowhere else: the module to run."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         request, fds, _, _ = socket.recv_fds(requests, 1 << 20, _FDS)
@@ -197,13 +223,12 @@ def _serve(requests: socket.socket) -> None:
         if os.fork() == 0:
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _begin(json.loads(request), *fds)
-            return
+            return _begin(json.loads(request), *fds)
         for fd in fds:
             os.close(fd)
 
 
-def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer: int) -> None:
+def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer: int) -> str:
     """Returns in the command's own process; the one between tells how that ended."""
     _end_with_parent()
     if pid := os.fork():
@@ -227,6 +252,11 @@ def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = ["jobctl", *request["arguments"]]
+    module: str = request["module"]
+    if module != JOBCTL:  # as `python -m` begins
+        path = request["env"].get("PYTHONPATH", "")
+        sys.path[:0] = [request["cwd"], *filter(None, path.split(os.pathsep))]
+    return module
 
 
 def _end_with_parent() -> None:
@@ -235,7 +265,6 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     from switchyard import cli
-    from switchyard.cli.main import main
 
     for module in pkgutil.walk_packages(cli.__path__, f"{cli.__name__}."):
         importlib.import_module(module.name)
@@ -244,5 +273,4 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the directory, which `jobctl` does not have there
     gc.freeze()  # a command that ends would go through all of it, and take a copy
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has no threads"
-    _serve(socket.socket(fileno=int(sys.argv[1])))
-    main()
+    importlib.import_module(_serve(socket.socket(fileno=int(sys.argv[1])))).main()

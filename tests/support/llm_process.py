@@ -1,8 +1,8 @@
 """A process that asks the LLM servers of its settings: `asking(…)` starts one, `asking_directly(…)`
 one that does it with an LLMQueue.
 
-It prints one line when it is ready, asks when it reads one, and prints what became of each question
-as JSON: the answers' first words, or the errors' class.
+It is a fork (commands.py), prints one line when it is ready, asks when it reads one, and prints
+what became of each question as JSON: the answers' first words, or the errors' class.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO
 
 from switchyard import LLMQueue
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.settings import Settings
+from tests.support.commands import Running, commands
+
+ROOT = Path(__file__).parents[2]
 
 
 async def ask_all(questions: list[str]) -> list[str]:
@@ -52,41 +56,66 @@ async def call_all(questions: list[str]) -> list[str]:
         return await asyncio.gather(*(call(each) for each in questions))
 
 
-def asking(
-    environment: dict[str, str], questions: list[str]
-) -> AbstractContextManager[subprocess.Popen[str]]:
+class Asking:
+    """The process, ready to begin."""
+
+    def __init__(self, process: Running, told: IO[str], says: IO[str]) -> None:
+        self._process = process
+        self._told = told
+        self._says = says
+
+    def go(self) -> None:
+        """Let it ask."""
+        print("go", file=self._told, flush=True)
+
+    async def answers(self) -> list[str]:
+        """What became of each question, once all have ended."""
+        answers: list[str] = json.loads(await asyncio.to_thread(self._says.readline))
+        return answers
+
+    def kill(self) -> None:
+        """At once; return when it has ended."""
+        self._process.kill()
+        self._process.wait(10)
+
+
+def asking(environment: dict[str, str], questions: list[str]) -> AbstractContextManager[Asking]:
     """The process, ready to begin; it is killed at the end."""
     return _started(environment, questions)
 
 
 def asking_directly(
     environment: dict[str, str], questions: list[str]
-) -> AbstractContextManager[subprocess.Popen[str]]:
+) -> AbstractContextManager[Asking]:
     """The same with `call_all`."""
     return _started(environment, questions, "queue")
 
 
 @contextmanager
-def _started(
-    environment: dict[str, str], questions: list[str], *how: str
-) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.llm_process", json.dumps(questions), *how],
-        env={**os.environ, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def _started(environment: dict[str, str], questions: list[str], *how: str) -> Iterator[Asking]:
+    reads, tell = os.pipe()
+    said, prints = os.pipe()
+    with os.fdopen(tell, "w") as told, os.fdopen(said) as says:
+        with os.fdopen(reads) as stdin, os.fdopen(prints, "w") as output:
+            process = commands().start(
+                [json.dumps(questions), *how],
+                env={**os.environ, **environment},
+                cwd=ROOT,
+                stdin=stdin.fileno(),
+                output=output.fileno(),
+                errors=sys.__stderr__.fileno() if sys.__stderr__ else None,
+                module=__name__,
+            )
+        with process:
+            started = Asking(process, told, says)
+            try:
+                assert says.readline() == "ready\n"
+                yield started
+            finally:
+                started.kill()
 
 
-if __name__ == "__main__":
+def main() -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     ask = call_all if sys.argv[2:] else ask_all

@@ -6,19 +6,18 @@
         await worker.ended()
 
 The process takes its settings from the environment, says `ready` on stdout once it does its
-work, and is killed when the process that has started it ends.
+work, and is killed when the process that has started it ends. It is a fork (commands.py).
 """
 
 import asyncio
-import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from asyncio.subprocess import DEVNULL, PIPE
-from asyncio.subprocess import Process as Subprocess
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +34,18 @@ from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import Settings
+from tests.support.commands import Running, commands
 from tests.support.eventually import eventually
 
 READY_TIMEOUT = 20.0
 END_TIMEOUT = 20.0
 ROOT = Path(__file__).parents[2]
-_KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Process:
     """One of them, seen from the test."""
 
-    def __init__(self, process: Subprocess, log: Path, said: str) -> None:
+    def __init__(self, process: Running, log: Path, said: str) -> None:
         self._process = process
         self.log = log
         self.pid = process.pid
@@ -59,7 +58,7 @@ class Process:
 
     @property
     def is_running(self) -> bool:
-        return self._process.returncode is None
+        return self._process.poll() is None
 
     def kill(self) -> None:
         """As the OOM killer does: nothing of its own runs any more."""
@@ -79,8 +78,8 @@ class Process:
     async def ended(self, timeout: float = END_TIMEOUT) -> int:
         """Its exit code, or the negative number of the signal that ended it."""
         try:
-            return await asyncio.wait_for(self._process.wait(), timeout)
-        except TimeoutError:
+            return await asyncio.to_thread(self._process.wait, timeout)
+        except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {timeout:g} s:\n{self.tail()}") from None
 
     def tail(self) -> str:
@@ -88,8 +87,7 @@ class Process:
         return self.log.read_text(errors="replace")[-3000:]
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.is_running:
-            os.kill(self.pid, number)
+        self._process.send_signal(number)
 
 
 class Processes(Closing):
@@ -99,11 +97,13 @@ class Processes(Closing):
         self._settings = settings
         self._directory = directory
         self.all: list[Process] = []
+        self._open = ExitStack()
 
     async def close(self) -> None:
-        for process in self.all:
-            process.kill()
-        await asyncio.gather(*(process.ended() for process in self.all))
+        with self._open:
+            for process in self.all:
+                process.kill()
+            await asyncio.gather(*(process.ended() for process in self.all))
 
     async def start(
         self,
@@ -119,20 +119,23 @@ class Processes(Closing):
         of the system for this process alone. `log` is where it writes its log to.
         """
         log = log or self._directory / f"{role}-{len(self.all)}.log"
-        with log.open("wb") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", __name__, role, json.dumps(options)),
-                cwd=ROOT,
+        printed, prints = os.pipe()
+        said = self._open.enter_context(os.fdopen(printed))
+        runner = commands()
+        with log.open("wb") as errors, os.fdopen(prints, "wb") as output:
+            process = await asyncio.to_thread(
+                runner.start,
+                [role, json.dumps(options)],
                 env=environment_of(self._settings.model_copy(update=dict(settings or {}))),
-                stdin=DEVNULL,
-                stdout=PIPE,
-                stderr=errors,
+                cwd=ROOT,
+                output=output.fileno(),
+                errors=errors.fileno(),
+                module=__name__,
             )
-        started = Process(process, log, "")
+        started = Process(self._open.enter_context(process), log, "")
         self.all.append(started)
-        assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), READY_TIMEOUT)
-        ready, _, started.said = line.decode().strip().partition(" ")
+        line = await asyncio.wait_for(asyncio.to_thread(said.readline), READY_TIMEOUT)
+        ready, _, started.said = line.strip().partition(" ")
         assert ready == "ready", f"{role} did not start:\n{started.tail()}"
         return started
 
@@ -228,6 +231,6 @@ _ROLES: Mapping[str, Any] = {
     "record": record,
 }
 
-if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(_KILL_WITH_PARENT, signal.SIGKILL)
+
+def main() -> None:
     asyncio.run(_run(sys.argv[1], json.loads(sys.argv[2])))

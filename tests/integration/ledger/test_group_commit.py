@@ -1,5 +1,5 @@
 import asyncio
-import sys
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +7,7 @@ import pytest
 from switchyard.broker.message import Metadata
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import Claimed, Created, LedgerError, RowRejected, State
+from tests.support.commands import commands
 from tests.support.made import NOW, claim, finish, message, new_job
 
 ROOT = Path(__file__).parents[3]
@@ -80,40 +81,28 @@ async def test_a_closed_ledger_has_written_what_waited_and_takes_no_more(
         await ledger.record(new_job("job-2"))
 
 
-CLAIM_IN_A_PROCESS = """
-import asyncio, sys
-from switchyard.broker.message import Metadata
-from switchyard.services.ledger import Ledger
-from switchyard.services.records import Claimed
-from tests.support.made import claim, finish
-
-async def main(url, worker_id):
-    async with await Ledger.open(url) as ledger:
-        async def run(n):
-            answer = await ledger.claim(claim(f"job-{n}", f"{worker_id}-{n}", worker_id=worker_id))
-            return n if isinstance(answer, Claimed) else None
-        got = await asyncio.gather(*(run(n) for n in range(300)))
-        print(*(n for n in got if n is not None))
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "foreign"])
 async def test_processes_on_one_database_share_out_the_jobs(
     ledger: Ledger, database_url: str, recorded: bool
 ) -> None:
     if recorded:
         await ledger.record_many([new_job(f"job-{n}") for n in range(300)])
-    processes = [
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", CLAIM_IN_A_PROCESS, database_url, f"worker-{n}"),
-            stdout=asyncio.subprocess.PIPE,
-            cwd=ROOT,
+    runner = commands()
+    done = await asyncio.gather(
+        *(
+            asyncio.to_thread(
+                runner.run,
+                [database_url, f"worker-{n}", "300"],
+                env=os.environ,
+                cwd=ROOT,
+                stdin="",
+                timeout=60,
+                module="tests.support.claiming",
+            )
+            for n in range(3)
         )
-        for n in range(3)
-    ]
-    outputs = [(await process.communicate())[0].split() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
+    )
+    assert [each.stderr for each in done if each.returncode] == []
+    outputs = [each.stdout.split() for each in done]
     claimed = sorted(int(job) for output in outputs for job in output)
     assert claimed == list(range(300))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -192,11 +191,7 @@ async def test_equal_questions_over_several_processes_are_one_call(
         with ExitStack() as started:
             those = [started.enter_context(asking(environment, same)) for _ in range(processes)]
             for process in those:
-                assert process.stdin is not None
-                process.stdin.write("go\n")
-                process.stdin.flush()
+                process.go()
             for process in those:
-                assert process.stdout is not None
-                line = await asyncio.to_thread(process.stdout.readline)
-                assert json.loads(line) == ["word0"] * 25
+                assert await process.answers() == ["word0"] * 25
         assert list(app.counts.by_question.values()) == [1]

@@ -4,8 +4,6 @@ is there."""
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -140,10 +138,10 @@ async def test_two_processes_together_keep_the_limit_and_ask_the_same_once(
         asking_directly(environment, [*both, *(f"a {n}" for n in range(5))]) as one,
         asking_directly(environment, [*both, *(f"b {n}" for n in range(5))]) as other,
     ):
-        said = await asyncio.gather(
-            *(asyncio.to_thread(each.communicate, "go\n", 90) for each in (one, other))
-        )
-    assert [each[0].count("completed") for each in said] == [10, 10]
+        one.go()
+        other.go()
+        said = await asyncio.gather(one.answers(), other.answers())
+    assert [each.count("completed") for each in said] == [10, 10]
     assert len(llm.requests) == 15, "equal questions are one call"
     assert busy.most == 3, "never more than the limit, and the limit is used"
 
@@ -257,12 +255,9 @@ async def test_after_a_crash_the_fleet_has_it_published_and_asking_again_is_answ
         "JOBS_LLM_DIRECT": "true",
     }
     with asking_directly(environment, ["hello"]) as process:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
+        process.go()
         await eventually(lambda: llm.requests, 30)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.kill()
     (left,) = await plain_ledger.stale_running(0.0, 10)
     assert left.state is State.RUNNING, "the scheduler publishes it, where there is one"
     result = await queue.call("chat_completion", chat("hello"), timeout=60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import time
 from pathlib import Path
@@ -65,13 +64,9 @@ async def test_two_processes_together_never_exceed_the_limit(
         first, second = [str(n) for n in range(20)], [str(n) for n in range(20, 40)]
         with asking(environment, first) as one, asking(environment, second) as two:
             for process in (one, two):
-                assert process.stdin is not None
-                process.stdin.write("go\n")
-                process.stdin.flush()
+                process.go()
             for process in (one, two):
-                assert process.stdout is not None
-                line = await asyncio.to_thread(process.stdout.readline)
-                assert json.loads(line) == ["word0"] * 20
+                assert await process.answers() == ["word0"] * 20
         assert 3 < app.counts.most <= 6
         assert app.counts.answered == 40
         assert await ledger.llm_servers()

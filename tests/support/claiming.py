@@ -1,0 +1,28 @@
+"""A process that claims jobs of a ledger, and prints the numbers of those that it got.
+
+Its arguments: the ledger's address, the name of a worker, and how many jobs to claim.
+"""
+
+import asyncio
+import sys
+
+from switchyard.services.ledger import Ledger
+from switchyard.services.records import Claimed
+from tests.support.made import claim
+
+
+async def claim_all(url: str, worker_id: str, jobs: int) -> list[int]:
+    """Those of the jobs `job-0`, `job-1` … that this worker was the first to claim."""
+    async with await Ledger.open(url) as ledger:
+
+        async def got(n: int) -> bool:
+            request = claim(f"job-{n}", f"{worker_id}-{n}", worker_id=worker_id)
+            return isinstance(await ledger.claim(request), Claimed)
+
+        answers = await asyncio.gather(*(got(n) for n in range(jobs)))
+    return [n for n, mine in enumerate(answers) if mine]
+
+
+def main() -> None:
+    url, worker_id, jobs = sys.argv[1:]
+    print(*asyncio.run(claim_all(url, worker_id, int(jobs))))
