@@ -215,7 +215,7 @@ def _write(fd: int, text: str) -> None:
 
 def _serve(requests: socket.socket) -> str:
     """Returns in the process of each command, and nowhere else: the module to run."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _reap)
     while True:
         request, fds, _, _ = socket.recv_fds(requests, 1 << 20, _FDS)
         if not request:
@@ -226,6 +226,13 @@ def _serve(requests: socket.socket) -> str:
             return _begin(json.loads(request), *fds)
         for fd in fds:
             os.close(fd)
+
+
+def _reap(*_: object) -> None:
+    """Take note of those that have ended: only then their processor time is this process's."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer: int) -> str:
