@@ -93,9 +93,8 @@ def test_the_wrong_profile(jobctl: CommandLine, broker43_quorum: TestBroker) -> 
 async def test_a_deleted_queue_and_a_deleted_policy(
     jobctl: CommandLine, broker310: TestBroker
 ) -> None:
-    ours = ["-p", broker310.vhost]
-    broker310.node.rabbitmqctl(*ours, "delete_queue", "hot.tester")
-    broker310.node.rabbitmqctl(*ours, "clear_policy", "jobs.lane.hot")
+    await broker310.management.delete("/queues/{vhost}/hot.tester")
+    await broker310.management.delete("/policies/{vhost}/jobs.lane.hot")
     found = findings(jobctl)["topology-missing"]
     assert "hot.tester" in found["detail"]
     assert "policy jobs.lane.hot is missing" in found["detail"]
