@@ -131,6 +131,7 @@ def test_every_error_of_the_broker_is_mapped_as_well(name: str) -> None:
     made = error.__new__(error)
     assert isinstance(made, BrokerError)
     made.dead_lettered = made.maybe_accepted = False  # type: ignore[attr-defined]
+    made.routing_key = "hot.summarize"  # type: ignore[attr-defined]
     assert problem_of(made).kind.status == 503
     assert exit_code_of(made) == 1
 
