@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from switchyard.cli.base.common import load_settings, open_ledger, require_broker, run
+from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, require_broker, run
 from switchyard.cli.base.output import JsonOption, YesOption, confirm, echo, print_json, print_rows
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ app = typer.Typer(
 @app.command()
 def show(as_json: JsonOption = False) -> None:
     """Show the system ids of the ledger and of the broker, and whether they match."""
+    quiet_logs()
     settings = load_settings()
     require_broker(settings)
     found = run(_look(settings))
@@ -39,6 +40,7 @@ def adopt(yes: YesOption = False) -> None:
     from switchyard.services.identity.broker import mark_broker
     from switchyard.services.identity.places import claim_places
 
+    quiet_logs()
     settings = load_settings()
     require_broker(settings)
     found = run(_look(settings))

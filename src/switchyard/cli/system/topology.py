@@ -12,6 +12,7 @@ from switchyard.cli.base.common import (
     load_registry,
     load_settings,
     open_ledger,
+    quiet_logs,
     run,
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed
@@ -53,6 +54,7 @@ def render(
     """Print the topology as RabbitMQ definitions (JSON), for import or for `load_definitions`."""
     from switchyard.broker.topology.definitions import render_text
 
+    quiet_logs()
     settings = load_settings()
     if vhost is None:
         vhost = settings.vhost if settings.amqp_url is not None else "/"
@@ -66,6 +68,7 @@ def diff(
     """Compare the broker with the declared topology. Exit code 1: there are differences."""
     from switchyard.broker.topology import differences as between
 
+    quiet_logs()
     settings = load_settings()
     topology = _declared(settings, profile, include)
 
@@ -91,6 +94,7 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
     """
     from switchyard.broker.topology import reconcile
 
+    quiet_logs()
     settings = load_settings()
     topology = _declared(settings, profile, include)
     run(require_ours(settings))
@@ -130,6 +134,7 @@ def users(
     """
     from switchyard.broker.topology.users import make_users
 
+    quiet_logs()
     settings = load_settings()
     given = settings.role_passwords
     made = _on_broker(settings, lambda client: make_users(client, prefix, renew=renew, given=given))
