@@ -91,6 +91,15 @@ def _vhosts_of(version: str) -> tuple[str, Vhosts]:
     return full_version, Vhosts(node)
 
 
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A command that runs in a test's own process sets logs up for itself: where loggers are kept,
+    later tests would read none."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
 def broker_of(version: str, profile: Profile) -> Iterator[TestBroker]:
     try:
         full_version, vhosts = _vhosts_of(version)

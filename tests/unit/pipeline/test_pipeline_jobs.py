@@ -38,7 +38,7 @@ def test_stages_run_on_the_workers_and_in_the_lanes_of_the_specification():
     }
     assert registry.get("extract_text").memory_limit_mb
     assert registry.get("extract_text").timeout == 120
-    assert registry.get("summarize_content").timeout == 600
+    assert registry.get("summarize_content").timeout == 1200
 
 
 def test_importing_the_job_types_loads_nothing_heavy():
