@@ -155,6 +155,7 @@ class Running:
     def __init__(self, arguments: list[str], answer: int) -> None:
         self.arguments = arguments
         self.returncode: int | None = None
+        self._reading = threading.Lock()
         self._answer = open(answer, "rb", buffering=0)  # noqa: SIM115 - as long as this lives
         self.pid = int(self._answer.readline())
 
@@ -166,15 +167,21 @@ class Running:
 
     def poll(self) -> int | None:
         if self.returncode is None and select.select([self._answer], [], [], 0)[0]:
-            self.returncode = int(self._answer.readline())
+            return self._ended()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
             if not select.select([self._answer], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.arguments, timeout or 0)
-            self.returncode = int(self._answer.readline())
+            return self._ended()
         return self.returncode
+
+    def _ended(self) -> int:
+        with self._reading:  # several threads may wait for its end
+            if self.returncode is None:
+                self.returncode = int(self._answer.readline())
+            return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
