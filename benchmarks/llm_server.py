@@ -63,7 +63,7 @@ class App:
         self.machine = machine or Machine()
         self.counts = Counts()
         self._batch: Batch | None = None
-        self._here = 0
+        self._here: set[object] = set()
         self._began = time.monotonic()
         self._dice = random.Random(seed)
         self._recent: deque[float] = deque()
@@ -81,7 +81,7 @@ class App:
         batch.count_up()
         elapsed = (time.monotonic() - self._began) * self.machine.scale
         return vars(self.counts) | {
-            "here": self._here,
+            "here": len(self._here),
             "running": batch.running,
             "waiting": batch.waiting,
             "seconds": elapsed,
@@ -105,9 +105,16 @@ class App:
                 await _error(send, 404, "there is no such address")
 
     async def _complete(self, asked: dict[str, Any], receive: Receive, send: Send) -> None:
-        self._here += 1
-        self.counts.most = max(self.counts.most, self._here)
-        answering = asyncio.create_task(self._answer(asked, send))
+        request = object()
+        self._here.add(request)
+        self.counts.most = max(self.counts.most, len(self._here))
+
+        async def tell(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                self._here.discard(request)  # who has the end may ask again before this goes on
+            await send(message)
+
+        answering = asyncio.create_task(self._answer(asked, tell))
         leaving = asyncio.create_task(_gone(receive))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -117,7 +124,7 @@ class App:
             await asyncio.gather(answering, return_exceptions=answering.cancelling() > 0)
         finally:
             leaving.cancel()
-            self._here -= 1
+            self._here.discard(request)
 
     async def _answer(self, asked: dict[str, Any], send: Send) -> None:
         headers = self._count_request()
