@@ -305,6 +305,12 @@ class _Uvicorn(uvicorn.Server):
         await super().startup(sockets)
         self.is_up.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for connection in list(self.server_state.connections):
+            # uvicorn would answer 500 to a request that has no answer yet.
+            connection.transport.abort()
+        await super().shutdown(sockets)
+
     def work(self) -> None:
         asyncio.run(self.serve([self._socket]))
 
