@@ -127,10 +127,10 @@ async def test_who_gets_room_late_does_not_begin_what_it_has_no_time_for(
     plain_ledger: Ledger,
 ) -> None:
     with serving(Machine(tokens=100, scale=1)) as (url, app):
-        await plain_ledger.take_llm_slot(
-            "default", "another's", "somebody", ttl=1.5, keep_free=0, first=1, most=1
-        )
         async with LlmLane.open(settings(url, llm_concurrency=1), plain_ledger) as lane:
+            await plain_ledger.take_llm_slot(
+                "default", "another's", "somebody", ttl=1.5, keep_free=0, first=1, most=1
+            )
             with pytest.raises(LlmBusy) as refused:
                 await ask(lane, "too late", within=2.0)
     assert not refused.value.counts
