@@ -15,15 +15,21 @@ from tests.integration.pipeline.scans import SLIPS, taken_in, text_of
 from tests.support.pdfs import scan, slips
 
 
-async def test_a_job_whose_shift_is_over_hands_on_to_another(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(ocr_worker, "SHIFT", -1.0)
+async def extracted_slips(pipeline: Pipeline, tmp_path: Path) -> dict[str, str]:
+    """The payload that names a scan whose pages are still to be read."""
     path = tmp_path / "slips.pdf"
     path.write_bytes(scan(slips(SLIPS)))
     ingested = await pipeline.one("ingest_document", {"path": str(path)})
     document = {"document_id": ingested.result["document_id"]}  # type: ignore[union-attr]
     await pipeline.one("extract_text", document)
+    return document
+
+
+async def test_a_job_whose_shift_is_over_hands_on_to_another(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ocr_worker, "SHIFT", -1.0)
+    document = await extracted_slips(pipeline, tmp_path)
     await pipeline.one("await_ocr", document)
     outcome = await pipeline.one("ocr_pdf", document, lane="vlm_ocr")
     assert isinstance(outcome, Next)
@@ -71,11 +77,7 @@ def test_no_document_fills_the_lane(pages: int, jobs: int, longest: int):
 async def test_what_a_dead_job_has_not_read_is_read_when_all_is_put_together(
     pipeline: Pipeline, tmp_path: Path
 ):
-    path = tmp_path / "slips.pdf"
-    path.write_bytes(scan(slips(SLIPS)))
-    ingested = await pipeline.one("ingest_document", {"path": str(path)})
-    document = {"document_id": ingested.result["document_id"]}  # type: ignore[union-attr]
-    await pipeline.one("extract_text", document)
+    document = await extracted_slips(pipeline, tmp_path)
     await pipeline.one("ocr_pages", document | {"pages": [1, 3]}, lane="vlm_ocr")
     merged = await pipeline.one("ocr_pdf", document | {"divided": True}, lane="vlm_ocr")
     assert merged.result["pages_read"] == 1  # type: ignore[union-attr]
@@ -85,11 +87,7 @@ async def test_what_a_dead_job_has_not_read_is_read_when_all_is_put_together(
 async def test_pages_that_a_document_has_not_are_refused_and_leave_nothing(
     pipeline: Pipeline, tmp_path: Path
 ):
-    path = tmp_path / "slips.pdf"
-    path.write_bytes(scan(slips(SLIPS)))
-    ingested = await pipeline.one("ingest_document", {"path": str(path)})
-    document = {"document_id": ingested.result["document_id"]}  # type: ignore[union-attr]
-    await pipeline.one("extract_text", document)
+    document = await extracted_slips(pipeline, tmp_path)
     for number in (0, 4, 10**12):
         with pytest.raises(PermanentError, match=f"3 pages, and no page {number:,}"):
             await pipeline.one("ocr_pages", document | {"pages": [1, number]}, lane="vlm_ocr")
