@@ -83,18 +83,19 @@ def start(
     from switchyard.cli.base.who import user
     from switchyard.services.crawls.bounds import CrawlBounds
 
+    settings = load_settings()
     bounds = CrawlBounds.of(
         addresses,
         host or [],
         max_pages=max_pages,
         max_depth=max_depth,
         within=parse_duration(within),
-        most_pages=load_settings().crawl_max_pages,
+        most_pages=settings.crawl_max_pages,
     )
 
     async def work(desk: Crawls) -> tuple[CrawlProgress, bool]:
         crawl = await desk.start(bounds, created_by=user())
-        return await desk.show(crawl.id), await _must_wait(load_settings())
+        return await desk.show(crawl.id), await _must_wait(settings)
 
     quiet_logs()
     progress, waits = _with_desk(work)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from switchyard.services.errors import InvalidInput, NotNow, SwitchyardError, Unknown
-from switchyard.services.jobs.outcomes import RetryableError
+from switchyard.services.jobs.outcomes import Unavailable
 
 
 class StorageError(SwitchyardError):
@@ -29,12 +29,9 @@ class DiskFull(StorageError, NotNow):
     """The disk has no room for the file; nothing of it was kept."""
 
 
-class StorageAway(StorageError, RetryableError):
+class StorageAway(StorageError, Unavailable):
     """The object store does not answer; whether the last write was done is not known. A job that
     meets it uses up no attempt."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, counts=False)
 
 
 NO_ROOM = ("os error 28)", "os error 122)")

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from switchyard.services.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.jobs.outcomes import PermanentError, Unavailable
 from switchyard.services.text.chunks import Chunk
 
 BATCH = 4_096
@@ -25,12 +25,9 @@ class IndexMismatch(PermanentError):
     length."""
 
 
-class IndexAway(RetryableError):
+class IndexAway(Unavailable):
     """What the index is kept in does not answer, or others were faster all the time. A job that
     meets it uses up no attempt."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, counts=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,3 +102,10 @@ class RetryableError(NotNow):
         self.counts = counts
         self.ages = ages
         super().__init__(message)
+
+
+class Unavailable(RetryableError):
+    """What a job needs is away or busy: to try it again uses up no attempt."""
+
+    def __init__(self, message: str, *, after: float | None = None) -> None:
+        super().__init__(message, after=after, counts=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from switchyard.services.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.jobs.outcomes import PermanentError, RetryableError, Unavailable
 
 if TYPE_CHECKING:
     import openai
@@ -32,31 +32,22 @@ class LlmUnavailable(RetryableError):
     """It may have begun to answer, and charge for that."""
 
 
-class LlmLimited(LlmUnavailable):
+class LlmLimited(Unavailable, LlmUnavailable):
     """The server asks for patience; `after` seconds, where it says for how long."""
 
     may_cost = False
 
-    def __init__(self, message: str, *, after: float | None = None) -> None:
-        super().__init__(message, after=after, counts=False)
 
-
-class LlmAway(LlmUnavailable):
+class LlmAway(Unavailable, LlmUnavailable):
     """There is no connection to the server."""
 
     may_cost = False
 
-    def __init__(self, message: str, *, after: float | None = None) -> None:
-        super().__init__(message, after=after, counts=False)
 
-
-class LlmBusy(LlmUnavailable):
+class LlmBusy(Unavailable, LlmUnavailable):
     """The servers get as many requests as they may; `after` seconds there may be room."""
 
     may_cost = False
-
-    def __init__(self, message: str, *, after: float | None = None) -> None:
-        super().__init__(message, after=after, counts=False)
 
 
 class LlmTimeout(LlmUnavailable):

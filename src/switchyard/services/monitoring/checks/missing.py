@@ -6,6 +6,7 @@ ledger has them as queued for ever.
 
 from __future__ import annotations
 
+from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.lanes import retry_name
 from switchyard.broker.wire.depths import ask_queues
 from switchyard.broker.wording import counted
@@ -15,7 +16,6 @@ from switchyard.services.monitoring.lane_report import QueueReport, Report
 
 UNCHANGED = 60.0
 """Seconds since the ledger last heard of a job: by then the broker's numbers have it."""
-DISPLACED = "displaced"
 
 
 async def missing(system: Examined, report: Report) -> list[Check]:
@@ -60,5 +60,5 @@ async def _unread_letters(system: Examined, dead: QueueReport) -> int:
     """Dead letters that the ledger has not seen, or that go back by themselves: it may have their
     jobs as queued."""
     known = (await system.need_ledger().gauges()).dead
-    seen = sum(number for (_, reason), number in known.items() if reason != DISPLACED)
+    seen = sum(number for (_, reason), number in known.items() if reason != Reason.DISPLACED)
     return max(0, dead.ready - seen)
