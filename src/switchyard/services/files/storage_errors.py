@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from switchyard.services.errors import InvalidInput, NotNow, SwitchyardError, Unknown
-from switchyard.services.jobs.outcomes import Unavailable
+from switchyard.services.jobs.outcomes import DependencyUnavailable
 
 
 class StorageError(SwitchyardError):
@@ -29,7 +29,7 @@ class DiskFull(StorageError, NotNow):
     """The disk has no room for the file; nothing of it was kept."""
 
 
-class StorageAway(StorageError, Unavailable):
+class StorageAway(StorageError, DependencyUnavailable):
     """The object store does not answer; whether the last write was done is not known. A job that
     meets it uses up no attempt."""
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from switchyard.services.jobs.outcomes import PermanentError, Unavailable
+from switchyard.services.jobs.outcomes import DependencyUnavailable, PermanentError
 from switchyard.services.text.chunks import Chunk
 
 BATCH = 4_096
@@ -25,7 +25,7 @@ class IndexMismatch(PermanentError):
     length."""
 
 
-class IndexAway(Unavailable):
+class IndexAway(DependencyUnavailable):
     """What the index is kept in does not answer, or others were faster all the time. A job that
     meets it uses up no attempt."""
 

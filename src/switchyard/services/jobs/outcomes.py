@@ -104,7 +104,7 @@ class RetryableError(NotNow):
         super().__init__(message)
 
 
-class Unavailable(RetryableError):
+class DependencyUnavailable(RetryableError):
     """What a job needs is away or busy: to try it again uses up no attempt."""
 
     def __init__(self, message: str, *, after: float | None = None) -> None:

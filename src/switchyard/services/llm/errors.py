@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from switchyard.services.jobs.outcomes import PermanentError, RetryableError, Unavailable
+from switchyard.services.jobs.outcomes import DependencyUnavailable, PermanentError, RetryableError
 
 if TYPE_CHECKING:
     import openai
@@ -32,19 +32,19 @@ class LlmUnavailable(RetryableError):
     """It may have begun to answer, and charge for that."""
 
 
-class LlmLimited(Unavailable, LlmUnavailable):
+class LlmLimited(DependencyUnavailable, LlmUnavailable):
     """The server asks for patience; `after` seconds, where it says for how long."""
 
     may_cost = False
 
 
-class LlmAway(Unavailable, LlmUnavailable):
+class LlmAway(DependencyUnavailable, LlmUnavailable):
     """There is no connection to the server."""
 
     may_cost = False
 
 
-class LlmBusy(Unavailable, LlmUnavailable):
+class LlmBusy(DependencyUnavailable, LlmUnavailable):
     """The servers get as many requests as they may; `after` seconds there may be room."""
 
     may_cost = False
