@@ -17,25 +17,34 @@ from switchyard.services.monitoring.check import Check, Finding, warning, well, 
 from switchyard.services.settings import Settings
 
 TIMEOUT = 8.0
-"""Seconds that an index has to say what it is, and then the server of its vectors for one of
-them; an object store is asked again meanwhile."""
+"""Seconds that a database or object store has to say what the index is, and then the server of its
+vectors for one of them; an object store is asked again meanwhile."""
+HERE_TIMEOUT = 60.0
+"""Seconds for an index in a directory of this host: nobody has to answer, but its library has to be
+loaded, which takes 2 s on an idle machine and more than 10 s on a busy one."""
 
 
 async def index(settings: Settings) -> list[Check]:
     """Whether it answers, is of the settings' embedder, and of the vectors that this makes. Nothing
     is made."""
-    if _is_none_here(settings.vectors_url):
+    directory = _directory(settings.vectors_url)
+    if directory is not None and not directory.is_dir():
         return [well("index", "nothing has been indexed yet")]
+    seconds = TIMEOUT if directory is None else HERE_TIMEOUT
     try:
         async with open_index(settings) as opened:
-            async with asyncio.timeout(TIMEOUT):
+            async with asyncio.timeout(seconds):
                 state, wanted = await opened.generations(), opened.wanted
                 wording = await opened.home.wording(state.active)
             told = [_named(state, wanted), *_worded(wording, state)]
             return told + await _made(opened, state.active)
     except (IndexAway, TimeoutError) as error:
-        detail = str(error) or f"it has not answered within {TIMEOUT:g} s"
-        remedy = "see JOBS_INDEX_URL: is it right, does the database or object store run?"
+        detail = str(error) or f"it has not answered within {seconds:g} s"
+        remedy = (
+            "see JOBS_INDEX_URL: is it right, does the database or object store run?"
+            if directory is None
+            else f"is the disk of {directory} away, or this host far too busy?"
+        )
         return [wrong("index", Finding.INDEX_AWAY, detail, remedy)]
     except PermanentError as error:
         remedy = "correct JOBS_INDEX_URL, or JOBS_EMBED_…"
@@ -89,7 +98,7 @@ async def _made(opened: OpenIndex, active: Generation) -> list[Check]:
     return [well("embedder", f"it makes the vectors that the index holds (likeness {alike:.2f})")]
 
 
-def _is_none_here(url: str) -> bool:
-    """Whether it would lie in a directory of this host that is not there."""
+def _directory(url: str) -> Path | None:
+    """The directory of this host in which it lies; None where it lies elsewhere."""
     parts = urlsplit(url)
-    return parts.scheme in ("", "file") and not Path(unquote(parts.path)).is_dir()
+    return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None

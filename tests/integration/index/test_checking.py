@@ -1,0 +1,23 @@
+"""The doctor's question about the index."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import SecretStr
+
+from switchyard.services.identity.postgres import is_postgres
+from switchyard.services.index import checking
+from switchyard.services.index.opening import open_index
+from switchyard.services.monitoring.check import Finding
+from switchyard.services.settings import Settings
+
+
+async def test_only_who_has_to_answer_may_be_late(url: str, monkeypatch: pytest.MonkeyPatch):
+    """A directory's library took longer to load than a server may take to answer, in a container
+    on a busy machine, and the doctor called the index away."""
+    settings = Settings(index_url=SecretStr(url), embed_offline="hashed")
+    async with open_index(settings) as index, index.searched():
+        monkeypatch.setattr(checking, "TIMEOUT", 0.0)
+        (check,) = await checking.index(settings)
+    late = ("wrong", Finding.INDEX_AWAY) if is_postgres(url) else ("ok", None)
+    assert (check.status, check.finding) == late
