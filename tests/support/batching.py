@@ -16,10 +16,10 @@ from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.records.spending import AskedBy
 from switchyard.services.settings import Settings
-from tests.support import llm_server
 from tests.support.llm_batches import Batch as RemoteBatch
 from tests.support.llm_server import LlmServer
 from tests.support.made import message, new_job
+from tests.support.site import Exchange
 
 
 def chat(text: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ async def killed_here(*_: Any, **__: Any) -> Any:
     raise asyncio.CancelledError
 
 
-def list_of_none(exchange: llm_server.Exchange) -> None:
+def list_of_none(exchange: Exchange) -> None:
     exchange.send_json(200, {"object": "list", "data": [], "has_more": False})
 
 

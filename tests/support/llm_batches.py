@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.support.llm_server import Exchange
+    from tests.support.site import Exchange
 
 ANSWER = "An answer of a batch."
 
@@ -103,7 +103,7 @@ class BatchDesk:
                 shown = [{"id": each, "filename": self.names[each]} for each in left]
                 exchange.send_json(200, {"object": "list", "data": shown, "has_more": False})
             case "GET", ["files", file_id, "content"] if file_id in self.files:
-                exchange.send(200, self.files[file_id])
+                exchange.send(200, self.files[file_id], content_type="application/json")
             case "DELETE", ["files", file_id]:
                 self.deleted.append(file_id)
                 exchange.send_json(200, {"id": file_id, "deleted": True})

@@ -35,6 +35,11 @@ class Request:
     body: bytes = field(default=b"", compare=False)
     """Of a POST."""
 
+    @property
+    def json(self) -> Any:
+        """What the body says."""
+        return json.loads(self.body)
+
 
 class Exchange(BaseHTTPRequestHandler):
     """One request and what is done about it; behaviours are functions of this."""
@@ -43,6 +48,9 @@ class Exchange(BaseHTTPRequestHandler):
     server: _Http
 
     def do_GET(self) -> None:
+        self._handle(b"")
+
+    def do_DELETE(self) -> None:
         self._handle(b"")
 
     def do_POST(self) -> None:
@@ -74,6 +82,10 @@ class Exchange(BaseHTTPRequestHandler):
         self.wfile.write(body)
         if claimed_length is not None:
             self.close_connection = True
+
+    def send_json(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
+        body = json.dumps(value).encode()
+        self.send(status, body, content_type="application/json", headers=headers)
 
     def reset(self) -> None:
         """Cut the connection so that the client sees a reset, not an orderly end."""
@@ -150,17 +162,19 @@ def cut_in_the_middle() -> Behaviour:
     )
 
 
-def endless() -> Behaviour:
+def endless(
+    status: int = 200, kind: str = "text/html", part: bytes = b"<p>and so on</p>" * 4096
+) -> Behaviour:
     """A body that does not end while somebody listens."""
 
     def behave(exchange: Exchange, request: Request) -> None:
-        exchange.send_response(200)
-        exchange.send_header("Content-Type", "text/html")
+        exchange.send_response(status)
+        exchange.send_header("Content-Type", kind)
         exchange.end_headers()
         exchange.close_connection = True
         try:
             while not exchange.server.owner.stopped.is_set():
-                exchange.wfile.write(b"<p>and so on</p>" * 4096)
+                exchange.wfile.write(part)
         except OSError:
             return
 
@@ -186,6 +200,16 @@ def slow(seconds: float) -> Behaviour:
     def behave(exchange: Exchange, request: Request) -> None:
         exchange.server.owner.stopped.wait(seconds)
         answer_well(exchange, request)
+
+    return behave
+
+
+def held(until: threading.Event, then: Behaviour) -> Behaviour:
+    """An answer that waits for a test."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        until.wait()
+        then(exchange, request)
 
     return behave
 

@@ -19,8 +19,9 @@ from switchyard.services.llm.lane import LlmLane
 from switchyard.services.records.llm_batches import ItemState
 from switchyard.services.settings import Settings
 from tests.support.batching import answer, collect, new_sender
-from tests.support.llm_server import Exchange, LlmServer
+from tests.support.llm_server import LlmServer
 from tests.support.made import new_job
+from tests.support.site import Exchange
 
 QUESTIONS = 3
 
@@ -140,7 +141,7 @@ class _Unheard:
 
     def send_json(self, *_: Any) -> None: ...
 
-    def send(self, *_: Any) -> None: ...
+    def send(self, *_: Any, **__: Any) -> None: ...
 
 
 async def test_a_sender_killed_at_any_step_leaves_one_batch_one_price_and_no_file(

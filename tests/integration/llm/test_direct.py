@@ -28,6 +28,7 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking_directly
 from tests.support.llm_server import LlmServer
+from tests.support.site import Exchange, Request, held, slow
 from tests.support.system import open_system
 
 CLASSIFY = {"text": "The sea is salt.", "labels": ["sea", "land"]}
@@ -75,7 +76,7 @@ async def test_another_process_finds_the_result_by_its_id(
     settings: Settings, queue: LLMQueue, llm: LlmServer
 ) -> None:
     until = threading.Event()
-    llm.next(llm_server.held(until, SEA))
+    llm.next(held(until, SEA))
     async with LLMQueue.opened(settings) as other:
         job_id = await queue.submit("classify", CLASSIFY, key="once")
         assert await other.submit("classify", CLASSIFY, key="once") == job_id
@@ -110,7 +111,7 @@ async def test_what_runs_directly_is_not_taken_for_a_dead_workers(
     queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger
 ) -> None:
     until = threading.Event()
-    llm.next(llm_server.held(until, SEA))
+    llm.next(held(until, SEA))
     job_id = await queue.submit("classify", CLASSIFY)
     await eventually(lambda: llm.requests)
     assert await plain_ledger.stale_running(60.0, 10) == []
@@ -154,7 +155,7 @@ class _Busy:
         self._now = 0
         self._lock = threading.Lock()
 
-    def __call__(self, exchange: llm_server.Exchange, request: llm_server.Request) -> None:
+    def __call__(self, exchange: Exchange, request: Request) -> None:
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
@@ -203,7 +204,7 @@ async def test_a_pause_longer_than_the_requests_time_is_a_timeout(
 async def test_what_expires_while_it_is_asked_is_a_timeout_at_once(
     queue: LLMQueue, llm: LlmServer
 ) -> None:
-    llm.always(llm_server.slow(30))
+    llm.always(slow(30))
     began = time.monotonic()
     job_id = await queue.submit("classify", CLASSIFY, expires_in=1.0)
     result = await queue.result(job_id, timeout=30)
@@ -227,7 +228,7 @@ async def test_what_can_not_be_asked_directly_is_said_and_not_recorded(
 async def test_the_end_of_the_process_cancels_what_is_under_way(
     settings: Settings, llm: LlmServer, plain_ledger: Ledger
 ) -> None:
-    llm.next(llm_server.slow(30))
+    llm.next(slow(30))
     async with LLMQueue.opened(settings) as queue:
         asked = await queue.submit("classify", CLASSIFY)
         await eventually(lambda: llm.requests)
@@ -247,7 +248,7 @@ async def _state(ledger: Ledger, job_id: str, state: State) -> bool:
 async def test_after_a_crash_the_fleet_has_it_published_and_asking_again_is_answered(
     settings: Settings, queue: LLMQueue, llm: LlmServer, plain_ledger: Ledger, sqlite_url: str
 ) -> None:
-    llm.next(llm_server.slow(60))
+    llm.next(slow(60))
     environment = {
         "JOBS_DATABASE_URL": sqlite_url,
         "JOBS_DATA_DIR": str(settings.data_dir),

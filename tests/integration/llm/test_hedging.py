@@ -15,6 +15,7 @@ from switchyard.services.monitoring.metric_names import LLM_HEDGES
 from switchyard.services.settings import Settings
 from tests.support import llm_server
 from tests.support.llm_server import LlmServer
+from tests.support.site import held
 
 ASKED = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 7}
 BACKFILL = Urgency(lane=3)
@@ -36,14 +37,14 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
     urgency: Urgency,
     calls: int,
 ) -> None:
-    held = threading.Event()
+    until = threading.Event()
     try:
         async with LlmLane.open(settings(llm, tmp_path, share), plain_ledger) as lane:
             for _ in range(ENOUGH):
                 lane._hedges.began(0.5)
                 lane._hedges.patience()
             if calls == 2:
-                llm.next(llm_server.held(held, llm_server.answers("late")))
+                llm.next(held(until, llm_server.answers("late")))
             llm.always(llm_server.answers("quick"))
             answer = await lane.ask(ASKED, urgency=urgency, within=30)
             assert answer.text == "quick"
@@ -56,4 +57,4 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
             (report,) = await plain_ledger.llm_servers()
             assert report.in_flight == 0, "the slot of the loser is free again"
     finally:
-        held.set()
+        until.set()

@@ -13,10 +13,10 @@ import pytest
 from switchyard import LLMQueue
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.llm.queue import LlmStatus
-from tests.support import llm_server
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
+from tests.support.site import slow
 from tests.support.system import open_system
 
 MODULES = ("switchyard.services.workers.llm", "switchyard.services.workers.llm_requests")
@@ -50,7 +50,7 @@ async def test_a_call_that_outlives_the_brokers_patience_ends_once_and_stands_in
             system.settings = system.settings.model_copy(update=given)
             first = await system.start_worker("llm", slots=3)
             second = await system.start_worker("llm", slots=3)
-            llm.next(llm_server.slow(TAKES))
+            llm.next(slow(TAKES))
             async with LLMQueue.opened(system.settings) as queue:
                 late = await queue.submit("chat_completion", LONG)
                 await eventually(lambda: llm.requests, what="the long call")
@@ -61,7 +61,7 @@ async def test_a_call_that_outlives_the_brokers_patience_ends_once_and_stands_in
                 assert await pauses < TIMEOUT_MS / 1000, "the event loop goes on"
                 ended = await queue.result(late, timeout=60)
             assert ended.status is LlmStatus.COMPLETED
-            bodies = [request.body["messages"][0]["content"] for request in llm.requests]
+            bodies = [request.json["messages"][0]["content"] for request in llm.requests]
             assert sorted(bodies) == ["long", "short"], "each is asked once"
             record = await system.ledger.get(late)
             assert record is not None

@@ -31,6 +31,7 @@ from tests.support.brokers import TestBroker
 from tests.support.commands import jobctl
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
+from tests.support.site import slow
 from tests.support.system import System, open_system
 
 CLASSIFY = {"text": "The sea is salt.", "labels": ["sea", "land"]}
@@ -103,7 +104,7 @@ async def test_a_second_answer_mends_the_first(
     assert result.value == {"label": "sea"}
     assert result.result is not None
     assert result.result["repaired"] is True
-    complaint = llm.requests[1].body["messages"][-1]["content"]
+    complaint = llm.requests[1].json["messages"][-1]["content"]
     assert "not JSON" in complaint
 
 
@@ -158,7 +159,7 @@ async def test_what_expires_while_it_is_asked_is_a_timeout_at_once(
     system: System, queue: LLMQueue, llm: LlmServer
 ) -> None:
     await system.start_worker("llm")
-    llm.always(llm_server.slow(30))
+    llm.always(slow(30))
     began = time.monotonic()
     job_id = await queue.submit("classify", CLASSIFY, expires_in=1.5)
     result = await queue.result(job_id, timeout=30)
@@ -175,7 +176,7 @@ async def test_what_would_only_come_back_to_expire_is_a_timeout_at_once(
     """It waits for a server without room, and expires before the shortest delay is over."""
     one: dict[str, Any] = {"llm_concurrency": 1, "llm_concurrency_min": 1, "llm_concurrency_max": 1}
     await system.start_worker("llm", slots=2, retry_delays=(60.0,), **one)
-    llm.next(llm_server.slow(10))
+    llm.next(slow(10))
     first = await queue.submit("chat_completion", {"messages": [{"role": "user", "content": "1"}]})
     await eventually(lambda: llm.requests, what="the first call")
     job_id = await queue.submit("classify", CLASSIFY, expires_in=3)

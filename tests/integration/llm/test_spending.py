@@ -23,6 +23,7 @@ from switchyard.services.settings import Settings
 from tests.support import llm_server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
+from tests.support.site import slow
 
 PRICES = """
 [models.m]
@@ -164,7 +165,7 @@ async def test_of_what_was_set_aside_and_given_back_no_rest_of_rounding_is_told(
 async def test_a_job_that_is_cancelled_gives_nothing_back_that_may_have_been_paid(
     plain_ledger: Ledger, given: Settings, llm: LlmServer
 ) -> None:
-    llm.always(llm_server.slow(60))
+    llm.always(slow(60))
     budgeted = given.model_copy(update={"llm_budget_per_day": 1_000_000.0})
     async with LlmLane.open(budgeted, plain_ledger) as lane:
         asking = asyncio.create_task(ask(lane, "a"))

@@ -16,7 +16,8 @@ from switchyard.services.llm.queue import LlmResult
 from switchyard.services.records import LedgerUnavailable
 from tests.support.api_server import connected, serving
 from tests.support.brokers import TestBroker
-from tests.support.llm_server import Behaviour, Exchange, LlmServer, Request
+from tests.support.llm_server import LlmServer
+from tests.support.site import Behaviour, Exchange, Request
 from tests.support.system import System, open_system
 
 CHAT = {"messages": [{"role": "user", "content": "What is a tide?"}]}

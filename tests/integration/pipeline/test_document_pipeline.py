@@ -36,6 +36,7 @@ from tests.support import llm_server as server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
 from tests.support.pdfs import TEXT, pdf
+from tests.support.site import held
 
 # --- the way through ------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ async def test_a_finished_document_stays_so_while_a_stage_is_run_again(
     update = {"llm_model": "another"}
     other = replace(llm_pipeline, settings=llm_pipeline.settings.model_copy(update=update))
     go_on = threading.Event()
-    llm.next(server.held(go_on, server.fails(401, "bad key")))
+    llm.next(held(go_on, server.fails(401, "bad key")))
     asked = len(llm.requests)
     again = asyncio.create_task(other.run("summarize_content", {"document_id": document_id}))
     try:

@@ -26,6 +26,7 @@ from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import chunk_count, document, find
 from tests.support import llm_server as server
 from tests.support.llm_server import LlmServer
+from tests.support.site import Request
 
 SEEN = "A zeppelin hovers above two bars of a chart."
 
@@ -52,8 +53,8 @@ def kept(pipeline: Pipeline, document_id: str) -> list[dict[str, Any]]:
     return list(json.loads(pipeline.storage.get(figures_key(document_id)))["figures"])
 
 
-def picture_in(request: server.Request) -> Image.Image:
-    url = request.body["messages"][1]["content"][1]["image_url"]["url"]
+def picture_in(request: Request) -> Image.Image:
+    url = request.json["messages"][1]["content"][1]["image_url"]["url"]
     return Image.open(io.BytesIO(base64.b64decode(url.partition("base64,")[2])))
 
 
@@ -74,7 +75,7 @@ async def test_figures_are_cut_out_described_and_found(
         assert (drawn.width, drawn.height) == (each["width"], each["height"])
         assert drawn.format == {"image/png": "PNG", "image/jpeg": "JPEG"}[each["media_type"]]
     asked = {
-        request.body["messages"][1]["content"][0]["text"]: picture_in(request).size
+        request.json["messages"][1]["content"][0]["text"]: picture_in(request).size
         for request in llm.requests
     }
     for each in figures:
@@ -175,7 +176,7 @@ async def test_a_page_or_a_figure_is_asked_about(seeing: Pipeline, llm: LlmServe
     about = {"document_id": document_id, "question": "How many bars are there?"}
     outcome = await seeing.one("analyze_image", about)
     assert outcome.result["description"] == SEEN  # type: ignore[union-attr]
-    assert "How many bars" in llm.requests[-1].body["messages"][1]["content"][0]["text"]
+    assert "How many bars" in llm.requests[-1].json["messages"][1]["content"][0]["text"]
     assert max(picture_in(llm.requests[-1]).size) == 1_500
     with pytest.raises(NoSuchFigure, match="has no figure 1: 0 were cut out"):
         await seeing.one("analyze_image", {**about, "figure": 1})

@@ -21,7 +21,8 @@ from switchyard.services.llm.reading import Answer
 from switchyard.services.settings import Settings
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
-from tests.support.llm_server import Behaviour, LlmServer
+from tests.support.llm_server import LlmServer
+from tests.support.site import Behaviour, cut, endless, slow
 
 QUESTION = [{"role": "user", "content": "What is a tide?"}]
 
@@ -60,7 +61,7 @@ async def test_a_question_is_asked_as_the_api_wants_it(llm: LlmServer, asking: S
     (request,) = llm.requests
     assert request.path == "/v1/chat/completions"
     assert request.headers["authorization"] == "Bearer sk-secret"
-    assert request.body == {
+    assert request.json == {
         "model": "test-model",
         "messages": QUESTION,
         "max_tokens": 100,
@@ -83,7 +84,7 @@ async def test_thinking_aloud_is_not_part_of_the_answer(llm: LlmServer, asking: 
     assert (await ask(asking)).text == "Water."
 
 
-@pytest.mark.parametrize("behaviour", [server.cut(), server.cut_in_the_middle()])
+@pytest.mark.parametrize("behaviour", [cut(), server.cut_in_the_middle()])
 async def test_a_dropped_connection_is_tried_again_at_once(
     llm: LlmServer, asking: Settings, behaviour: Behaviour
 ):
@@ -93,7 +94,7 @@ async def test_a_dropped_connection_is_tried_again_at_once(
 
 
 async def test_after_a_few_dropped_connections_the_job_waits(llm: LlmServer, asking: Settings):
-    llm.always(server.cut())
+    llm.always(cut())
     with pytest.raises(LlmUnavailable, match="can't be reached"):
         await ask(asking)
     assert len(llm.requests) == NETWORK_TRIES
@@ -174,7 +175,7 @@ async def test_a_filtered_answer_is_final(llm: LlmServer, asking: Settings):
 
 
 async def test_a_slow_answer_is_given_up_at_the_time_limit(llm: LlmServer, asking: Settings):
-    llm.always(server.slow(30))
+    llm.always(slow(30))
     started = time.monotonic()
     with pytest.raises(LlmUnavailable, match="in time"):
         await ask(asking.model_copy(update={"llm_timeout": 0.3}))
@@ -183,13 +184,13 @@ async def test_a_slow_answer_is_given_up_at_the_time_limit(llm: LlmServer, askin
 
 
 async def test_all_tries_together_keep_to_their_limit(llm: LlmServer, asking: Settings):
-    llm.next(server.cut(), server.slow(30))
+    llm.next(cut(), slow(30))
     with pytest.raises(LlmUnavailable, match=r"within 0\.5 s"):
         await ask(asking, within=0.5)
 
 
 async def test_a_cancelled_job_stops_asking(llm: LlmServer, asking: Settings):
-    llm.always(server.slow(30))
+    llm.always(slow(30))
     task = asyncio.create_task(ask(asking))
     await eventually(lambda: llm.requests)
     task.cancel()
@@ -211,7 +212,7 @@ def embedder(llm: LlmServer) -> RemoteEmbedder:
 async def test_a_server_embeds_in_batches(llm: LlmServer, embedder: RemoteEmbedder):
     texts = [f"text {n}" for n in range(BATCH * 2 + 1)]
     vectors = await embedder.embed(texts)
-    assert [len(request.body["input"]) for request in llm.requests] == [BATCH, BATCH, 1]
+    assert [len(request.json["input"]) for request in llm.requests] == [BATCH, BATCH, 1]
     assert len(vectors) == len(texts)
     assert all(abs(sum(x * x for x in vector) - 1) < 1e-9 for vector in vectors)
     assert await embedder.embed([]) == []
@@ -257,7 +258,7 @@ async def test_no_answer_fills_the_memory(
     status: int,
 ):
     monkeypatch.setattr("switchyard.services.llm.bounded.MAX_BODY", 4_000_000)
-    llm.always(server.endless(status))
+    llm.always(endless(status))
     with pytest.raises((LlmNonsense, LlmUnavailable), match="longer than"):
         await embedder.embed(["a"])
     with pytest.raises((LlmNonsense, LlmUnavailable), match="longer than"):
@@ -300,7 +301,7 @@ async def test_an_event_without_an_end_is_given_up_by_its_size(
     llm: LlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch, part: bytes
 ):
     monkeypatch.setattr("switchyard.services.llm.bounded.MAX_EVENT", 4_000_000)
-    llm.always(server.endless(200, "text/event-stream", part))
+    llm.always(endless(200, "text/event-stream", part))
     with pytest.raises(LlmNonsense, match="longer than"):
         await ask(asking)
 

@@ -27,7 +27,7 @@ from tests.support import llm_server
 from tests.support.grobid_server import KUHN, GrobidServer, tei
 from tests.support.llm_server import LlmServer
 from tests.support.pdfs import pdf
-from tests.support.site import cut, cut_in_the_middle, fails, packed, says, throttled
+from tests.support.site import Behaviour, cut, cut_in_the_middle, fails, packed, says, throttled
 
 STRUCTURE = "Kuhn, T S. The structure of scientific revolutions. University of Chicago Press, 1962."
 SEA = "Smith, A. The sea. Oxford University Press, Oxford, 2004."
@@ -168,11 +168,11 @@ async def test_a_pdf_whose_list_we_don_t_find_goes_to_grobid_as_a_whole(
     assert asks.result("process_references")["references"] == 0
 
 
-def answers_references(leaving_out: int | None = None) -> llm_server.Behaviour:
+def answers_references(leaving_out: int | None = None) -> Behaviour:
     """A model that knows authors, year and title of references in our form."""
 
     def behave(exchange: Any, request: Any) -> None:
-        shown = request.body["messages"][-1]["content"]
+        shown = request.json["messages"][-1]["content"]
         found = re.findall(r"\[(\d+)\] (\w+), ([\w ]+)\. ([^.]+)\..*?(\d{4})", shown)
         references = [
             {

@@ -28,7 +28,8 @@ from tests.integration.pipeline.arxiv.papers import (
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.arxiv_server import ArxivServer
 from tests.support.eventually import eventually
-from tests.support.llm_server import DIMENSIONS, LlmServer, answers, embeds, fails, held
+from tests.support.llm_server import DIMENSIONS, LlmServer, answers, embeds, fails
+from tests.support.site import held
 
 
 async def test_a_newer_version_replaces_what_the_document_has(
