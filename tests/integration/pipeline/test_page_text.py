@@ -54,6 +54,40 @@ def test_columns_are_read_one_after_the_other_below_their_headline(extractor: Ex
 
 
 @both
+def test_what_lies_outside_of_the_visible_part_of_a_page_is_not_read(extractor: ExtractorName):
+    def draw(page: Any, _: int) -> None:
+        box(page, (150, 120, 445, 400), LEFT)
+        for place in ((150, 60), (20, 300), (510, 300), (150, 720), (-300, 300), (150, 900)):
+            page.insert_text(place, "Cut away.", fontsize=11)
+        page.insert_text((478, 500), "In and out", fontsize=11)
+        page.set_cropbox(pymupdf.Rect(100, 100, 500, 700))
+
+    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    assert page.text == f"{LEFT}\n\nIn an"
+
+
+@both
+@pytest.mark.parametrize("turned", [0, 90, 180, 270])
+def test_a_page_that_is_turned_to_be_read_is_read_as_it_is_shown(
+    extractor: ExtractorName, turned: int
+):
+    def draw(page: Any, _: int) -> None:
+        box(page, (310, 120, 545, 700), RIGHT)
+        box(page, (50, 120, 285, 700), LEFT)
+        box(page, (50, 60, 545, 100), "Two lives by the sea", fontsize=22)
+        page.set_cropbox(pymupdf.Rect(20, 30, 570, 740))
+
+    upright = pymupdf.open(stream=made(draw), filetype="pdf")
+    lying = pymupdf.open()
+    width, height = (550, 710) if turned in (0, 180) else (710, 550)
+    page = lying.new_page(width=width, height=height)
+    page.show_pdf_page(page.rect, upright, 0, rotate=turned)
+    page.set_rotation(turned)
+    (read,) = read_pdf(lying.tobytes(), extractor=extractor).pages
+    assert read.text == f"# Two lives by the sea\n\n{LEFT}\n\n{RIGHT}"
+
+
+@both
 def test_three_columns_are_read_one_after_the_other(extractor: ExtractorName):
     texts = [LEFT, RIGHT, LEFT.replace("light", "lamp")]
 

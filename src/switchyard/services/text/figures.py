@@ -90,7 +90,7 @@ def page_picture(original: Original, number: int) -> Picture:
     from PIL import Image as Images
 
     from switchyard.services.text import images
-    from switchyard.services.text.pdf import draw_page, extractor_named
+    from switchyard.services.text.pdf import extractor_named
 
     data = original.storage.get(original.key)
     limits = Limits()
@@ -100,10 +100,7 @@ def page_picture(original: Original, number: int) -> Picture:
         with extractor_named(original.extractor).opening(data, limits) as pdf:
             if number > (count := pdf.page_count):
                 raise NoSuchPage(f"the document has no page {number}: it has {count}")
-        pixels = draw_page(
-            data, number, dpi=_DPI, side=SIDE, limits=limits, extractor=original.extractor
-        )
-        drawn = Images.fromarray(pixels)
+            drawn = Images.fromarray(pdf.draw(number, dpi=_DPI, side=SIDE))
     else:
         raise UnsupportedDocument("plain text has no pictures")
     return _encoded(drawn, number, "image", "")

@@ -25,6 +25,8 @@ _BOLD = 16
 """Flag of a span."""
 _MOST_HEADINGS = 5_000
 
+Box = tuple[float, float, float, float]
+
 
 @contextmanager
 def opening(data: bytes, limits: Limits) -> Iterator[OpenPdf]:
@@ -75,29 +77,20 @@ class _Pdf:
             pictures = 0.0 if is_read else covered(width, height, _pictures(page))
             return PageLines(width, height, lines, pictures)
 
+    def draw(self, number: int, *, dpi: int, side: int) -> Any:
+        import numpy as np
 
-def draw(data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> Any:
-    """See `pdf.Extractor`."""
-    import numpy as np
-
-    library = _library()
-    with (
-        _reading(library, data, f"page {number}"),
-        library.open(stream=data, filetype="pdf") as document,
-    ):
-        _check_document(document, data, limits)
-        page = document.load_page(number - 1)
-        _check_pixels(library, page, number, limits)
-        zoom = min(dpi / 72, side / max(page.rect.width, page.rect.height, 1))
-        drawn = page.get_pixmap(
-            matrix=library.Matrix(zoom, zoom), colorspace=library.csRGB, alpha=False
-        )
-        return np.frombuffer(drawn.samples, np.uint8).reshape(drawn.h, drawn.w, 3).copy()
+        with opened_page(self.library, self.document, self.data, number, self.limits) as page:
+            zoom = min(dpi / 72, side / max(page.rect.width, page.rect.height, 1))
+            drawn = page.get_pixmap(
+                matrix=self.library.Matrix(zoom, zoom), colorspace=self.library.csRGB, alpha=False
+            )
+            return np.frombuffer(drawn.samples, np.uint8).reshape(drawn.h, drawn.w, 3).copy()
 
 
 @contextmanager
 def opened(data: bytes, limits: Limits) -> Iterator[tuple[Any, Any]]:
-    """The library, and a PDF opened with it. Raises as `Extractor.read`."""
+    """The library, and a PDF opened with it. Raises as `Extractor.opening`."""
     library = _library()
     with _reading(library, data, "it"), library.open(stream=data, filetype="pdf") as document:
         _check_document(document, data, limits)
@@ -197,8 +190,11 @@ def _lines(library: Any, page: Any) -> list[Line]:
     found: list[Line] = []
     flags = library.TEXT_PRESERVE_WHITESPACE | library.TEXT_MEDIABOX_CLIP
     # Ligatures in letters, and without images, which may take minutes to decode: not set.
+    blocks = page.get_textpage(flags=int(flags)).extractDICT()["blocks"]
+    if page.rotation:
+        _turn(blocks, page.rotation_matrix)
     # The inner loop of reading: what most lines don't need is not asked for.
-    for block in page.get_textpage(flags=int(flags)).extractDICT()["blocks"]:
+    for block in blocks:
         for line in block.get("lines", ()):
             spans = line["spans"]
             longest = spans[0]
@@ -225,6 +221,25 @@ def _lines(library: Any, page: Any) -> list[Line]:
     return found
 
 
+def _turn(blocks: list[Any], matrix: Any) -> None:
+    """Put the lines where a page shows them that is turned for that: they come as they are in the
+    file."""
+    for block in blocks:
+        for line in block.get("lines", ()):
+            line["bbox"] = _turned(line["bbox"], matrix)
+            x, y = line["dir"]
+            line["dir"] = (matrix.a * x + matrix.c * y, matrix.b * x + matrix.d * y)
+            for span in line["spans"]:
+                span["origin"] = _turned((*span["origin"], *span["origin"]), matrix)[:2]
+
+
+def _turned(box: Box, matrix: Any) -> Box:
+    x0, y0, x1, y1 = box
+    xs = [matrix.a * x + matrix.c * y + matrix.e for x, y in ((x0, y0), (x1, y1))]
+    ys = [matrix.b * x + matrix.d * y + matrix.f for x, y in ((x0, y0), (x1, y1))]
+    return min(xs), min(ys), max(xs), max(ys)
+
+
 def _span_length(span: Any) -> int:
     return len(span["text"])
 
@@ -242,9 +257,13 @@ def _joined(spans: list[Any], longest: Any) -> str:
     return "".join(said)
 
 
-def _pictures(page: Any) -> list[tuple[float, float, float, float]]:
+def _pictures(page: Any) -> list[Box]:
     """Where they are, without decoding any."""
-    return [box for kind, box in page.get_bboxlog() if kind in {"fill-image", "fill-imgmask"}]
+    return [
+        _turned(box, page.rotation_matrix)
+        for kind, box in page.get_bboxlog()
+        if kind in {"fill-image", "fill-imgmask"}
+    ]
 
 
 def _outline(document: Any) -> list[Heading]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.text.composing import Heading, PageLines
@@ -100,8 +100,12 @@ class OpenPdf(Protocol):
         """As the file has it, with `title`."""
 
     def page(self, number: int) -> PageLines:
-        """What stands on a page, from 1, in any order. Raises CorruptDocument, DocumentTooLarge,
-        MemoryError."""
+        """What stands on a page, from 1, in any order; without the characters that lie outside of
+        the part that is shown. Raises CorruptDocument, DocumentTooLarge, MemoryError."""
+
+    def draw(self, number: int, *, dpi: int, side: int) -> Any:
+        """A page, from 1, as rows of pixels (red, green, blue): at that resolution, or at a lower
+        one where it would be longer or wider than `side` pixels. Raises as `page`."""
 
 
 def check_count(count: int, limits: Limits) -> None:

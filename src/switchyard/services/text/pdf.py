@@ -21,7 +21,7 @@ ExtractorName = Literal["pymupdf", "pypdfium2"]
 
 
 class Extractor(Protocol):
-    """A library that reads PDFs: a module with two functions."""
+    """A library that reads PDFs: a module with one function."""
 
     def opening(self, data: bytes, limits: Limits) -> AbstractContextManager[OpenPdf]:
         """A PDF, to be read page by page.
@@ -29,11 +29,6 @@ class Extractor(Protocol):
         Raises CorruptDocument (also for a file that is empty or cut off), EncryptedDocument,
         DocumentTooLarge, and MemoryError.
         """
-
-    def draw(self, data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> Any:
-        """A page, from 1, as rows of pixels (red, green, blue): at that resolution, or at a lower
-        one where it would be longer or wider than `side` pixels. Raises as `opening`, and as
-        OpenPdf.page."""
 
 
 def extractor_named(name: ExtractorName) -> Extractor:
@@ -150,8 +145,9 @@ def draw_page(
     limits: Limits,
     extractor: ExtractorName = "pymupdf",
 ) -> Any:
-    """See Extractor.draw."""
-    return extractor_named(extractor).draw(data, number, dpi=dpi, side=side, limits=limits)
+    """See OpenPdf.draw. Raises as Extractor.opening besides."""
+    with extractor_named(extractor).opening(data, limits) as pdf:
+        return pdf.draw(number, dpi=dpi, side=side)
 
 
 def _title(metadata: Mapping[str, str], first: PageLines | None) -> str | None:

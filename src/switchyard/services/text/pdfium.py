@@ -32,6 +32,8 @@ _SOFT_HYPHEN = "\x02"
 _MOST_RECTANGLES = 200_000
 _MOST_PICTURES = 10_000
 
+Box = tuple[float, float, float, float]
+
 
 @contextmanager
 def opening(data: bytes, limits: Limits) -> Iterator[OpenPdf]:
@@ -76,28 +78,72 @@ class _Pdf:
         with _reading(f"page {number}"):
             page = self.document[number - 1]
             try:
-                width, height = page.get_size()
-                check_pixels(number, [("", width * 150 / 72, height * 150 / 72)], self.limits)
-                lines = _lines(page, height)
+                width, height = _size(page, number, self.limits)
+                shown = _Shown(page.get_bbox(), page.get_rotation())
+                lines = _lines(page, shown)
                 is_read = any(has_words(line.text) for line in lines)
-                pictures = 0.0 if is_read else covered(width, height, _pictures(page))
+                pictures = 0.0 if is_read else covered(width, height, _pictures(page, shown))
                 return PageLines(width, height, lines, pictures)
             finally:
                 page.close()
 
+    def draw(self, number: int, *, dpi: int, side: int) -> Any:
+        with _reading(f"page {number}"):
+            page = self.document[number - 1]
+            try:
+                zoom = min(dpi / 72, side / max(*_size(page, number, self.limits), 1))
+                bitmap = page.render(scale=zoom, rev_byteorder=True, prefer_bgrx=False)
+                picture = bitmap.to_numpy()
+                if picture.ndim == 2:
+                    picture = picture[:, :, None].repeat(3, axis=2)
+                return picture[:, :, :3].copy()
+            finally:
+                page.close()
 
-def draw(data: bytes, number: int, *, dpi: int, side: int, limits: Limits) -> Any:
-    """See `pdf.Extractor`."""
-    with _opened(data) as document, _reading(f"page {number}"):
-        page = document[number - 1]
-        width, height = page.get_size()
-        check_pixels(number, [("", width * 150 / 72, height * 150 / 72)], limits)
-        zoom = min(dpi / 72, side / max(width, height, 1))
-        bitmap = page.render(scale=zoom, rev_byteorder=True, prefer_bgrx=False)
-        picture = bitmap.to_numpy()
-        if picture.ndim == 2:
-            picture = picture[:, :, None].repeat(3, axis=2)
-        return picture[:, :, :3].copy()
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The part of a page that is shown."""
+
+    part: Box
+    """In the file's coordinates, in which y grows upwards: left, bottom, right, top."""
+    turned: int
+    """By how many degrees to the right it is turned when it is shown."""
+
+    def within(self, box: Box) -> Box | None:
+        """The part of a box of the file that is shown; None where none is."""
+        x0, y0 = max(box[0], self.part[0]), max(box[1], self.part[1])
+        x1, y1 = min(box[2], self.part[2]), min(box[3], self.part[3])
+        return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None
+
+    def seen(self, box: Box) -> Box:
+        """Where a box is on the page as it is shown: left, upper, right, lower."""
+        (xa, ya), (xb, yb) = self._at(*box[:2]), self._at(*box[2:])
+        return min(xa, xb), min(ya, yb), max(xa, xb), max(ya, yb)
+
+    def _at(self, x: float, y: float) -> tuple[float, float]:
+        left, bottom, right, top = self.part
+        if self.turned == 90:
+            return y - bottom, x - left
+        if self.turned == 180:
+            return right - x, y - bottom
+        if self.turned == 270:
+            return top - y, right - x
+        return x - left, top - y
+
+    def start(self, box: Box) -> tuple[float, float]:
+        """A point of the file at the beginning of a line that is shown level."""
+        left, bottom, right, top = box
+        if self.turned in (0, 180):
+            return (left + 0.5 if self.turned == 0 else right - 0.5), (bottom + top) / 2
+        return (left + right) / 2, (bottom + 0.5 if self.turned == 90 else top - 0.5)
+
+
+def _size(page: Any, number: int, limits: Limits) -> tuple[float, float]:
+    """Width and height of a page, in points. Raises DocumentTooLarge."""
+    width, height = page.get_size()
+    check_pixels(number, [("", width * 150 / 72, height * 150 / 72)], limits)
+    return width, height
 
 
 @contextmanager
@@ -128,7 +174,7 @@ def _reading(what: str) -> Iterator[None]:
         raise CorruptDocument(f"the PDF is corrupt: {what} can't be read ({error})") from error
 
 
-def _lines(page: Any, height: float) -> list[Line]:
+def _lines(page: Any, shown: _Shown) -> list[Line]:
     """Its rectangles of text, those that belong to one line joined."""
     from pypdfium2 import raw
 
@@ -136,20 +182,20 @@ def _lines(page: Any, height: float) -> list[Line]:
     try:
         found: list[Line] = []
         for number in range(min(text.count_rects(), _MOST_RECTANGLES)):
-            left, bottom, right, top = text.get_rect(number)
-            said = text.get_text_bounded(left, bottom, right, top).rstrip("\r\n")
+            box = shown.within(text.get_rect(number))
+            if box is None:
+                continue
+            said = text.get_text_bounded(*box).rstrip("\r\n")
             said = cleaned(said.replace(_SOFT_HYPHEN, "-"))
             if not said:
                 continue
-            middle = (bottom + top) / 2
-            at = raw.FPDFText_GetCharIndexAtPos(text, left + 0.5, middle, 4, 4)
-            size = raw.FPDFText_GetFontSize(text, at) if at >= 0 else top - bottom
+            at = raw.FPDFText_GetCharIndexAtPos(text, *shown.start(box), 4, 4)
+            left, upper, right, lower = shown.seen(box)
+            size = raw.FPDFText_GetFontSize(text, at) if at >= 0 else lower - upper
             bold = at >= 0 and raw.FPDFText_GetFontWeight(text, at) >= _BOLD
             # Rectangles are as high as their letters: a line without any b or d has a lower one.
-            half = max(0.4 * size, (top - bottom) / 2)
-            line = Line(
-                left, height - middle - half, right, height - middle + half, said, size, bold
-            )
+            middle, half = (upper + lower) / 2, max(0.4 * size, (lower - upper) / 2)
+            line = Line(left, middle - half, right, middle + half, said, size, bold)
             if found and _goes_on(found[-1], line):
                 found[-1] = _joined(found[-1], line)
             else:
@@ -159,14 +205,12 @@ def _lines(page: Any, height: float) -> list[Line]:
         text.close()
 
 
-def _pictures(page: Any) -> Iterator[tuple[float, float, float, float]]:
+def _pictures(page: Any, shown: _Shown) -> Iterator[Box]:
     """Where they are, without decoding any."""
     from pypdfium2 import raw
 
-    left, bottom, _, _ = page.get_bbox()
     for each in islice(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE]), _MOST_PICTURES):
-        x0, y0, x1, y1 = each.get_bounds()
-        yield x0 - left, y0 - bottom, x1 - left, y1 - bottom
+        yield shown.seen(each.get_bounds())
 
 
 def _goes_on(before: Line, line: Line) -> bool:
