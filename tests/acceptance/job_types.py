@@ -1,11 +1,13 @@
 """Job types of a user's own, which the command line finds through JOBS_MODULES."""
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel
 
 from switchyard import Done, Job, JobContext, LocalOnly, Next, Outcome, PermanentError, job
+from tests.support.eventually import eventually
 
 
 class Work(BaseModel):
@@ -17,6 +19,8 @@ class Work(BaseModel):
     """What it says in its result or its error."""
     seconds: float = 0
     """How long it takes."""
+    until: Path | None = None
+    """It goes on until there is such a file."""
     spool: Annotated[str | None, LocalOnly()] = None
 
 
@@ -28,6 +32,8 @@ async def work(payload: Work, ctx: JobContext) -> Outcome:
         ctx.progress(0.5, f"half of it {payload.text}")
         ctx.checkpoint(payload.n)
     await asyncio.sleep(payload.seconds)
+    if payload.until:
+        await eventually(payload.until.exists, 60)
     return Done({"n": payload.n} | ({"text": payload.text} if payload.text else {}))
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -27,12 +28,15 @@ def test_sigterm_gives_jobs_back_and_uses_up_no_attempt(jobctl: CommandLine) -> 
     assert queues["hot.tester"] == 3
 
 
-def test_sigterm_lets_a_job_finish_within_the_grace(jobctl: CommandLine) -> None:
+def test_sigterm_lets_a_job_finish_within_the_grace(jobctl: CommandLine, tmp_path: Path) -> None:
     jobctl.environment["JOBS_SHUTDOWN_GRACE"] = "40"
     with jobctl.worker() as process:
-        job_id = jobctl.publish(seconds=8)
+        job_id = jobctl.publish(until=str(tmp_path / "free"))
         jobctl.until_state(job_id, "running")
         process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)  # the grace of the other tests is a second
+        (tmp_path / "free").touch()
         assert process.wait(20) == 0
     assert jobctl.state(job_id) == "succeeded"
 
