@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def calling() -> Iterator[Client]:
-    """A client of the API at JOBS_API_URL. Its errors, and those of files, become CommandFailed."""
+def calling(*, retries: int = 2) -> Iterator[Client]:
+    """A client of the API at JOBS_API_URL, which asks again so often. Its errors, and those of
+    files, become CommandFailed."""
     from switchyard.api.client import ApiError, Client
 
     try:
-        client = Client()  # of JOBS_API_URL and JOBS_API_KEY; the other settings are the service's
+        # Of JOBS_API_URL and JOBS_API_KEY; the other settings are the service's.
+        client = Client(retries=retries)
     except ValueError as error:
         raise WrongUsage(f"{error}: see JOBS_API_URL and JOBS_API_KEY") from error
     try:

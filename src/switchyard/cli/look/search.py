@@ -84,7 +84,7 @@ def search(
     jobctl search tides --mode keyword --since 2026-01-01 --limit 20
     ```
     """
-    with calling() as client:
+    with calling(retries=0) as client:  # who waits for it had better be told what is away
         answer = client.search(
             query,
             mode=mode.value,

@@ -63,6 +63,11 @@ class IndexHome(Protocol):
     where: str
     """Its address, without credentials."""
 
+    async def load(self) -> None:
+        """Load the library that reads it: once in a process that takes a second, for which no
+        server is to blame, and in which the event loop goes on."""
+        ...
+
     async def generations(self, first: Generation) -> Generations:
         """How it stands now; `first` is the generation of an index that is not there yet."""
         ...

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ class LanceHome:
         self.where = without_credentials(url)
         self._beside = Storage(as_url(url))
         self._session: Any = None
+
+    async def load(self) -> None:
+        await asyncio.to_thread(import_module, "lancedb")
 
     async def generations(self, first: Generation) -> Generations:
         with self._reached():

@@ -5,8 +5,10 @@ The catalogue is a table with a row for each of its states, of whose numbers eac
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import Any
 
 from switchyard.services.identity.postgres import dsn, without_credentials
@@ -50,6 +52,9 @@ class PostgresHome:
         self._dsn = dsn(url)
         self._pool: Any = None
         self._ready = False
+
+    async def load(self) -> None:
+        await asyncio.to_thread(import_module, "asyncpg")
 
     async def generations(self, first: Generation) -> Generations:
         async with self._connection() as connection:
@@ -157,7 +162,7 @@ class PostgresHome:
                         await self._prepare(connection)
                         self._ready = True
                     yield connection
-                except TimeoutError:
+                except (TimeoutError, asyncio.CancelledError):
                     # Or the pool would wait as long again, for the statement to be called off.
                     connection.terminate()
                     raise

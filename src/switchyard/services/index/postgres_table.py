@@ -284,7 +284,7 @@ class PostgresTable:
             try:
                 await connection.execute(f"{_SEARCHING}; {told}")
                 yield connection
-            except TimeoutError:
+            except (TimeoutError, asyncio.CancelledError):
                 raise  # the connection is given up: to roll back would take as long again
             except BaseException:
                 await transaction.rollback()

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from switchyard.services.errors import InvalidInput
+from switchyard.services.index.chunk_index import IndexAway
+from switchyard.services.index.embedder import Embedder
 from switchyard.services.index.modes import Mode
 from switchyard.services.index.opening import OpenIndex
 from switchyard.services.index.ranking import Hit, search
+from switchyard.services.jobs.outcomes import DependencyUnavailable
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import DocumentFilter
+
+ANSWERED_WITHIN = 8.0
+"""Seconds that embedder and index have together: somebody waits, and can ask again."""
+
+
+class EmbedderAway(DependencyUnavailable):
+    """What makes the vector of a query has not answered in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +65,45 @@ async def search_documents(
     per_document: int | None = None,
 ) -> list[Hit]:
     """The places that answer a query, best first. Raises as `services.index.ranking.search` does,
-    and LedgerUnavailable, IndexMismatch and UnknownWork."""
+    and LedgerUnavailable, IndexMismatch, UnknownWork; IndexAway or EmbedderAway also where that one
+    keeps the search from being answered within ANSWERED_WITHIN seconds."""
     within = await _within(ledger, filters or Filters())
     if within is not None and not within:
         return []
-    async with index.searched() as (table, embedder):
-        return await search(
-            table, embedder, query, limit, mode=mode, within=within, per_document=per_document
-        )
+    await index.home.load()
+    watched: _Watched | None = None
+    try:
+        async with (
+            asyncio.timeout(ANSWERED_WITHIN) as limit_of_time,
+            index.searched() as (table, embedder),
+        ):
+            watched = _Watched(embedder)
+            return await search(
+                table, watched, query, limit, mode=mode, within=within, per_document=per_document
+            )
+    except TimeoutError as error:
+        if not limit_of_time.expired():
+            raise
+        said = f"has not answered within {ANSWERED_WITHIN:g} s"
+        if watched is not None and watched.is_asked:
+            raise EmbedderAway(f"the embedder {watched.name!r} {said}") from error
+        raise IndexAway(f"the index at {index.home.where} {said}") from error
+
+
+class _Watched:
+    """An embedder of which one can tell whether its answer is being waited for."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.name, self.dimensions = embedder.name, embedder.dimensions
+        self.scale = embedder.scale
+        self._embedder = embedder
+        self.is_asked = False
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        self.is_asked = True
+        vectors = await self._embedder.embed(texts)
+        self.is_asked = False
+        return vectors
 
 
 async def _within(ledger: Ledger, filters: Filters) -> set[str] | None:
