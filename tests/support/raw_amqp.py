@@ -1,4 +1,5 @@
-"""An AMQP publisher that writes any bytes as properties, as a hostile or broken program does.
+"""AMQP frame by frame: a publisher that writes any bytes as properties, as a hostile or broken
+program does, and the emptying of queues in one go.
 
     with RawPublisher(broker.amqp_url) as raw:
         raw.publish("", "hot.llm", b"{}", HOSTILE["key"])
@@ -8,6 +9,7 @@ The broker looks at the form of properties and not at what is in them: all of th
 
 import socket
 import struct
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -55,8 +57,8 @@ BAD_ID = struct.pack(">H", MESSAGE_ID) + short(b"\xff" * 255)
 """A message id that is no text, as long as there can be."""
 
 
-class RawPublisher:
-    """One connection with one channel, both in the caller's thread. Each publish is confirmed."""
+class RawChannel:
+    """One connection with one channel, both in the caller's thread."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -74,8 +76,6 @@ class RawPublisher:
         self._expect(spec.Connection.OpenOk)
         self._send(1, spec.Channel.Open())
         self._expect(spec.Channel.OpenOk)
-        self._send(1, spec.Confirm.Select())
-        self._expect(spec.Confirm.SelectOk)
 
     def __enter__(self) -> Self:
         return self
@@ -87,6 +87,44 @@ class RawPublisher:
         trace: TracebackType | None,
     ) -> None:
         self._socket.close()
+
+    def purge(self, queues: Iterable[str]) -> int:
+        """How many messages were in them, emptied in this order; then the connection is closed, in
+        good order. Raises ConnectionError for a queue that is not there."""
+        names = list(queues)
+        for name in names:
+            self._send(1, spec.Queue.Purge(0, name))
+        self._send(0, spec.Connection.Close(200, "", 0, 0))
+        found = sum(self._expect(spec.Queue.PurgeOk).message_count for _ in names)
+        self._expect(spec.Connection.CloseOk)
+        return found
+
+    def _send(self, channel: int, frame: Any) -> None:
+        self._socket.sendall(pamqp.frame.marshal(frame, channel))
+
+    def _expect(self, kind: type) -> Any:
+        while True:
+            if len(self._arrived) >= 7:
+                size = struct.unpack_from(">I", self._arrived, 3)[0] + 8
+                if len(self._arrived) >= size:
+                    frame = pamqp.frame.unmarshal(self._arrived[:size])[2]
+                    self._arrived = self._arrived[size:]
+                    if not isinstance(frame, kind):
+                        raise ConnectionError(f"{frame!r} and no {kind.__name__}")
+                    return frame
+            data = self._socket.recv(65536)
+            if not data:
+                raise ConnectionError("the broker closed the connection")
+            self._arrived += data
+
+
+class RawPublisher(RawChannel):
+    """A channel on which each publish is confirmed."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._send(1, spec.Confirm.Select())
+        self._expect(spec.Confirm.SelectOk)
 
     def publish(
         self, exchange: str, routing_key: str | bytes, body: bytes, properties: bytes = b"\0\0"
@@ -103,19 +141,3 @@ class RawPublisher:
             frames += pamqp.frame.marshal(ContentBody(body), 1)
         self._socket.sendall(frames)
         self._expect(spec.Basic.Ack)
-
-    def _send(self, channel: int, frame: Any) -> None:
-        self._socket.sendall(pamqp.frame.marshal(frame, channel))
-
-    def _expect(self, kind: type) -> Any:
-        while True:
-            if len(self._arrived) >= 7:
-                size = struct.unpack_from(">I", self._arrived, 3)[0] + 8
-                if len(self._arrived) >= size:
-                    frame = pamqp.frame.unmarshal(self._arrived[:size])[2]
-                    self._arrived = self._arrived[size:]
-                    assert isinstance(frame, kind), f"{frame!r} and no {kind.__name__}"
-                    return frame
-            data = self._socket.recv(65536)
-            assert data, "the broker closed the connection"
-            self._arrived += data
