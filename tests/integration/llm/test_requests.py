@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,7 +32,7 @@ from tests.support.brokers import TestBroker
 from tests.support.commands import jobctl
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
-from tests.support.site import slow
+from tests.support.site import answer_well, held, slow
 from tests.support.system import System, open_system
 
 CLASSIFY = {"text": "The sea is salt.", "labels": ["sea", "land"]}
@@ -176,7 +177,8 @@ async def test_what_would_only_come_back_to_expire_is_a_timeout_at_once(
     """It waits for a server without room, and expires before the shortest delay is over."""
     one: dict[str, Any] = {"llm_concurrency": 1, "llm_concurrency_min": 1, "llm_concurrency_max": 1}
     await system.start_worker("llm", slots=2, retry_delays=(60.0,), **one)
-    llm.next(slow(10))
+    room = threading.Event()
+    llm.next(held(room, answer_well))
     first = await queue.submit("chat_completion", {"messages": [{"role": "user", "content": "1"}]})
     await eventually(lambda: llm.requests, what="the first call")
     job_id = await queue.submit("classify", CLASSIFY, expires_in=3)
@@ -185,6 +187,7 @@ async def test_what_would_only_come_back_to_expire_is_a_timeout_at_once(
     assert result.error is not None
     assert "as many requests as they may" in result.error
     assert len(llm.requests) == 1
+    room.set()
     assert (await queue.result(first, timeout=30)).status is LlmStatus.COMPLETED
 
 
