@@ -24,11 +24,7 @@ from tests.support.chaos import (
 )
 from tests.support.tcp_proxy import DIRECTIONS, TcpProxy
 
-pytestmark = [
-    pytest.mark.chaos,
-    # What aio-pika leaves behind when it is cut off while it connects.
-    pytest.mark.filterwarnings("ignore:coroutine 'Connection.close' was never awaited"),
-]
+pytestmark = pytest.mark.chaos
 
 ACK = bytes.fromhex("0000000d 003c 0050")
 """Where a frame says that it has 13 bytes and is a basic.ack."""

@@ -82,6 +82,10 @@ async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection
                 maybe_accepted=False,
             ) from error
         raise
+    except asyncio.CancelledError:
+        # aio-pika would close it when it is collected, for which there may be no loop any more.
+        await closed(connection)
+        raise
     return connection
 
 
