@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from switchyard.broker.message import now
 from switchyard.cli.system.ports import LOOPBACK
@@ -138,6 +139,27 @@ async def test_due_jobs_of_a_full_queue_do_not_stand_in_the_way_of_others(
             State.QUEUED,
             State.QUEUED,
         )
+
+
+async def test_the_log_has_one_line_for_all_jobs_that_are_refused_again_and_again(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    """An alarm of a disk may last for hours, and the log is on a disk, too."""
+    lanes = lanes_with(max_length={"backfill": 1})
+    async with (
+        open_system(broker310, sqlite_url, lanes=lanes) as system,
+        by_hand(system) as scheduler,
+    ):
+        await system.publish("backfill.noop")
+        for _ in range(9):
+            await system.publish("backfill.noop", delay=0.001)
+        await asyncio.sleep(0.01)  # their time comes
+        with capture_logs() as said:
+            for _ in range(3):
+                assert await scheduler.turn() == Turn(refused=9)
+        (told,) = [each for each in said if each["log_level"] == "warning"]
+        assert (told["event"], told["jobs"]) == ("not published", 9)
+        assert "the lane of 'backfill.noop' is full" in told["error"]
 
 
 async def test_scheduled_job_that_overflows_a_hot_lane_is_dead_and_not_tried_again(
@@ -348,7 +370,9 @@ async def test_scheduler_that_stops_hands_over_at_once(
         await asyncio.wait_for(second, 5)
 
 
-@pytest.mark.filterwarnings("ignore:coroutine 'Connection.close' was never awaited")
+@pytest.mark.filterwarnings(
+    "error:coroutine 'Connection.close'", "error::pytest.PytestUnraisableExceptionWarning"
+)
 async def test_scheduler_can_be_stopped_at_any_moment_of_its_start(
     broker310: TestBroker, sqlite_url: str
 ) -> None:

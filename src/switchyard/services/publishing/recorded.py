@@ -3,7 +3,9 @@ due."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -14,6 +16,29 @@ from switchyard.services import tracing
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.publishing.routing import Routed, publish_routed
 from switchyard.services.records import IdempotencyConflict, JobRecord, NewJob, Recorded
+
+SAID_AGAIN = 60.0
+"""Seconds after which the log says again why jobs are refused, while that lasts."""
+NAMED = 5
+"""Jobs that one line of the log names."""
+
+
+@dataclass(slots=True)
+class Refusals:
+    """What the log says of refused jobs: a line for each reason and not for each job, and not with
+    every try. An alarm of the broker's disk may last for hours, and the log is on a disk, too."""
+
+    said: dict[str, float] = field(default_factory=dict)
+    """When each reason was said, in seconds of a clock that only goes on."""
+
+    def say(self, refused: dict[str, list[str]], now: float) -> None:
+        """Jobs that were refused, by reason."""
+        log = structlog.get_logger("publishing")
+        self.said = {why: at for why, at in self.said.items() if now - at < SAID_AGAIN}
+        for why, job_ids in refused.items():
+            if why not in self.said:
+                self.said[why] = now
+                log.warning("not published", jobs=len(job_ids), job_ids=job_ids[:NAMED], error=why)
 
 
 async def record_following(
@@ -26,11 +51,14 @@ async def record_following(
 
 
 async def publish_recorded(
-    publisher: Publisher, ledger: Ledger, records: Sequence[JobRecord]
+    publisher: Publisher,
+    ledger: Ledger,
+    records: Sequence[JobRecord],
+    refusals: Refusals | None = None,
 ) -> tuple[list[str], int]:
     """Publish recorded jobs, and note it: those that the broker took, and how many it refused,
-    which keep their state. Raises LedgerUnavailable."""
-    log = structlog.get_logger("publishing")
+    which keep their state. `refusals` are those of whoever tries again and again. Raises
+    LedgerUnavailable."""
     entered = ledger.clock.now()
     results = await publish_routed(
         publisher,
@@ -40,6 +68,7 @@ async def publish_recorded(
         ],
     )
     accepted: list[str] = []
+    refused: dict[str, list[str]] = {}
     for record, result in zip(records, results, strict=True):
         tracing.record(
             f"outbox {record.routing_key}",
@@ -52,9 +81,10 @@ async def publish_recorded(
         if isinstance(result, Accepted):
             accepted.append(record.id)
             continue
-        log.warning("not published", job_id=record.id, error=str(result))
+        refused.setdefault(str(result), []).append(record.id)
         if isinstance(result, LaneFull) and result.dead_lettered:
             await ledger.mark_overflowed(record.id, ledger.clock.time())
+    (refusals or Refusals()).say(refused, time.monotonic())
     if accepted:
         await ledger.mark_queued(accepted, ledger.clock.time())
     return accepted, len(records) - len(accepted)

@@ -31,7 +31,7 @@ from switchyard.services.llm.spending import tidy_spending
 from switchyard.services.monitoring import metric_names as names
 from switchyard.services.monitoring.metric_names import Metric, Samples
 from switchyard.services.monitoring.metrics import Metrics, show_publishes
-from switchyard.services.publishing.recorded import publish_recorded
+from switchyard.services.publishing.recorded import Refusals, publish_recorded
 from switchyard.services.records import JobRecord, LedgerError, State
 from switchyard.services.redrive.returning import LOOK, Returner
 from switchyard.services.runtime.limiting import call
@@ -113,6 +113,7 @@ class Scheduler:
         self._schedules = ScheduleRunner(
             settings, registry, ledger, self._publisher, look=self._pace.turn
         )
+        self._refusals = Refusals()
         self._published_again: set[str | None] = set()
         """Claims of silent workers whose jobs were published again."""
         self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
@@ -203,7 +204,7 @@ class Scheduler:
         turn.outbox = await self._publish_due(partial(self._ledger.due_pending, old), turn)
         turn.lost = await self._publish_silent(turn)
         self._total = self._total.plus(turn)
-        if turn != Turn():
+        if turn.scheduled or turn.outbox or turn.lost:
             self._log.info(
                 "published",
                 scheduled=turn.scheduled,
@@ -258,7 +259,9 @@ class Scheduler:
         state and come again."""
         if not records:
             return []
-        accepted, refused = await publish_recorded(self._publisher, self._ledger, records)
+        accepted, refused = await publish_recorded(
+            self._publisher, self._ledger, records, self._refusals
+        )
         turn.refused += refused
         return accepted
 
