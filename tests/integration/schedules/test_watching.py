@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.monitoring import schedule_status
@@ -32,11 +33,34 @@ async def test_the_doctor_finds_what_was_due_and_what_was_refused(
     time.now += 120  # its row is there, and its job is not
     (late,) = await schedules_check(seen)
     assert late.finding is Finding.SCHEDULE_OVERDUE
+    assert "no job type 'noop'" in late.detail
     time.now += 600
     await firing.turn()
     (refused,) = await schedules_check(seen)
     assert refused.finding is Finding.SCHEDULE_REFUSED
     assert "no job type 'noop'" in refused.detail
+
+
+async def test_one_that_is_due_every_second_and_always_refused_is_as_late_as_its_first(
+    system: System, time: Time
+) -> None:
+    """Each due time has a row of its own, and the last is always a new one."""
+    seen = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger))
+    await add(system, entry(cron="* * * * * *", grace=90))
+    firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, look=0.05)
+    with capture_logs() as said:
+        for _ in range(9):
+            time.now += 10
+            await firing.turn()
+    assert [each["event"] for each in said] == ["not fired yet"]
+    (late,) = await schedules_check(seen)
+    assert late.finding is Finding.SCHEDULE_OVERDUE
+    assert "mend what is said" in (late.remedy or "")
+    for _ in range(4):  # the first are given up, and others are open
+        time.now += 10
+        await firing.turn()
+    found = {each.finding for each in await schedules_check(seen)}
+    assert found == {Finding.SCHEDULE_OVERDUE, Finding.SCHEDULE_REFUSED}
 
 
 async def test_the_metrics_tell_how_late_schedules_are_with_bounded_labels(
@@ -45,9 +69,10 @@ async def test_the_metrics_tell_how_late_schedules_are_with_bounded_labels(
     monkeypatch.setattr(schedule_status, "SHOWN", 2)
 
     async def shown() -> dict[tuple[str, ...], float]:
-        last = await system.ledger.last_firings()
+        last = await system.ledger.last_firings(settled=True)
+        waiting = await system.ledger.waiting_firings()
         entries = await system.ledger.schedules()
-        found = schedule_samples(entries, last, time.now)
+        found = schedule_samples(entries, waiting, last, time.now)
         return {
             (metric.name, *labels): seen for metric, each in found for labels, seen in each.items()
         }

@@ -8,7 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    TextClause,
+    delete,
+    func,
+    select,
+    text,
+    true,
+    update,
+)
 
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.codec import clean, to_json
@@ -166,7 +177,7 @@ class ScheduleBook(LedgerBase):
     async def settle_firing(
         self, firing: Firing, outcome: FiringOutcome, now: float, note: str | None = None
     ) -> None:
-        """What became of one that was open."""
+        """What became of one that was open, or, where that is `due`, why it still is."""
         change = (
             update(schedule_firings)
             .where(
@@ -194,17 +205,32 @@ class ScheduleBook(LedgerBase):
             lambda connection: [_firing(row) for row in connection.execute(query)]
         )
 
-    async def last_firings(self) -> dict[str, Firing]:
-        """The latest of each schedule that has any."""
-        last = (
-            select(schedule_firings.c.schedule, func.max(schedule_firings.c.due_at).label("due_at"))
+    async def last_firings(self, *, settled: bool = False) -> dict[str, Firing]:
+        """The latest of each schedule that has any; with `settled`, of those whose end is known."""
+        return await self._one_of_each(
+            func.max(schedule_firings.c.due_at),
+            schedule_firings.c.outcome != FiringOutcome.DUE if settled else true(),
+        )
+
+    async def waiting_firings(self) -> dict[str, Firing]:
+        """The one that has been open for the longest, of each schedule that has any."""
+        return await self._one_of_each(
+            func.min(schedule_firings.c.due_at), text("schedule_firings.outcome = 'due'")
+        )
+
+    async def _one_of_each(
+        self, which: ColumnElement[float], rule: ColumnElement[bool] | TextClause
+    ) -> dict[str, Firing]:
+        chosen = (
+            select(schedule_firings.c.schedule, which.label("due_at"))
+            .where(rule)
             .group_by(schedule_firings.c.schedule)
             .subquery()
         )
         query = select(schedule_firings).join(
-            last,
-            (schedule_firings.c.schedule == last.c.schedule)
-            & (schedule_firings.c.due_at == last.c.due_at),
+            chosen,
+            (schedule_firings.c.schedule == chosen.c.schedule)
+            & (schedule_firings.c.due_at == chosen.c.due_at),
         )
 
         def work(connection: Connection) -> dict[str, Firing]:

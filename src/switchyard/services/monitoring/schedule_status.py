@@ -13,24 +13,29 @@ SHOWN = 100
 
 
 def lateness(
-    entries: Iterable[ScheduleRecord], last: Mapping[str, Firing], now: float
+    entries: Iterable[ScheduleRecord], waiting: Mapping[str, Firing], now: float
 ) -> dict[str, float]:
-    """Seconds for which each has been due and its job is not published; 0 where nothing is due."""
+    """Seconds for which each has been due and its job is not published; 0 where nothing is due.
+    `waiting`: of each, the firing that has been open for the longest."""
     late: dict[str, float] = {}
     for entry in entries:
-        firing = last.get(entry.name)
+        firing = waiting.get(entry.name)
         since = [now] if entry.paused_at is not None else [now, entry.fire_at]
-        if firing is not None and firing.outcome is FiringOutcome.DUE:
+        if firing is not None:
             since.append(firing.noted_at)
         late[entry.name] = now - min(since)
     return late
 
 
 def schedule_samples(
-    entries: Iterable[ScheduleRecord], last: Mapping[str, Firing], now: float
+    entries: Iterable[ScheduleRecord],
+    waiting: Mapping[str, Firing],
+    last: Mapping[str, Firing],
+    now: float,
 ) -> list[tuple[Metric, Samples]]:
-    """As metrics, with as many labels as are bounded."""
-    late = lateness(entries, last, now)
+    """As metrics, with as many labels as are bounded. `last`: of each, the latest firing whose end
+    is known."""
+    late = lateness(entries, waiting, now)
     fired = {
         name: max(0.0, now - firing.noted_at)
         for name, firing in last.items()

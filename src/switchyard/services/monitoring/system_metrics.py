@@ -127,7 +127,8 @@ class SystemMetrics:
             budgets = await self._ledger.llm_budgets(per_day=self._settings.llm_budget_per_day)
             batched = await self._ledger.llm_batch_counts()
             schedules = await self._ledger.schedules()
-            firings = await self._ledger.last_firings()
+            waiting = await self._ledger.waiting_firings()
+            firings = await self._ledger.last_firings(settled=True)
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             up["ledger",] = 0
@@ -142,7 +143,7 @@ class SystemMetrics:
             *_limits(self._registry, limited),
             *self._llm_servers(servers),
             *self._llm_spending(spent, budgets),
-            *schedule_samples(schedules, firings, now),
+            *schedule_samples(schedules, waiting, firings, now),
             (
                 names.LLM_BATCHED,
                 {

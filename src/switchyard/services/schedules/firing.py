@@ -112,7 +112,7 @@ class ScheduleRunner:
                 entry.next_at, now, jitter=entry.jitter, grace=entry.grace, name=name
             )
         except InvalidSchedule as error:  # its time zone is gone with an upgrade of this host
-            self._say(name, str(error))
+            self._say(name, "can't be fired", str(error))
             return
         firings = [due_firing(name, due, now) for due in passed.fired]
         if passed.missed is not None:
@@ -145,14 +145,19 @@ class ScheduleRunner:
             raise
         except (SwitchyardError, PublishError) as error:
             self._refused[key] = (now + AGAIN, str(error))
-            self._log.warning("not fired yet", schedule=entry.name, error=str(error))
+            if str(error) != why:  # for whoever asks why it is late
+                note = f"was refused: {error}"
+                await self._ledger.settle_firing(firing, FiringOutcome.DUE, firing.noted_at, note)
+            self._say(entry.name, "not fired yet", str(error))
             return False
         self._refused.pop(key, None)
+        self._said = {each for each in self._said if each[0] != entry.name}
         await self._ledger.settle_firing(firing, FiringOutcome.FIRED, now, firing.note)
         self._log.info("fired", schedule=entry.name, job_id=firing.job_id)
         return True
 
-    def _say(self, name: str, text: str) -> None:
+    def _say(self, name: str, event: str, text: str) -> None:
+        """Once, until it is fired: what goes wrong is tried again every few seconds."""
         if (name, text) not in self._said:
             self._said.add((name, text))
-            self._log.error("can't be fired", schedule=name, error=text)
+            self._log.error(event, schedule=name, error=text)

@@ -18,26 +18,32 @@ async def schedules(system: Examined) -> list[Check]:
     if not entries:
         return []
     _, now = await ledger.due_schedules(1)
-    last = await ledger.last_firings()
-    late = {name for name, since in lateness(entries, last, now).items() if since > LATE}
+    waiting = await ledger.waiting_firings()
+    last = await ledger.last_firings(settled=True)
+    late = {name for name, since in lateness(entries, waiting, now).items() if since > LATE}
     checks = []
     if late:
+        reasons = {name: each.note for name, each in waiting.items() if each.note is not None}
+        told = [f"{name} ({reasons[name]})" if name in reasons else name for name in sorted(late)]
+        remedy = "`jobctl scheduler`; where one runs, its log says why"
+        if late <= reasons.keys():
+            remedy = "mend what is said: it is tried again every few seconds"
         checks.append(
             wrong(
                 "schedules",
                 Finding.SCHEDULE_OVERDUE,
-                f"due and not fired for over {LATE:g} s: {some(sorted(late))}",
-                "`jobctl scheduler`; where one runs, its log says why",
+                f"due and not fired for over {LATE:g} s: {some(told)}",
+                remedy,
             )
         )
     refused = [each for each in last.values() if each.outcome is FiringOutcome.REFUSED]
     if refused:
-        told = some([f"{each.schedule} ({each.note})" for each in refused])
+        ended = some([f"{each.schedule} ({each.note})" for each in refused])
         checks.append(
             wrong(
                 "schedules",
                 Finding.SCHEDULE_REFUSED,
-                f"the last job was refused of {told}",
+                f"the last job was refused of {ended}",
                 f"mend what is said, then `jobctl schedules run {refused[0].schedule}`",
             )
         )
