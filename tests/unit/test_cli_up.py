@@ -1,13 +1,15 @@
 """What `jobctl up` prints and leaves for another terminal."""
 
 import shlex
+import socket
 from pathlib import Path
 
 import pytest
 
-from switchyard.cli.process.up import _print_addresses
+from switchyard.cli.process.up import ApiStart, _await_api, _print_addresses
 from switchyard.cli.system.assembly import assemble
 from switchyard.cli.system.brokers import FoundBroker
+from switchyard.cli.system.supervisor import Supervisor
 
 AMQP = "amqp://me:s3cret@a:5672,b:5673/jobs"
 MANAGEMENT = "http://me:s3cret@a:15672,b:15673"
@@ -56,3 +58,21 @@ def test_another_terminal_means_the_same_servers_prices_and_budgets(
     assert {name: kept.get(name) for name in given} == given
     assert kept["JOBS_LLM_PRICES"] == str(tmp_path / "prices.toml")
     assert "JOBS_LOG_FORMAT" not in kept
+
+
+def test_an_api_that_starts_late_is_told_of_and_told_again_when_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("switchyard.cli.process.up.API_START", 0.01)
+    supervisor = Supervisor(tmp_path, {})
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        api = ApiStart(*server.getsockname())
+        _await_api(api, supervisor)
+        told = f"The HTTP API is still starting; its log: {tmp_path / 'api.log'}\n"
+        assert capsys.readouterr().err == told
+        server.listen()
+        assert [api.look(), api.look()] == [True, False]
+        assert capsys.readouterr().err == ""
+        _await_api(ApiStart(*server.getsockname()), supervisor)
+        assert capsys.readouterr().err == ""

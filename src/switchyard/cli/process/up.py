@@ -37,7 +37,7 @@ NODE_PAUSE = 30.0
 NOT_EXPORTED = frozenset({"log_format"})
 """Settings that `up` chose for its own processes: a terminal has others."""
 API_START = 20.0
-"""Seconds that the HTTP API may take to start before that is told."""
+"""Seconds that the addresses wait for the HTTP API; on a busy machine it may need longer."""
 
 
 def up(
@@ -167,6 +167,7 @@ def _run_until_interrupted(
             api_host=LOOPBACK,
             api_port=str(api_port),
             api_url=f"http://{LOOPBACK}:{api_port}",
+            **({"rabbitmqctl": shlex.quote(str(found.node.control))} if found.node else {}),
         )
         processes = read_scale(scale, system.registry)
         spans = read_spans(autoscale, kinds_of(system.registry), MOST_PROCESSES)
@@ -181,27 +182,45 @@ def _run_until_interrupted(
         try:
             start_all(supervisor, system.registry, processes)
             supervisor.start("api", "api")
-            _await_api(supervisor, LOOPBACK, api_port)
+            api = ApiStart(LOOPBACK, api_port)
+            _await_api(api, supervisor)
             _print_addresses(found, system, directory)
-            _watch(found, supervisor, Autoscaler(system, supervisor, spans) if spans else None)
+            scaler = Autoscaler(system, supervisor, spans) if spans else None
+            _watch(found, supervisor, scaler, api)
         finally:
             say("Stopping; running jobs get their grace. Ctrl-C again stops at once.")
             for name in supervisor.stop(system.settings.shutdown_grace + 5):
                 say(f"{name} had to be killed; its jobs go on at the next start")
 
 
-def _await_api(supervisor: Supervisor, host: str, port: int) -> None:
+@dataclass(slots=True)
+class ApiStart:
+    """Whether the HTTP API takes connections, asked until it does."""
+
+    host: str
+    port: int
+    is_done: bool = False
+
+    def look(self) -> bool:
+        """Whether it has started since the last look."""
+        if self.is_done:
+            return False
+        with socket.socket() as probe:
+            self.is_done = probe.connect_ex((self.host, self.port)) == 0
+        return self.is_done
+
+
+def _await_api(api: ApiStart, supervisor: Supervisor) -> None:
     """Return when the API takes connections, so that its address can be used once it is printed;
-    tells when that takes too long."""
+    where that takes too long, say so: `_watch` tells when it does."""
     deadline = time.monotonic() + API_START
     while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex((host, port)) == 0:
-                return
+        if api.look():
+            return
         for line in supervisor.heal():
             say(line)
         time.sleep(LOOK_SECONDS)
-    say(f"the HTTP API has not started within {API_START:g} s; its log is {supervisor.log_dir}")
+    say(f"The HTTP API is still starting; its log: {supervisor.log_dir / 'api.log'}")
 
 
 def _given(directory: Path) -> Settings:
@@ -243,9 +262,13 @@ class NodeKeeper:
             say("RabbitMQ runs again")
 
 
-def _watch(found: FoundBroker, supervisor: Supervisor, autoscaler: Autoscaler | None) -> None:
+def _watch(
+    found: FoundBroker, supervisor: Supervisor, autoscaler: Autoscaler | None, api: ApiStart
+) -> None:
     keeper = None if found.node is None else NodeKeeper(found.node)
     while True:
+        if api.look():
+            say("The HTTP API has started.")
         time.sleep(LOOK_SECONDS)
         if keeper is not None:
             keeper.look(time.monotonic())
