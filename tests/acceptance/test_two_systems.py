@@ -71,6 +71,20 @@ def test_adopting_asks_first_and_shows_both(jobctl: CommandLine) -> None:
     assert "nobody has marked it" in refused.stdout
 
 
+def test_adopting_what_is_this_ledgers_already_asks_nothing(
+    jobctl: CommandLine, tmp_path: Path
+) -> None:
+    jobctl.ok("topology", "apply")
+    mine = system_of(jobctl)
+    assert mine in jobctl.ok("system", "adopt")
+    other = {"JOBS_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path / 'other.db'}"}
+    assert jobctl.run("db", "upgrade", **other).returncode == 0
+    assert jobctl.run("system", "adopt", "--yes", **other).returncode == 0
+    asked = jobctl.run("system", "adopt", stdin="n\n")
+    assert (asked.returncode, mine in asked.stdout) == (1, True)
+    assert "Does the broker belong" in asked.stderr
+
+
 async def remove(broker: TestBroker, vhost: str) -> None:
     async with ManagementClient(broker.management_url, vhost) as client:
         await client.delete_vhost()

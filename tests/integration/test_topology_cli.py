@@ -88,3 +88,19 @@ def test_a_module_of_ones_own_adds_its_binding(monkeypatch: pytest.MonkeyPatch) 
     ]
     monkeypatch.setenv("JOBS_MODULES", "own_jobs")
     assert run("diff").exit_code == 0
+
+
+def test_what_to_do_about_a_foreign_policy_is_said_once_for_all_its_queues(
+    broker: TestBroker,
+) -> None:
+    assert run("apply").exit_code == 0
+    foreign = {"pattern": "^hot", "definition": {"expires": 60_000_000}, "priority": 999}
+    asyncio.run(broker.management.put("/policies/{vhost}/theirs", foreign))
+    for command in ("diff", "apply"):
+        told = run(command)
+        assert told.exit_code == 1
+        advice = "Remove policy theirs, narrow its pattern or lower its priority.\n"
+        assert told.stderr.count(advice) == 1
+        assert told.output.count("is under policy theirs") > 2
+    rows = json.loads(run("diff", "--json").stdout)
+    assert {row["advice"] for row in rows} == {advice.rstrip(".\n").replace("Rem", "rem")}

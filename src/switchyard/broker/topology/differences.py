@@ -54,6 +54,8 @@ class Difference:
     """The whole of it in one line."""
     subject: Exchange | Queue | Binding | Policy = field(repr=False)
     """What `apply` declares, or, where stale, unbinds."""
+    advice: str = ""
+    """What to do about it, where `apply` can't: the same for all that have one cause."""
 
     @property
     def fixable(self) -> bool:
@@ -198,14 +200,17 @@ def _policies_in_force(topology: Topology, live: LiveTopology) -> Iterator[Diffe
         wanted = policy.name if policy is not None else None
         if actual.policy != wanted:
             ruling = f"policy {actual.policy}" if actual.policy else "no policy"
-            text = (
-                f"queue {queue.name} is under {ruling} instead of "
-                f"{wanted or 'none'}: remove that policy, narrow its pattern or lower its priority"
+            text = f"queue {queue.name} is under {ruling} instead of {wanted or 'none'}"
+            advice = (
+                f"remove {ruling}, narrow its pattern or lower its priority"
+                if actual.policy
+                else ""
             )
-            yield Difference(Deviation.OVERRIDDEN, "queue", queue.name, text, queue)
+            yield Difference(Deviation.OVERRIDDEN, "queue", queue.name, text, queue, advice)
         elif changes := _operator_changes(policy, actual, live.operator_policies):
-            text = f"queue {queue.name} is under {changes}: ask whoever runs the broker"
-            yield Difference(Deviation.OVERRIDDEN, "queue", queue.name, text, queue)
+            text = f"queue {queue.name} is under {changes}"
+            advice = "an operator policy is changed by whoever runs the broker: ask there"
+            yield Difference(Deviation.OVERRIDDEN, "queue", queue.name, text, queue, advice)
 
 
 def _operator_changes(

@@ -44,7 +44,7 @@ def adopt(yes: YesOption = False) -> None:
     settings = load_settings()
     require_broker(settings)
     found = run(_look(settings))
-    if not yes:
+    if not yes and not run(_is_settled(settings)):
         print_rows(found.items())
         confirm("Does the broker belong to this ledger from now on?", abort=True)
 
@@ -55,6 +55,22 @@ def adopt(yes: YesOption = False) -> None:
 
     run(work())
     echo(f"Broker, file storage and index are of the system {found['system']}.")
+
+
+async def _is_settled(settings: Settings) -> bool:
+    """Whether all of it is this ledger's already, so that adopting takes nothing from anybody."""
+    from switchyard.broker.errors import WrongSystem
+    from switchyard.broker.topology.mark import MarkHidden
+    from switchyard.services.identity.broker import read_broker, require_same_system
+    from switchyard.services.identity.places import WrongPlace, claim_places
+
+    async with open_ledger(settings) as ledger:
+        try:
+            await require_same_system(settings, ledger)
+            is_marked = await read_broker(settings) is not None
+            return is_marked and not await claim_places(settings, ledger)
+        except (WrongSystem, WrongPlace, MarkHidden):
+            return False
 
 
 async def _look(settings: Settings) -> dict[str, str]:

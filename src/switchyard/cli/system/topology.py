@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
@@ -109,6 +109,8 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
         echo("The broker is as declared: nothing to do.")
     for difference in report.blocked:
         say(f"not changed: {difference.text}")
+    for advice in _advice(report.blocked):
+        say(advice)
     if report.blocked:
         raise CommandFailed(
             "the broker is not as declared: see docs/topology.md, “Changing a live broker”"
@@ -190,6 +192,7 @@ def _row(difference: Difference) -> dict[str, str | bool]:
         "name": difference.name,
         "text": difference.text,
         "fixable": difference.fixable,
+        "advice": difference.advice,
     }
 
 
@@ -204,3 +207,11 @@ def _print_table(differences: list[Difference]) -> None:
             verdict = "changes it"
         listing.add_row(difference.problem.value, escape(difference.text), verdict)
     console().print(listing)
+    for advice in _advice(differences):
+        say(advice)
+
+
+def _advice(differences: Iterable[Difference]) -> list[str]:
+    """Each piece of it once, as a line."""
+    found = dict.fromkeys(each.advice for each in differences if each.advice)
+    return [f"{text[:1].upper()}{text[1:]}." for text in found]
