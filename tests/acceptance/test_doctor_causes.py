@@ -173,6 +173,28 @@ async def test_a_ledger_that_refuses_the_password(
     assert "ledger-refuses" not in findings(jobctl)
 
 
+async def test_a_database_server_that_has_no_connection_left_for_us(
+    jobctl: CommandLine, postgres_server: PostgresServer
+) -> None:
+    owner = postgres_server.create_database()
+    await upgrade(owner)
+    name = owner.rpartition("/")[2]
+    postgres_server.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'it' CONNECTION LIMIT 0")
+    place = owner.partition("@")[2]
+    jobctl.environment["JOBS_DATABASE_URL"] = f"postgresql+asyncpg://{name}:it@{place}"
+    found = findings(jobctl)["ledger-crowded"]
+    assert "too many connections" in found["detail"]
+    (look,) = commands(found, "psql")
+    login = {"PGPASSWORD": postgres_server.password, "PGHOST": "127.0.0.1", "PGUSER": "test"}
+    subprocess.run(
+        look,
+        env=os.environ | login | {"PGPORT": str(postgres_server.port), "PGDATABASE": "postgres"},
+        check=True,
+    )
+    postgres_server.execute(f"ALTER ROLE {name} CONNECTION LIMIT -1")
+    assert "ledger-crowded" not in findings(jobctl)
+
+
 @pytest.fixture
 def tablespace(postgres_server: PostgresServer) -> Iterator[Path]:
     """A disk of its own, which is the tablespace `small` of the server."""

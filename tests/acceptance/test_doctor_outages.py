@@ -69,8 +69,10 @@ def test_a_wrong_password(jobctl: CommandLine, broker310: TestBroker) -> None:
     password = broker310.node.password
     right = jobctl.environment["JOBS_AMQP_URL"]
     jobctl.environment["JOBS_AMQP_URL"] = right.replace(password, "wrong")
-    found = findings(jobctl)
-    assert "JOBS_AMQP_URL" in found["broker-refuses"]["remedy"]
+    jobctl.environment["JOBS_RABBITMQCTL"] = "docker compose exec rabbitmq rabbitmqctl"
+    remedy = findings(jobctl)["broker-refuses"]["remedy"]
+    assert "JOBS_AMQP_URL" in remedy
+    assert "`docker compose exec rabbitmq rabbitmqctl change_password " in remedy
     jobctl.environment["JOBS_AMQP_URL"] = right
     assert "broker-refuses" not in findings(jobctl)
 
@@ -117,13 +119,37 @@ def test_jobs_of_a_queue_that_somebody_emptied(
         assert "jobs-missing" not in findings(jobctl)  # they have nowhere to go yet
         jobctl.ok("topology", "apply")
     found = findings(jobctl)["jobs-missing"]
-    assert "hot.tester holds 0 of 3 jobs" in found["detail"]
+    assert "0 of 3 jobs of hot.tester" in found["detail"]
     ((_, *command),) = commands(found, "jobctl")
     jobctl.ok(*command, "--yes")
     with jobctl.worker(), jobctl.started("scheduler"):
         until_gone(jobctl, "jobs-missing", "queue-unworked")
         for job in json.loads(jobctl.ok("jobs", "list", "--json")):
             jobctl.until_state(job["id"], "succeeded")
+
+
+async def test_jobs_that_waited_for_their_next_attempt_in_a_queue_that_somebody_deleted(
+    jobctl: CommandLine, broker310: TestBroker
+) -> None:
+    jobctl.environment["JOBS_RETRY_DELAYS"] = "300"
+    jobctl.ok("topology", "apply")
+    with jobctl.worker():
+        job_id = jobctl.publish("hot.unlucky")
+        jobctl.until_state(job_id, "retrying")
+    with closing(sqlite3.connect(ledger_file(jobctl))) as database, database:
+        database.execute("UPDATE jobs SET updated_at = updated_at - 100")
+    assert "jobs-missing" not in findings(jobctl)
+    await broker310.management.delete("/queues/{vhost}/jobs.retry.300s")
+    found = findings(jobctl)
+    assert "0 of 1 job of hot.tester" in found["jobs-missing"]["detail"]
+    for _, *command in (
+        *commands(found["topology-missing"], "jobctl"),
+        *commands(found["jobs-missing"], "jobctl"),
+    ):
+        jobctl.ok(*command, *(["--yes"] if "republish" in command else []))
+    with jobctl.started("scheduler"), jobctl.worker():
+        jobctl.until_state(job_id, "succeeded")
+        until_gone(jobctl, "jobs-missing")
 
 
 async def test_jobs_that_wait_elsewhere_on_the_broker_are_not_missing(jobctl: CommandLine) -> None:

@@ -46,6 +46,11 @@ class BrokerSettings(BaseSettings):
         description="Address of RabbitMQ's management HTTP API; for a cluster, with all "
         "hosts. Default: derived from JOBS_AMQP_URL.",
     )
+    rabbitmqctl: str = Field(
+        default="rabbitmqctl",
+        description="Command that runs `rabbitmqctl` on the broker, as `jobctl doctor` prints it; "
+        "for example `docker compose exec rabbitmq rabbitmqctl`.",
+    )
     profile: Profile = Field(
         default="classic",
         description="Type of the queues: `classic` (RabbitMQ 3.10 or later, one node) or "

@@ -128,7 +128,7 @@ def blocked() -> Blocked:
     """A publish that was not sent because of an alarm."""
     return Blocked(
         "the broker blocks publishers (memory or disk alarm); nothing was sent: "
-        "see `rabbitmqctl status`, free memory or disk, and publish again"
+        "see `jobctl doctor`, free memory or disk, and publish again"
     )
 
 
@@ -136,7 +136,7 @@ def held() -> BrokerAway:
     """A publish that was on its way when the broker raised an alarm."""
     return BrokerAway(
         "the broker blocks publishers (memory or disk alarm) and holds what was sent until then: "
-        "see `rabbitmqctl status`, free memory or disk, and publish again under the same job id",
+        "see `jobctl doctor`, free memory or disk, and publish again under the same job id",
         maybe_accepted=True,
     )
 

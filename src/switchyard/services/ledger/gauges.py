@@ -8,7 +8,7 @@ from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.tables import bulk_operations, dead_letters, jobs, workers
 from switchyard.services.records.bulk import ENDED, BulkState
 from switchyard.services.records.results import Gauges, WorkerLoad
-from switchyard.services.records.states import FINISHED, DeadLetterState, State
+from switchyard.services.records.states import FINISHED, IN_QUEUES, DeadLetterState, State
 
 OPEN = tuple(state for state in State if state not in FINISHED)
 """Jobs that have not ended: few, and the index finds them among the many that have."""
@@ -30,11 +30,11 @@ class GaugeReads(LedgerBase):
         return await self._database.read(lambda connection: _load(connection, host))
 
     async def queued_since(self, moment: float) -> dict[tuple[str, str], int]:
-        """How many jobs wait on the broker, unchanged since before `moment` (seconds since the
-        epoch), by lane and worker. Raises LedgerUnavailable."""
+        """How many jobs the broker holds, in a lane or until their next attempt, unchanged since
+        before `moment` (seconds since the epoch), by lane and worker. Raises LedgerUnavailable."""
         query = (
             select(jobs.c.lane, jobs.c.worker, func.count())
-            .where(jobs.c.state == State.QUEUED, jobs.c.updated_at < moment)
+            .where(jobs.c.state.in_(IN_QUEUES), jobs.c.updated_at < moment)
             .group_by(jobs.c.lane, jobs.c.worker)
         )
         return await self._database.read(

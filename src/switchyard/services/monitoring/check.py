@@ -35,6 +35,7 @@ class Finding(StrEnum):
     DEPRECATED_USED = "deprecated-used"
     LEDGER_AWAY = "ledger-away"
     LEDGER_REFUSES = "ledger-refuses"
+    LEDGER_CROWDED = "ledger-crowded"
     LEDGER_LOCKED = "ledger-locked"
     LEDGER_TABLES = "ledger-tables"
     LEDGER_ADDRESS = "ledger-address"

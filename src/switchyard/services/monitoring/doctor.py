@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from switchyard.broker.errors import BrokerAway, ManagementError, ManagementForbidden
 from switchyard.services.monitoring.check import Check, Finding, wrong
@@ -111,9 +111,18 @@ async def diagnose(
 
 
 async def _asked(step: _Step, system: Examined) -> list[Check]:
-    """The answers, where it can be asked; that something went away meanwhile is one, too."""
+    """The answers, where it can be asked, with the commands as they are called here."""
     if not step.can_be_asked(system):
         return []
+    rabbitmqctl = f"`{system.settings.rabbitmqctl} "
+    return [
+        replace(check, remedy=check.remedy.replace("`rabbitmqctl ", rabbitmqctl))
+        for check in await _answers(step, system)
+    ]
+
+
+async def _answers(step: _Step, system: Examined) -> list[Check]:
+    """That something went away meanwhile is one, too."""
     try:
         return await step.look(system)
     except ManagementForbidden as error:

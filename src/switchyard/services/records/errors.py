@@ -4,6 +4,7 @@ LedgerError
 ├── LedgerUnavailable      the database is away, locked for too long, or its disk is full: retry
 │   ├── TransactionRaced   other processes wrote the same rows at the same time, time and again
 │   ├── LedgerFull         its disk has no room
+│   ├── LedgerCrowded      its server has no connection left for us
 │   └── LedgerRefuses      the server lets nobody in by this user, password and database
 ├── LedgerMisconfigured    no ledger can be had at that address, or with that library
 ├── LedgerClosed           this process has closed it
@@ -42,6 +43,10 @@ class LedgerRefuses(LedgerUnavailable):
 
 class LedgerFull(LedgerUnavailable):
     """The database's disk is full: it can be read, and nothing be written."""
+
+
+class LedgerCrowded(LedgerUnavailable):
+    """The database's server is there, and all connections that it permits are taken."""
 
 
 class LedgerMisconfigured(LedgerError, Misconfigured):

@@ -25,6 +25,8 @@ from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.ledger.sql.errors import TransactionRaced, raise_translated
 from switchyard.services.ledger.sql.servers import (
     DEFAULT_PORT,
+    KEPT_CONNECTIONS,
+    MORE_CONNECTIONS,
     connection_options,
     is_demoted,
     open_writable,
@@ -180,8 +182,8 @@ class PostgresDatabase:
         self._given_up: set[asyncio.Task[Any]] = set()
         self._engine = create_async_engine(
             url.set(drivername="postgresql+asyncpg"),
-            pool_size=5,
-            max_overflow=10,
+            pool_size=KEPT_CONNECTIONS,
+            max_overflow=MORE_CONNECTIONS,
             pool_use_lifo=True,
             connect_args={
                 "timeout": PROMPT if prompt else CONNECT_TIMEOUT,

@@ -7,6 +7,7 @@ from typing import NoReturn
 from sqlalchemy import exc
 
 from switchyard.services.records.errors import (
+    LedgerCrowded,
     LedgerError,
     LedgerFull,
     LedgerRefuses,
@@ -31,6 +32,9 @@ _PG_FULL = "53100"
 _SQLITE_FULL = "disk is full"
 
 
+_PG_CROWDED = "53300"
+
+
 _PG_REPEAT = ("40001", "40P01")
 
 
@@ -48,6 +52,8 @@ def translate(error: Exception) -> Exception:
             return TransactionRaced(text)
         if state == _PG_FULL:
             return LedgerFull(f"the disk of the ledger's database is full: {text}")
+        if state == _PG_CROWDED:
+            return LedgerCrowded(f"the ledger's database has no connection left: {text}")
         if state in _PG_OUTDATED:
             return _outdated(text)
         if state[:2] in _PG_REJECTED:

@@ -16,6 +16,8 @@ from switchyard.broker.wire.silence import notice_silence
 from switchyard.services.records.errors import LedgerMisconfigured
 
 DEFAULT_PORT = 5432
+KEPT_CONNECTIONS, MORE_CONNECTIONS = 5, 10
+"""A process keeps so many open to its ledger, and opens so many more while it has to."""
 ABANDONED = 20.0
 """Seconds after which the server ends a transaction whose process says nothing: it is frozen, or
 its host is cut off, and others wait for the rows that it has locked."""
@@ -97,13 +99,17 @@ async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any
     """A connection of asyncpg to that of the hosts that takes writes; `options` are those of
     `asyncpg.connect`. One that does not answer is not waited for: see `quickest`.
 
-    Raises what refuses us (a password, a database), else ConnectionError, also where all are
-    standbys.
+    Raises what refuses us (a password, a database, one connection too many), else ConnectionError,
+    also where all are standbys.
     """
     import asyncpg
 
     alone = {name: each for name, each in options.items() if name not in ("host", "port")}
-    refused = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+    refused = (
+        asyncpg.InvalidAuthorizationSpecificationError,
+        asyncpg.InvalidCatalogNameError,
+        asyncpg.TooManyConnectionsError,
+    )
 
     def attempt(host: str, port: int) -> Callable[[], Coroutine[Any, Any, Any]]:
         return lambda: asyncpg.connect(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.sql.servers import KEPT_CONNECTIONS, MORE_CONNECTIONS
 from switchyard.services.monitoring.check import Check, Finding, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.records import (
@@ -13,11 +14,18 @@ from switchyard.services.records import (
     LedgerUnavailable,
     SchemaOutdated,
 )
-from switchyard.services.records.errors import LedgerFull, LedgerMissing, LedgerRefuses
+from switchyard.services.records.errors import (
+    LedgerCrowded,
+    LedgerFull,
+    LedgerMissing,
+    LedgerRefuses,
+)
 
 HOLDER = "doctor"
 LOCKED = ("locked", "does not answer")
 """What a database says that is there and held by somebody."""
+STANDBYS = "takes writes"
+"""What is said where several servers are named, and none is a primary that answers."""
 
 
 async def ledger(system: Examined) -> list[Check]:
@@ -61,6 +69,14 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
                 Finding.LEDGER_REFUSES,
                 "correct user, password and database in JOBS_DATABASE_URL",
             )
+        case LedgerCrowded():
+            most = KEPT_CONNECTIONS + MORE_CONNECTIONS
+            return Finding.LEDGER_CROWDED, (
+                "end who holds them in vain, or raise `max_connections` of the server and restart "
+                f"it: a process of Switchyard uses 2 or 3, {most} at most; who has them, asked as "
+                "a superuser, for whom some are kept: `psql -c 'SELECT usename, application_name, "
+                "client_addr, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 ORDER BY 4 DESC'`"
+            )
         case LedgerFull():
             return Finding.DISK_FULL, (
                 f"make room there: `df -h {Path(file).parent}`"
@@ -76,6 +92,11 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
                 else "`SELECT pid, state, query FROM pg_stat_activity` shows who holds what"
             )
             return Finding.LEDGER_LOCKED, f"end whoever holds it, or let it go on: {who}"
+        case _ if STANDBYS in str(error):
+            return Finding.LEDGER_AWAY, (
+                "start the primary; where it is lost, promote the standby: `psql -c 'SELECT "
+                "pg_promote()'` there; docs/cluster.md"
+            )
         case _:
             return Finding.LEDGER_AWAY, (
                 f"see that {file} can be written, and `df -h`: has the disk room?"

@@ -1,7 +1,7 @@
 """Whether the broker still has what waits in its queues by the ledger.
 
-Somebody who deletes or purges a queue deletes its jobs with it. The broker tells nobody, and the
-ledger has them as queued for ever.
+Somebody who deletes or purges a queue deletes its jobs with it, those that wait in a retry queue
+for their next attempt, too. The broker tells nobody, and the ledger has them as waiting for ever.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ UNCHANGED = 60.0
 
 
 async def missing(system: Examined, report: Report) -> list[Check]:
-    """Queues that hold fewer jobs than wait in them by the ledger, which is asked last: what starts
-    meanwhile waits no more."""
+    """Queues of which the broker holds fewer jobs than it must by the ledger, which is asked last:
+    what starts meanwhile waits no more."""
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     [dead] = [queue for lane in report.lanes if lane.priority is None for queue in lane.queues]
     if system.ledger is None or report.management is not None:
         return []
     elsewhere = await _in_retry_queues(system) + await _unread_letters(system, dead)
+    # Again, for what has come back from a retry queue between the two.
+    again = await _ready(system, [queue.name for queue in queues])
     waiting = await system.ledger.queued_since(system.now() - UNCHANGED)
     found = []
     for queue in queues:
         lane, _, kind = queue.name.partition(".")
         number = waiting.get((lane, kind), 0)
-        held = queue.ready + (queue.unacked or 0)
-        if queue.exists and number > held + elsewhere:
-            found.append((lane, f"{queue.name} holds {held:,} of {counted(number, 'job')}"))
+        held = max(queue.ready, again[queue.name]) + (queue.unacked or 0) + elsewhere
+        if queue.exists and number > held:
+            found.append((lane, f"{held:,} of {counted(number, 'job')} of {queue.name}"))
     if not found:
         return []
     lanes = list(dict.fromkeys(lane for lane, _ in found))
@@ -42,18 +44,23 @@ async def missing(system: Examined, report: Report) -> list[Check]:
         wrong(
             "missing jobs",
             Finding.JOBS_MISSING,
-            f"{some([text for _, text in found])} that wait there by the ledger: somebody deleted "
-            "or purged the queue",
+            f"the broker holds no more than {some([text for _, text in found])}, which wait by the "
+            "ledger: somebody deleted or purged their queue, or the one of retries that they were "
+            "in",
             f"{commands}: publishes them again, and a job that is there after all runs only once",
         )
     ]
 
 
 async def _in_retry_queues(system: Examined) -> int:
-    """Where queued jobs wait that an attempt has put off."""
+    """Where jobs wait that an attempt has put off."""
     names = [retry_name(delay) for delay in system.settings.retry_delays]
+    return sum((await _ready(system, names)).values())
+
+
+async def _ready(system: Examined, names: list[str]) -> dict[str, int]:
     depths = await ask_queues(system.settings.require_amqp_url(), names)
-    return sum(each.ready for each in depths.values() if each is not None)
+    return {name: 0 if each is None else each.ready for name, each in depths.items()}
 
 
 async def _unread_letters(system: Examined, dead: QueueReport) -> int:
