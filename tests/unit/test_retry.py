@@ -124,6 +124,10 @@ def test_a_job_that_crashes_twice_is_dead_and_one_that_saw_others_crash_is_not(
         (1, 5, None),
         (7, 10, None),
         (10, 10, None),
+        (14, 10, 14),
+        (16, 20, None),
+        (60, 40, 60),
+        (299, 300, None),
         (300, 300, None),
         (301, 300, 301),
         (3600, 300, 3600),
@@ -133,7 +137,7 @@ def test_a_job_that_crashes_twice_is_dead_and_one_that_saw_others_crash_is_not(
         (-1, 5, None),
     ],
 )
-def test_a_wish_to_wait_takes_the_next_level_that_is_long_enough(
+def test_a_wish_to_wait_takes_the_level_from_which_it_is_back_first(
     after: float | None, level: int, waits_on: float | None
 ) -> None:
     decision = decided(Retry("busy", after=after))

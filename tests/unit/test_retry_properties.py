@@ -98,8 +98,21 @@ def test_a_delay_is_as_long_as_was_asked_for_or_the_job_waits_on(ended, policy) 
         assert decision.not_before is None
         assert not [level for level in policy.levels if asked <= level < decision.level]
     else:
-        assert decision.level == policy.levels[-1]
         assert decision.not_before == NOW + timedelta(seconds=asked)
+
+
+@given(st.floats(0, 1), policies)
+def test_a_wait_over_several_levels_is_over_sooner_than_on_one_and_never_too_early(
+    part, policy
+) -> None:
+    asked = part * policy.levels[-1]
+    left, waited = asked, list[float]()
+    while not waited or left > 0:
+        waited.append(policy.first_level(left))
+        left -= waited[-1]
+    assert left <= 0
+    assert len(waited) == 1 or sum(waited) < policy.level(asked)
+    assert len(waited) <= 25  # each but the last is at least half of what is left
 
 
 @given(policies, st.integers(1, 10_000))

@@ -104,6 +104,21 @@ class RetryPolicy:
         """The shortest level that is long enough; the longest where none is."""
         return next((level for level in self.levels if level >= seconds), self.levels[-1])
 
+    def first_level(self, seconds: float) -> float:
+        """Where a wait until a certain moment begins: a shorter level, from which the job is sent
+        on for the rest, where it is back sooner that way than from one that is long enough."""
+        return self._way(seconds)[0]
+
+    def _way(self, seconds: float) -> tuple[float, float]:
+        """The first level, and after how many seconds the job is back."""
+        whole = self.level(seconds)
+        shorter = max((level for level in self.levels if level <= seconds), default=whole)
+        rest = seconds - shorter
+        if not 0 < rest <= shorter:  # one that is sent on again and again is no gain
+            return whole, whole
+        back = shorter + self._way(rest)[1]
+        return (shorter, back) if back < whole else (whole, whole)
+
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
@@ -123,7 +138,7 @@ class Delayed:
     attempts: int
     """Attempts used up by then: unchanged for a snooze."""
     not_before: datetime | None
-    """Where the wanted delay is longer than the level: come back later still."""
+    """Where the wanted delay is longer than the level: it is sent on for the rest."""
     failure: Failure
     counts: bool
     """False for a snooze, which uses up no attempt."""
@@ -207,7 +222,7 @@ def _delayed(
     counts: bool,
     ages: bool = False,
 ) -> Delayed:
-    level = policy.level(wait)
+    level = policy.first_level(wait)
     not_before = now + timedelta(seconds=wait) if wait > level else None
     return Delayed(level, attempts, not_before, failure, counts, ages)
 

@@ -70,8 +70,8 @@ class Claims:
         not_before = message.metadata.not_before
         longest = timedelta(seconds=LONGEST_RETRY_DELAY)
         if not_before is not None and moment < not_before <= moment + longest:
-            # A Retry-After longer than any level. Nobody here asks for a longer one.
-            await self._look_again(delivery, message, (not_before - moment).total_seconds())
+            # The rest of a wait that is longer than its level. Nobody here asks for a longer one.
+            await self._wait_on(delivery, message, (not_before - moment).total_seconds())
             return None
         request = self._request(delivery, message)
         self._open.add(request.claim_id)
@@ -185,14 +185,17 @@ class Claims:
         self._log.info("runs elsewhere", worker_id=holder.worker_id)
         await self._look_again(delivery, message)
 
-    async def _look_again(
-        self, delivery: Delivery, message: JobMessage, seconds: float = 0
-    ) -> None:
-        """Send it back for so many seconds at least, as far as there are levels. A copy of a job
-        that runs: by the time it is back, the run may have ended. Returned to its queue it would
-        be back at once, over and over."""
-        level = self.follow_up.policy.level(seconds)
-        await self.follow_up.delay(delivery, message, level)
+    async def _wait_on(self, delivery: Delivery, message: JobMessage, seconds: float) -> None:
+        """Send it back for so many seconds, as far as there are levels. Whether the wait counts
+        towards its age was settled when it began."""
+        level = self.follow_up.policy.first_level(seconds)
+        await self.follow_up.delay(delivery, message, level, ages=True)
+        delivery.ack()
+
+    async def _look_again(self, delivery: Delivery, message: JobMessage) -> None:
+        """Send back a copy of a job that runs: by the time it is back, the run may have ended.
+        Returned to its queue it would be back at once, over and over."""
+        await self.follow_up.delay(delivery, message, self.follow_up.policy.levels[0])
         delivery.ack()
 
     async def _has_fallen_silent(self, worker_id: str) -> bool:

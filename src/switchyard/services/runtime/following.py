@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 import structlog
@@ -64,13 +64,19 @@ class FollowUp:
         return ending
 
     async def delay(
-        self, delivery: Delivery, message: JobMessage, level: float, *, ages: bool = False
+        self,
+        delivery: Delivery,
+        message: JobMessage,
+        level: float,
+        *,
+        ages: bool = False,
+        until: datetime | None = None,
     ) -> None:
-        """Send the job through a retry level, back to the queue that it came from. The time there
-        does not count towards the age in the lane, unless it `ages`."""
+        """Send the job through a retry level, back to the queue that it came from. The time there,
+        or `until` then, does not count towards the age in the lane, unless it `ages`."""
         if not ages:
             back_at = self.recorder.ledger.clock.now() + timedelta(seconds=level)
-            message = message.with_metadata(queued_at=back_at)
+            message = message.with_metadata(queued_at=until or back_at)
         await self._send(retry_name(level), delivery.queue, envelope_of(message))
 
     async def put_off(self, delivery: Delivery, message: JobMessage, level: float) -> None:
@@ -222,7 +228,8 @@ class FollowUp:
         message = job.message.with_metadata(
             attempts=delayed.attempts, not_before=delayed.not_before
         )
-        await self.delay(job.delivery, message, delayed.level, ages=delayed.ages)
+        level, until = delayed.level, delayed.not_before
+        await self.delay(job.delivery, message, level, ages=delayed.ages, until=until)
 
     async def _dead_letter(self, job: RunningJob, died: Died) -> None:
         message = job.message.with_metadata(attempts=died.attempts)
