@@ -3,21 +3,87 @@
 import pytest
 from pydantic import ValidationError
 
-from switchyard.services.settings import Settings
+from switchyard.cli.base.common import load_settings
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.services.settings import ASCENDING, FITTED, Settings
+
+
+@pytest.mark.parametrize("name", list(Settings.model_fields))
+def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As a compose file's `${NAME:-}` gives it."""
+    monkeypatch.delenv(f"JOBS_{name.upper()}", raising=False)
+    unset = Settings()
+    monkeypatch.setenv(f"JOBS_{name.upper()}", "")
+    assert Settings() == unset
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["database_url", "storage_url", "index_url", "llm_base_url", "llm_api_key", "embed_base_url"],
+    ("variable", "word", "value"),
+    [
+        ("JOBS_INGEST_PATHS", "none", ()),
+        ("JOBS_FAIR_FROM", "off", None),
+        ("JOBS_CRAWLS_KEPT_DAYS", "off", None),
+    ],
 )
-def test_an_empty_address_is_no_address(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(f"JOBS_{name.upper()}", "")
-    assert getattr(Settings(), name) is None
+def test_what_an_empty_variable_can_not_say_a_word_does(
+    monkeypatch: pytest.MonkeyPatch, variable: str, word: str, value: object
+) -> None:
+    monkeypatch.setenv(variable, word)
+    assert getattr(Settings(), variable.removeprefix("JOBS_").lower()) == value
 
 
-def test_an_empty_list_of_directories_is_one_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOBS_INGEST_PATHS", "")
-    assert Settings().ingest_paths == ()
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"llm_slow_at": 1001},
+            r"JOBS_LLM_SLOW_AT \(1001\) is .* JOBS_LLM_FULL_AT \(1000, its",
+        ),
+        ({"llm_slow_at": 249}, r"JOBS_LLM_OK_BELOW \(250, its default\) is .* JOBS_LLM_SLOW_AT"),
+        ({"llm_full_at": 300}, "JOBS_LLM_SLOW_AT .* JOBS_LLM_FULL_AT"),
+        ({"pressure_full_at": 0.4}, "JOBS_PRESSURE_SLOW_AT .* JOBS_PRESSURE_FULL_AT"),
+        ({"llm_concurrency_max": 4}, "JOBS_LLM_CONCURRENCY_MIN .* JOBS_LLM_CONCURRENCY_MAX"),
+        ({"llm_concurrency": 51}, "JOBS_LLM_CONCURRENCY .* JOBS_LLM_CONCURRENCY_MAX"),
+        ({"llm_concurrency": 4}, "JOBS_LLM_CONCURRENCY_MIN .* JOBS_LLM_CONCURRENCY "),
+    ],
+)
+def test_settings_that_contradict_each_other_are_both_named(
+    given: dict[str, float], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Settings(**given)  # type: ignore[arg-type]
+
+
+def test_settings_that_follow_in_order_may_be_equal_and_an_unset_start_gives_way() -> None:
+    assert Settings(llm_ok_below=7, llm_slow_at=7, llm_full_at=7).llm_full_at == 7
+    assert Settings(llm_concurrency_max=8).llm_concurrency_max == 8
+    assert Settings(llm_concurrency_min=20).llm_concurrency_min == 20
+
+
+def test_every_setting_that_is_a_mark_or_a_bound_has_its_place_in_an_order() -> None:
+    marks = ("_min", "_max", "_at", "_below")
+    known = {name for names in ASCENDING for name in names}
+    assert {name for name in Settings.model_fields if name.endswith(marks)} == known - FITTED
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("JOBS_LLM_PROVIDERS", '[{"name": "a"', "JOBS_LLM_PROVIDERS: it is not valid JSON"),
+        (
+            "JOBS_LLM_PROVIDERS",
+            '[{"name": "a", "base_url": "http://a/v1", "weight": 0}]',
+            r"JOBS_LLM_PROVIDERS\[0\].weight: .* greater than 0",
+        ),
+        ("JOBS_LIMITS", '{"a": {"keys": {"b": 1}}}', "JOBS_LIMITS.a.keys.b: "),
+    ],
+)
+def test_what_is_wrong_in_a_settings_json_is_told_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(CommandFailed, match=said):
+        load_settings()
 
 
 @pytest.mark.parametrize("secret", [" ", "hunter2", "x" * 15])

@@ -93,7 +93,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - name: JOBS_DATA_DIR
   value: /data
 - name: JOBS_INGEST_PATHS
-  value: ""
+  value: none
 {{- with .Values.storage.url }}
 - name: JOBS_STORAGE_URL
   value: {{ . | quote }}

@@ -32,6 +32,8 @@ class BrokerSettings(BaseSettings):
         env_prefix="JOBS_",
         extra="ignore",
         frozen=True,
+        # Of all settings, so that a compose file's `${NAME:-}` is one that nobody has set.
+        env_ignore_empty=True,
         hide_input_in_errors=True,  # it may be a secret
     )
 
@@ -60,7 +62,7 @@ class BrokerSettings(BaseSettings):
         default=RETRY_DELAYS,
         description="Delays between attempts in seconds, comma-separated, ascending. Each "
         "delay is a queue on the broker: run `jobctl topology apply` after a "
-        "change.",
+        "change. Other waits, such as a `Retry-After`, are made up of several.",
     )
     publish_window: int = Field(
         default=500, ge=1, description="Maximum number of unconfirmed publishes per process."
@@ -93,19 +95,6 @@ class BrokerSettings(BaseSettings):
         """Arguments, then the environment. There are no files, and to look for each field in those
         that are not there takes as long as all the rest."""
         return init_settings, env_settings
-
-    @field_validator(
-        "amqp_url",
-        "management_url",
-        "publisher_password",
-        "worker_password",
-        "admin_password",
-        mode="before",
-    )
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        """As in a compose file's `${NAME:-}`: an address of nothing is no address."""
-        return None if value == "" else value
 
     @field_validator("amqp_url")
     @classmethod

@@ -99,6 +99,8 @@ async def test_the_command_line_says_that_pages_wait_for_a_full_lane(system: Sys
         "JOBS_MANAGEMENT_URL": settings.require_management_url(),
         "JOBS_DATABASE_URL": settings.ledger_url,
         "JOBS_DATA_DIR": str(settings.data_dir),
+        "JOBS_LLM_OK_BELOW": "1",
+        "JOBS_LLM_SLOW_AT": "1",
         "JOBS_LLM_FULL_AT": "1",
     }
     started = await jobctl("crawl", "start", *START["start"], **given)

@@ -79,20 +79,33 @@ def load_settings() -> Settings:
     except ValidationError as error:
         raise CommandFailed(f"settings: {_described(error.errors(include_url=False))}") from error
     except SettingsError as error:
-        raise CommandFailed(f"settings: {error}") from error
+        raise CommandFailed(f"settings: {_unreadable(error)}") from error
+
+
+def _unreadable(error: Exception) -> str:
+    """What pydantic says of a variable that is no JSON, with the variable's name."""
+    field = str(error).partition('"')[2].partition('"')[0]
+    return (
+        f"JOBS_{field.upper()}: it is not valid JSON ({error.__cause__})" if field else str(error)
+    )
 
 
 def _described(problems: Iterable[Any]) -> str:
     # The values are left out: one of them may be a password.
     from switchyard.broker.patterns import complaint
 
-    parts = [
-        f"JOBS_{str(problem['loc'][0]).upper()}: {complaint(problem)}"
+    return "; ".join(
+        f"{_variable(problem['loc'])}: {complaint(problem)}"
         if problem["loc"]
         else complaint(problem)
         for problem in problems
-    ]
-    return "; ".join(parts)
+    )
+
+
+def _variable(place: tuple[str | int, ...]) -> str:
+    """Of a setting, and where in its JSON: `JOBS_LLM_PROVIDERS[0].weight`."""
+    inside = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in place[1:])
+    return f"JOBS_{str(place[0]).upper()}{inside}"
 
 
 def load_registry(settings: Settings, include: Iterable[str] | None = None) -> Registry:

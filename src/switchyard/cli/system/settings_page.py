@@ -8,8 +8,9 @@ from switchyard.cli.base.output import echo
 
 HEAD = """# Settings
 
-All settings are environment variables. With an invalid value every command stops with a line that
-names the variable. `jobctl up` writes the settings of its system into `.switchyard/env`, for
+All settings are environment variables. An empty variable is an unset one. With an invalid value,
+or with two that contradict each other, every command stops with a line that names the variables.
+`jobctl up` writes the settings of its system into `.switchyard/env`, for
 `source`. Changes take effect when a process is restarted.
 
 This page is made from the code: `python -m switchyard.cli.system.settings_page > docs/settings.md`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Self
 
 from pydantic import model_validator
@@ -15,6 +16,15 @@ from switchyard.services.settings.notices import NoticeSettings
 from switchyard.services.settings.places import PlaceSettings, default_data_dir
 from switchyard.services.settings.processes import ProcessSettings
 from switchyard.services.settings.sources import SourceSettings
+
+ASCENDING = (
+    ("llm_concurrency_min", "llm_concurrency", "llm_concurrency_max"),
+    ("llm_ok_below", "llm_slow_at", "llm_full_at"),
+    ("pressure_slow_at", "pressure_full_at"),
+)
+"""Settings of which none may be more than the next."""
+FITTED = frozenset({"llm_concurrency"})
+"""Those of them whose default gives way to what is set beside it."""
 
 __all__ = ["LimitNumbers", "LimitRoom", "LlmServer", "Settings", "default_data_dir"]
 
@@ -32,6 +42,19 @@ class Settings(
     BrokerSettings,
 ):
     """Settings of workers, scheduler, API and CLI. Secrets never reach a log."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        for names in ASCENDING:
+            chain = [each for each in names if each in self.model_fields_set or each not in FITTED]
+            for less, more in pairwise(chain):
+                if getattr(self, less) > getattr(self, more):
+                    raise ValueError(f"{self._shown(less)} is more than {self._shown(more)}")
+        return self
+
+    def _shown(self, name: str) -> str:
+        default = "" if name in self.model_fields_set else ", its default"
+        return f"JOBS_{name.upper()} ({getattr(self, name):g}{default})"
 
     @model_validator(mode="after")
     def _check_engines(self) -> Self:

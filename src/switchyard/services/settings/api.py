@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings
 
 from switchyard.broker import patterns
-from switchyard.services.settings.values import Listed, OrUnset
+from switchyard.services.settings.values import Listed
 
 
 class ApiSettings(BaseSettings):
@@ -23,12 +23,12 @@ class ApiSettings(BaseSettings):
     api_port: int = Field(
         default=8000, ge=0, le=65535, description="Port of the HTTP API; 0 selects a free one."
     )
-    api_tls_cert: OrUnset[Path] = Field(
+    api_tls_cert: Path | None = Field(
         default=None,
         description="PEM file with the certificate chain of the API: it then serves HTTPS. "
         "Without it, use a proxy for TLS if the network is not trusted.",
     )
-    api_tls_key: OrUnset[Path] = Field(
+    api_tls_key: Path | None = Field(
         default=None, description="PEM file with the private key of JOBS_API_TLS_CERT."
     )
     api_url: str = Field(

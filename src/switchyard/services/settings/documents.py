@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
 from switchyard.broker import patterns
-from switchyard.services.settings.values import Listed, OrUnset
+from switchyard.services.settings.values import Listed
 
 
 class DocumentSettings(BaseSettings):
@@ -22,7 +22,7 @@ class DocumentSettings(BaseSettings):
         description="Dimensions of the vectors; at most 256 for `wordllama`. After a change "
         "run `jobctl index rebuild`.",
     )
-    embed_base_url: OrUnset[str] = Field(
+    embed_base_url: str | None = Field(
         default=None,
         description="Address of an OpenAI-compatible server with an embedding model. Without "
         "one, JOBS_EMBED_OFFLINE is used. After a change run `jobctl index "
@@ -47,10 +47,10 @@ class DocumentSettings(BaseSettings):
         description="Minimum similarity of linked documents, for the model of JOBS_EMBED_BASE_URL.",
     )
     embed_model: str = Field(default="default", description="Model on JOBS_EMBED_BASE_URL.")
-    embed_api_key: OrUnset[SecretStr] = Field(
+    embed_api_key: SecretStr | None = Field(
         default=None, description="API key for JOBS_EMBED_BASE_URL."
     )
-    classes: OrUnset[Path] = Field(
+    classes: Path | None = Field(
         default=None,
         description="TOML file with the classes of documents (docs/classes.md). Default: the "
         "file of the package.",
@@ -71,7 +71,7 @@ class DocumentSettings(BaseSettings):
         "PaddleOCR recognition models, converted for RapidOCR, with embedded "
         "character lists.",
     )
-    contact: OrUnset[str] = Field(
+    contact: str | None = Field(
         default=None,
         max_length=200,
         pattern=patterns.PRINTABLE,
@@ -89,7 +89,7 @@ class DocumentSettings(BaseSettings):
         "the previous one could not. `grobid` needs JOBS_GROBID_URL, `llm` needs "
         "JOBS_LLM_BASE_URL.",
     )
-    grobid_url: OrUnset[str] = Field(
+    grobid_url: str | None = Field(
         default=None,
         pattern=patterns.URL,
         description="Address of a GROBID server, for example http://localhost:8070.",

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings
 
-from switchyard.services.settings.values import Listed, OrUnset
+from switchyard.services.settings.values import Listed, OrOff
 
 
 class LimitRoom(BaseModel):
@@ -56,10 +56,10 @@ class JobSettings(BaseSettings):
         '{"concurrency": 10, "per_minute": null, "keys": {"acme": {"concurrency": '
         "2}}}}` (docs/limits.md). `null` removes a limit.",
     )
-    fair_from: OrUnset[int] = Field(
+    fair_from: OrOff[int] = Field(
         default=500,
         ge=1,
         le=10_000_000,
         description="Fairness between sources: when a source has this many unfinished jobs in "
-        "a lane, its further jobs get a lower priority there. Empty: off.",
+        "a lane, its further jobs get a lower priority there. `off`: never.",
     )

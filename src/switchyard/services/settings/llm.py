@@ -10,7 +10,9 @@ from pydantic_settings import BaseSettings
 
 from switchyard.broker import patterns
 from switchyard.services.prices import ModelPrices
-from switchyard.services.settings.values import OrUnset
+
+ASKING = 0.9
+"""Part of an attempt for its calls, all together: the rest is for reading and writing."""
 
 
 class LlmServer(BaseModel):
@@ -36,18 +38,20 @@ class LlmServer(BaseModel):
 class LlmSettings(BaseSettings):
     """Language models."""
 
-    llm_base_url: OrUnset[str] = Field(
+    llm_base_url: str | None = Field(
         default=None,
         description="Address of an OpenAI-compatible server, for example "
         "http://localhost:8000/v1. Without one, summaries are extractive and "
         "marked as such.",
     )
     llm_model: str = Field(default="default", description="Model on that server.")
-    llm_api_key: OrUnset[SecretStr] = Field(default=None, description="API key for that server.")
+    llm_api_key: SecretStr | None = Field(default=None, description="API key for that server.")
     llm_timeout: float = Field(
         default=180,
         gt=0,
-        description="Timeout of a request to a language model server, in seconds.",
+        description="Timeout of one call to a language model server, in seconds; a request may "
+        "take several. `jobctl llm status` shows what remains of it for each type of request "
+        "(docs/llm.md#concurrency).",
     )
     llm_providers: tuple[LlmServer, ...] = Field(
         default=(),
@@ -73,16 +77,16 @@ class LlmSettings(BaseSettings):
         le=50_000,
         description="Number of collected requests at which a batch is sent without waiting.",
     )
-    vision_model: OrUnset[str] = Field(
+    vision_model: str | None = Field(
         default=None,
         description="Model with image input, for `describe_figures` and `analyze_image`. "
         "Without it, these jobs become dead letters.",
     )
-    vision_base_url: OrUnset[str] = Field(
+    vision_base_url: str | None = Field(
         default=None,
         description="Address of the server of JOBS_VISION_MODEL. Default: JOBS_LLM_BASE_URL.",
     )
-    vision_api_key: OrUnset[SecretStr] = Field(
+    vision_api_key: SecretStr | None = Field(
         default=None,
         description="API key for JOBS_VISION_BASE_URL. Default: JOBS_LLM_API_KEY, unless "
         "JOBS_VISION_BASE_URL is set.",
@@ -122,12 +126,12 @@ class LlmSettings(BaseSettings):
         description="Maximum size of the stored answers in MiB; the least recently used are "
         "deleted first.",
     )
-    llm_prices: OrUnset[Path] = Field(
+    llm_prices: Path | None = Field(
         default=None,
         description="TOML file with prices of models (docs/llm.md#what-it-costs). Without it, "
         "only tokens are counted.",
     )
-    llm_budget_per_day: OrUnset[float] = Field(
+    llm_budget_per_day: float | None = Field(
         default=None,
         gt=0,
         le=1_000_000_000,
@@ -172,8 +176,6 @@ class LlmSettings(BaseSettings):
             raise ValueError("two servers of JOBS_LLM_PROVIDERS have the same name")
         if self.llm_direct and not self.llm_servers:
             raise ValueError("JOBS_LLM_DIRECT is set: set JOBS_LLM_BASE_URL")
-        if self.llm_concurrency_min > self.llm_concurrency_max:
-            raise ValueError("JOBS_LLM_CONCURRENCY_MIN is more than JOBS_LLM_CONCURRENCY_MAX")
         if self.llm_budget_per_day is not None and self.llm_prices is None:
             raise ValueError("JOBS_LLM_BUDGET_PER_DAY needs prices: set JOBS_LLM_PRICES")
         ModelPrices.load(self.llm_prices)  # whoever has set it hears at once what is wrong with it
@@ -183,6 +185,10 @@ class LlmSettings(BaseSettings):
     def prices(self) -> ModelPrices:
         """What models cost, as their file says now."""
         return ModelPrices.load(self.llm_prices)
+
+    def llm_call_limit(self, attempt: float) -> float:
+        """Seconds that one call may take in an attempt of so many."""
+        return min(self.llm_timeout, ASKING * attempt)
 
     @property
     def llm_servers(self) -> tuple[LlmServer, ...]:
@@ -197,6 +203,16 @@ class LlmSettings(BaseSettings):
                 batch=self.llm_batch,
             ),
         )
+
+    @property
+    def model_servers(self) -> tuple[LlmServer, ...]:
+        """Those, and that of the vision model."""
+        vision = self.for_vision
+        return (*self.llm_servers, *(vision.llm_servers if vision else ()))
+
+    def most_calls(self, server: LlmServer) -> int:
+        """Calls that a server gets at once at most."""
+        return server.most or self.llm_concurrency_max
 
     @property
     def for_vision(self) -> Self | None:

@@ -7,13 +7,13 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
-from switchyard.services.settings.values import Hosts, OrUnset
+from switchyard.services.settings.values import Hosts
 
 
 class NoticeSettings(BaseSettings):
     """Alerts and notices."""
 
-    alert_webhook: OrUnset[SecretStr] = Field(
+    alert_webhook: SecretStr | None = Field(
         default=None,
         description="Address to which the scheduler posts alerts: when a finding of the "
         "doctor appears or disappears, and when a backfill or redrive ends. "
@@ -22,11 +22,11 @@ class NoticeSettings(BaseSettings):
     alert_format: Literal["json", "slack"] = Field(
         default="json", description="Format of alerts; `slack` for Slack and compatible services."
     )
-    alert_secret: OrUnset[SecretStr] = Field(default=None, description="Secret that signs alerts.")
+    alert_secret: SecretStr | None = Field(default=None, description="Secret that signs alerts.")
     alert_interval: float = Field(
         default=30.0, gt=0, le=3600, description="Seconds between checks for alerts."
     )
-    notify_secret: OrUnset[SecretStr] = Field(
+    notify_secret: SecretStr | None = Field(
         default=None,
         min_length=16,
         description="Secret that signs posts to a `notify_url`, at least 16 characters. "

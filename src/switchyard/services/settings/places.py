@@ -9,8 +9,6 @@ from typing import Annotated
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode
 
-from switchyard.services.settings.values import OrUnset
-
 
 def default_data_dir() -> Path:
     """Where the ledger, files and index lie when no address is set: `./.switchyard`."""
@@ -25,22 +23,22 @@ class PlaceSettings(BaseSettings):
         description="Directory for ledger, files and index, unless one of the addresses below "
         "is set.",
     )
-    database_url: OrUnset[SecretStr] = Field(
+    database_url: SecretStr | None = Field(
         default=None,
         description="SQLAlchemy address of the ledger: sqlite+aiosqlite:///… or "
         "postgresql+asyncpg://…; with a standby, give all hosts "
         "(docs/cluster.md). Default: a SQLite file in JOBS_DATA_DIR. Only `jobctl "
         "up`, `jobctl demo` and `jobctl db upgrade` create a ledger.",
     )
-    application_password: OrUnset[SecretStr] = Field(
+    application_password: SecretStr | None = Field(
         default=None,
         description="Password that `jobctl db users` sets for the PostgreSQL user of the "
         "processes. Default: a random one. Only this command reads it.",
     )
-    reader_password: OrUnset[SecretStr] = Field(
+    reader_password: SecretStr | None = Field(
         default=None, description="The same for the PostgreSQL user that only reads."
     )
-    storage_url: OrUnset[str] = Field(
+    storage_url: str | None = Field(
         default=None,
         description="Address of the file storage: file:///…, s3://… or az://… "
         "(docs/storage.md). Default: JOBS_DATA_DIR.",
@@ -72,9 +70,9 @@ class PlaceSettings(BaseSettings):
     ingest_paths: Annotated[tuple[Path, ...] | None, NoDecode] = Field(
         default=None,
         description="Directories from which `ingest_document` may read its `path`, separated "
-        "as in PATH (`:`). Unset: any directory. Empty: none.",
+        "as in PATH (`:`). Unset: any directory. `none`: none.",
     )
-    index_url: OrUnset[SecretStr] = Field(
+    index_url: SecretStr | None = Field(
         default=None,
         description="Address of the search index: a directory or an object-store address "
         "(LanceDB), or postgresql://… with pgvector. Default: JOBS_DATA_DIR.",
@@ -83,6 +81,8 @@ class PlaceSettings(BaseSettings):
     @field_validator("ingest_paths", mode="before")
     @classmethod
     def _split_paths(cls, value: object) -> object:
+        if value == "none":
+            return ()
         if isinstance(value, str):
             return tuple(Path(part) for part in value.split(os.pathsep) if part)
         return value

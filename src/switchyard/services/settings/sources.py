@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
 from switchyard.broker import patterns
-from switchyard.services.settings.values import Hosts, OrUnset
+from switchyard.services.settings.values import Hosts, OrOff
 
 
 class SourceSettings(BaseSettings):
@@ -31,7 +31,7 @@ class SourceSettings(BaseSettings):
         pattern=patterns.URL,
         description="Address of GitHub's REST API.",
     )
-    github_token: OrUnset[SecretStr] = Field(
+    github_token: SecretStr | None = Field(
         default=None,
         description="Token for GitHub's API. Without one, GitHub allows 60 requests per hour.",
     )
@@ -41,13 +41,13 @@ class SourceSettings(BaseSettings):
         le=60,
         description="Minimum seconds between two requests to GitHub, of all processes together.",
     )
-    github_webhook_secret: OrUnset[SecretStr] = Field(
+    github_webhook_secret: SecretStr | None = Field(
         default=None,
         min_length=16,
         description="Secret of GitHub's webhooks, at least 16 characters. Enables `POST "
         "/webhooks/github`.",
     )
-    webhooks: OrUnset[Path] = Field(
+    webhooks: Path | None = Field(
         default=None,
         description="TOML file with other webhooks and the job that each publishes "
         "(docs/webhooks.md).",
@@ -57,7 +57,7 @@ class SourceSettings(BaseSettings):
         pattern=patterns.URL,
         description="Address of the Hugging Face hub.",
     )
-    hf_token: OrUnset[SecretStr] = Field(
+    hf_token: SecretStr | None = Field(
         default=None, description="Token for the hub, for private and gated repositories."
     )
     hf_interval: float = Field(
@@ -77,12 +77,12 @@ class SourceSettings(BaseSettings):
     crawl_max_pages: int = Field(
         default=10_000, ge=1, le=1_000_000, description="Maximum number of pages of a crawl."
     )
-    crawls_kept_days: OrUnset[int] = Field(
+    crawls_kept_days: OrOff[int] = Field(
         default=90,
         ge=1,
         le=36_500,
         description="Days after its start at which `cleanup_expired` deletes a finished crawl and "
-        "the list of its pages. Empty: never.",
+        "the list of its pages. `off`: never.",
     )
     web_hosts: Hosts = Field(
         default=(),

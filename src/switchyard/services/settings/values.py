@@ -11,9 +11,8 @@ from pydantic_settings import NoDecode
 Value = TypeVar("Value")
 
 
-def _empty_is_unset(value: object) -> object:
-    """As in a compose file's `${NAME:-}`: an address of nothing is no address."""
-    return None if value == "" else value
+def _off_is_none(value: object) -> object:
+    return None if value == "off" else value
 
 
 def _split(value: object) -> object:
@@ -34,8 +33,8 @@ def _with_ports(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-OrUnset = Annotated[Value | None, BeforeValidator(_empty_is_unset)]
-"""None where the variable is empty."""
+OrOff = Annotated[Value | None, BeforeValidator(_off_is_none)]
+"""None where the variable says `off`: for a setting with a default. Empty, it is unset."""
 Listed = Annotated[tuple[Value, ...], NoDecode, BeforeValidator(_split)]
 """Several, with commas between them."""
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_with_ports)]

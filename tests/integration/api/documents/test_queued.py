@@ -297,5 +297,5 @@ async def test_path_is_only_read_below_the_directories_that_are_named(
 def test_the_directories_are_separated_as_in_path(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JOBS_INGEST_PATHS", "/a:/b c:")
     assert Settings().ingest_paths == (Path("/a"), Path("/b c"))
-    monkeypatch.setenv("JOBS_INGEST_PATHS", "")
+    monkeypatch.setenv("JOBS_INGEST_PATHS", "none")
     assert Settings().ingest_paths == ()
