@@ -12,6 +12,7 @@ import yaml
 
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.users import ROLES
+from switchyard.cli.system.assembly import PROCESSES, kinds_of
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
 from switchyard.services.ledger.sql.users import DATABASE_ROLES
 from tests.support.chart import CHART, of_kind, pods, render, rendered, values
@@ -135,6 +136,30 @@ def test_in_compose_each_process_has_the_brokers_user_of_its_role_and_no_other_p
             assert user == f"switchyard-{role}", name
     made = (ROOT / "deploy" / "make_env.sh").read_text()
     assert all(f"add {word} " in made for word in words)
+
+
+PROCESSES_ASKED_FOR = {
+    "ingest": range(2, 5),
+    "llm": range(1, 3),
+    "embed": range(1, 3),
+    "ocr": range(1, 2),
+    "link": range(1, 3),
+    "reindex": range(1, 3),
+}
+"""Of each kind of worker on one machine."""
+
+
+def test_each_kind_of_worker_has_as_many_processes_as_were_asked_for() -> None:
+    """In compose.yml and the chart, for several machines, six of the LLM worker."""
+    replicas = {
+        kind: worker["replicas"]
+        for kind, worker in helm.Chart.load(CHART).values["workers"].items()
+    }
+    assert replicas.pop("llm") == 6
+    in_up = {kind: PROCESSES.get(kind, 1) for kind in kinds_of(Registry.load(BUILT_IN_MODULES))}
+    assert in_up.keys() == PROCESSES_ASKED_FOR.keys()
+    for kind, number in (*replicas.items(), *in_up.items()):
+        assert number in PROCESSES_ASKED_FOR[kind], kind
 
 
 def test_replicas_are_those_that_were_asked_for() -> None:

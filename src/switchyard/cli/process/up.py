@@ -54,7 +54,8 @@ def up(
         list[str] | None,
         typer.Option(
             metavar="KIND=N",
-            help="Number of processes of a worker kind, for example llm=6; repeatable. Default: 1.",
+            help="Number of processes of a worker kind, for example llm=6; repeatable. "
+            "Default: 2 of ingest, 1 of each other kind.",
         ),
     ] = None,
     autoscale: Annotated[
@@ -143,6 +144,7 @@ def _run_until_interrupted(
     from switchyard.broker.errors import WrongSystem
     from switchyard.cli.system.assembly import (
         MOST_PROCESSES,
+        PROCESSES,
         assemble,
         kinds_of,
         prepare,
@@ -169,9 +171,10 @@ def _run_until_interrupted(
             api_url=f"http://{LOOPBACK}:{api_port}",
             **({"rabbitmqctl": shlex.quote(str(found.node.control))} if found.node else {}),
         )
-        processes = read_scale(scale, system.registry)
+        given_scale = read_scale(scale, system.registry)
         spans = read_spans(autoscale, kinds_of(system.registry), MOST_PROCESSES)
-        processes |= {kind: max(processes.get(kind, 1), each.least) for kind, each in spans.items()}
+        at_start = {kind: max(given_scale.get(kind, 1), each.least) for kind, each in spans.items()}
+        processes = PROCESSES | given_scale | at_start
         try:
             run(prepare(system, adopt=adopt))
         except WrongSystem as error:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 OWN_ADDRESSES = ("database_url", "storage_url", "index_url")
 """Settings that lead out of the data directory."""
+PROCESSES = {"ingest": 2}
+"""Of a kind of worker in `jobctl up`, where nobody says otherwise; one of each other kind."""
 MOST_PROCESSES = 64
 """Of one kind of worker on one machine."""
 
