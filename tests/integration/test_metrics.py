@@ -12,6 +12,7 @@ from switchyard.services.monitoring.metrics import Metrics, watch_ledger
 from switchyard.services.monitoring.system_metrics import SystemMetrics
 from switchyard.services.records import State
 from switchyard.services.scheduler.scheduler import Scheduler
+from switchyard.services.settings import LlmServer
 from tests.support.api_server import serving
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -140,6 +141,29 @@ async def test_the_whole_is_shown_lane_by_lane_and_by_cause_of_death(system: Sys
     for part in ("broker", "management", "ledger"):
         assert scrape.value("switchyard_part_up", part=part) == 1
     await worker.stop()
+
+
+async def test_the_limit_of_a_server_is_its_own_and_that_of_vision_is_shown_too(
+    system: System,
+) -> None:
+    servers = (
+        LlmServer(name="large", base_url="http://large/v1", most=90),
+        LlmServer(name="small", base_url="http://small/v1"),
+    )
+    sees = {"vision_model": "sees", "vision_base_url": "http://sees/v1"}
+    settings = system.settings.model_copy(
+        update={"llm_providers": servers, "llm_concurrency_max": 20, **sees}
+    )
+    for name in ("large", "small", "vision", "of another time"):
+        await system.ledger.take_llm_slot(name, name, "me", ttl=60, keep_free=0, first=70, most=70)
+    metrics = Metrics()
+    SystemMetrics(settings, system.registry, system.ledger).install(metrics)
+    scrape = await scraped(metrics)
+    limits = {
+        name: scrape.value("switchyard_llm_server_limit", server=name)
+        for name in ("large", "small", "vision")
+    }
+    assert limits == {"large": 70, "small": 20, "vision": 20}
 
 
 async def test_api_and_scheduler_show_the_same_whole_and_what_they_publish(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from switchyard.services.llm.errors import LlmAway, LlmBusy, LlmLimited, LlmRefu
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.llm.pacing import Adaptive
+from switchyard.services.records.llm import TRIED
 from switchyard.services.settings import Settings
 from tests.support import llm_server
 from tests.support.eventually import eventually
@@ -101,7 +103,9 @@ async def test_a_limit_by_the_minute_is_kept_by_the_servers_own_word(
     plain_ledger: Ledger,
 ) -> None:
     with serving(Machine(per_minute=5, tokens=10, scale=60)) as (url, app):
-        async with LlmLane.open(settings(url, llm_concurrency=1), plain_ledger) as lane:
+        async with LlmLane.open(
+            settings(url, llm_concurrency=1, llm_concurrency_min=1), plain_ledger
+        ) as lane:
             began = time.monotonic()
             for n in range(11):
                 await ask(lane, str(n))
@@ -127,7 +131,9 @@ async def test_who_gets_room_late_does_not_begin_what_it_has_no_time_for(
     plain_ledger: Ledger,
 ) -> None:
     with serving(Machine(tokens=100, scale=1)) as (url, app):
-        async with LlmLane.open(settings(url, llm_concurrency=1), plain_ledger) as lane:
+        async with LlmLane.open(
+            settings(url, llm_concurrency=1, llm_concurrency_min=1), plain_ledger
+        ) as lane:
             await plain_ledger.take_llm_slot(
                 "default", "another's", "somebody", ttl=1.5, keep_free=0, first=1, most=1
             )
@@ -220,3 +226,42 @@ async def test_without_a_ledger_a_lane_asks_all_the_same() -> None:
             server.always(llm_server.rate_limited(60))  # longer than the question may wait
             with pytest.raises(LlmLimited):
                 await ask(lane, "again")
+
+
+async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life(
+    plain_ledger: Ledger,
+) -> None:
+    with LlmServer() as good, LlmServer() as wrong:
+        wrong.always(llm_server.fails(401, "wrong key"))
+        given = {
+            "llm_providers": [
+                {"name": "good", "base_url": good.url, "weight": 0.001},
+                {"name": "wrong", "base_url": wrong.url, "weight": 1000},
+            ]
+        }
+        async with LlmLane.open(Settings.model_validate(given), plain_ledger) as lane:
+            for number in range(TRIED + 3):
+                await ask(lane, str(number))
+            assert len(wrong.requests) == TRIED
+            paused = {each.name: each for each in await plain_ledger.llm_servers()}["wrong"]
+            assert "wrong key" in (paused.state.pause_reason or "")
+
+            good.next(llm_server.rate_limited(60))
+            with pytest.raises(LlmBusy) as waits:
+                await ask(lane, "both are paused")
+            assert not waits.value.counts
+
+            await plain_ledger.take_llm_slot(
+                "wrong", "x", "me", ttl=9, keep_free=0, first=1, most=1
+            )
+            await plain_ledger.end_llm_slot(
+                "wrong", "x", lambda state, *_: replace(state, paused_until=0.0, failures=0)
+            )
+            with pytest.raises(LlmBusy, match=r"good: .* 429"):
+                await ask(lane, "refused by one, and the other is paused")
+            good.always(llm_server.fails(401, "wrong, too"))
+            await plain_ledger.end_llm_slot(
+                "good", "x", lambda state, *_: replace(state, paused_until=0.0)
+            )
+            with pytest.raises(LlmRefused, match=r"good: .* wrong, too|wrong: .* wrong key"):
+                await ask(lane, "nobody takes it")

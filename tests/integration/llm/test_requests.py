@@ -238,7 +238,7 @@ async def test_who_waits_for_a_server_leaves_no_traceback_in_the_log(
         return "snoozed" in said
 
     await eventually(is_snoozed)
-    assert "the LLM server" in said
+    assert "the model server" in said
     assert "Traceback" not in said
 
 

@@ -30,3 +30,33 @@ async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
     ]
     told = (await jobctl("llm", "status", **given)).stdout
     assert "one call at a time until it answers: it is broken" in " ".join(told.split())
+
+
+async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_do_now(
+    sqlite_url: str, plain_ledger: Ledger
+) -> None:
+    await plain_ledger.take_llm_slot("own", "a", "me", ttl=60, keep_free=0, first=40, most=50)
+    given = {
+        "JOBS_DATABASE_URL": sqlite_url,
+        "JOBS_LLM_PROVIDERS": json.dumps(SERVERS),
+        "JOBS_LLM_TIMEOUT": "900",
+        "JOBS_LLM_CONCURRENCY_MAX": "20",
+        "JOBS_VISION_MODEL": "sees",
+        "JOBS_VISION_BASE_URL": "http://127.0.0.1:9/v1",
+    }
+    shown = json.loads((await jobctl("llm", "status", "--json", **given)).stdout)
+    limits = {each["name"]: each["limit"] for each in shown["servers"]}
+    assert limits == {"own": 20, "spare": 4, "vision": 16}
+    by_type = {each["job_type"]: (each["attempt"], each["call"]) for each in shown["time_limits"]}
+    assert by_type.keys() == {
+        "chat_completion",
+        "classify",
+        "extract_entities",
+        "extract_facts",
+        "extract_field_group",
+        "summarize_content",
+    }
+    assert by_type["chat_completion"] == (1200, 900)
+    assert by_type["classify"] == (300, 270)
+    told = (await jobctl("llm", "status", **given)).stdout
+    assert ["classify", "300", "s", "270", "s"] in [line.split() for line in told.splitlines()]

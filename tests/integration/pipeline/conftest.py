@@ -121,7 +121,7 @@ def llm() -> Iterator[LlmServer]:
 
 @pytest.fixture
 async def llm_pipeline(pipeline: Pipeline, llm: LlmServer) -> Pipeline:
-    """A pipeline that asks the LLM server."""
+    """A pipeline that asks the model server."""
     update = {"llm_base_url": llm.url, "llm_model": "test-model", "llm_timeout": 5.0}
     return replace(pipeline, settings=pipeline.settings.model_copy(update=update))
 

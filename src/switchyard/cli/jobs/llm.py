@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.wording import counted
 from switchyard.cli.base.common import (
     PriorityOption,
     load_settings,
@@ -33,13 +32,12 @@ from switchyard.cli.base.output import (
 )
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.jobs.llm_show import failure, show
+from switchyard.cli.jobs.llm_status import status
 
 if TYPE_CHECKING:
     from switchyard.services.llm.queue import LlmResult
     from switchyard.services.llm.streaming import LlmText
-    from switchyard.services.records.llm import LlmServerReport
-    from switchyard.services.records.llm_batches import LlmBatch
-    from switchyard.services.records.spending import BudgetState, SpendRow
+    from switchyard.services.records.spending import SpendRow
     from switchyard.services.settings import Settings
 
 app = typer.Typer(
@@ -200,121 +198,7 @@ def _shown(result: LlmResult) -> dict[str, Any]:
     }
 
 
-@app.command()
-def status(as_json: JsonOption = False) -> None:
-    """Show model servers, budgets and batches: calls in progress, limits, pauses, money left."""
-    settings = load_settings()
-
-    async def read() -> tuple[
-        list[LlmServerReport], list[BudgetState], list[LlmBatch], Mapping[tuple[str, str], int]
-    ]:
-        async with open_ledger(settings) as ledger:
-            return (
-                await ledger.llm_servers(),
-                await ledger.llm_budgets(per_day=settings.llm_budget_per_day),
-                await ledger.llm_batches(),
-                await ledger.llm_batch_counts(),
-            )
-
-    called, budgets, batches, counts = run(read())
-    servers = _with_those_not_called(called, settings)
-    if as_json:
-        print_json(
-            {
-                "servers": [_server_shown(each) for each in servers],
-                "budgets": [each.as_json() for each in budgets],
-                "currency": settings.prices.currency,
-                "batches": [plain(each) for each in batches],
-                "batched_questions": [
-                    {"server": server, "state": state, "questions": number}
-                    for (server, state), number in counts.items()
-                ],
-            }
-        )
-        return
-    if servers:
-        _print_servers(servers)
-    else:
-        say("No model server is configured, and none has been called: see docs/llm.md#servers.")
-    _print_budgets(budgets, settings.prices.currency)
-    for (server, state), number in counts.items():
-        say(f"{counted(number, 'question')} for batches of {server}: {state}")
-    for each in batches:
-        note = f", {each.note}" if each.note else ""
-        asked = counted(each.questions, "question")
-        say(f"Batch {each.id} of {each.provider}: {asked}, {each.state}{note}")
-
-
-def _with_those_not_called(
-    called: list[LlmServerReport], settings: Settings
-) -> list[LlmServerReport]:
-    """The servers of the settings too that nobody has called yet: one that only helps out is told
-    before it is needed."""
-    from switchyard.services.llm.gate import bounds_of
-    from switchyard.services.records.llm import LlmServerReport, LlmServerState
-
-    known = {each.name for each in called}
-    new = [
-        LlmServerReport(each.name, LlmServerState(bounds_of(settings, each).start), 0, 0.0)
-        for each in settings.llm_servers
-        if each.name not in known
-    ]
-    return sorted((*called, *new), key=lambda each: each.name)
-
-
-def _why(report: LlmServerReport) -> str:
-    reason = report.state.pause_reason or ""
-    if report.paused_for:
-        return reason
-    if report.state.is_on_trial:
-        return f"one call at a time until it answers: {reason}"
-    return ""
-
-
-def _server_shown(report: LlmServerReport) -> dict[str, Any]:
-    return {
-        "name": report.name,
-        "in_flight": report.in_flight,
-        "limit": int(report.state.allowed),
-        "paused_for": report.paused_for,
-        "pause_reason": report.state.pause_reason if report.paused_for else None,
-        "on_trial": report.state.is_on_trial,
-        "failures": report.state.failures,
-    }
-
-
-def _print_servers(found: list[LlmServerReport]) -> None:
-    rows = table("SERVER", "IN FLIGHT", "LIMIT", "PAUSED", "FAILURES", "WHY", flexible=("WHY",))
-    for each in found:
-        add_row(
-            rows,
-            cell(each.name),
-            str(each.in_flight),
-            str(int(each.state.allowed)),
-            cell(f"{each.paused_for:.0f} s" if each.paused_for else ""),
-            str(each.state.failures),
-            cell(_why(each)),
-        )
-    console().print(rows)
-
-
-def _print_budgets(found: list[BudgetState], currency: str) -> None:
-    from switchyard.services.llm.spending import amount
-
-    if not found:
-        return
-    rows = table(
-        "BUDGET", "LIMIT", "SPENT", "SET ASIDE", "LEFT", "", right=("LIMIT", "SPENT", "SET ASIDE")
-    )
-    for each in found:
-        money = (each.limit, each.spent, each.reserved, each.left)
-        add_row(
-            rows,
-            cell(each.key),
-            *(amount(value, currency) for value in money),
-            "too little for its next call: jobs wait" if each.is_short else "",
-        )
-    console().print(rows)
+app.command()(status)
 
 
 @app.command()

@@ -53,7 +53,7 @@ class RemoteBatch:
         files = (_id(found, "output_file_id"), _id(found, "error_file_id"))
         remote_id = _id(found, "id")
         if remote_id is None:
-            raise LlmNonsense("the LLM server's batch has no id")
+            raise LlmNonsense("the model server's batch has no id")
         errors = field_of(field_of(found, "errors"), "data")
         said = field_of(errors[0], "message") if isinstance(errors, list) and errors else None
         return cls(
@@ -95,7 +95,7 @@ class BatchApi:
             page = await self._page(path, {"limit": 100, **asked, **after})
             listed = field_of(page, "data")
             if not isinstance(listed, list):
-                raise LlmNonsense(f"the LLM server's list of {path[1:]} is none")
+                raise LlmNonsense(f"the model server's list of {path[1:]} is none")
             for each in listed[:1000]:
                 yield each
             last = _id(listed[-1], "id") if listed else None
@@ -116,7 +116,7 @@ class BatchApi:
 
         found = _id(await _asked(made), "id")
         if found is None:
-            raise LlmNonsense("the LLM server's file has no id")
+            raise LlmNonsense("the model server's file has no id")
         return found
 
     async def uploads(self, ours: str) -> list[str]:
@@ -182,7 +182,7 @@ def _id(found: Any, name: str) -> str | None:
     if value in (None, ""):
         return None
     if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise LlmNonsense(f"the LLM server's {name} is none")
+        raise LlmNonsense(f"the model server's {name} is none")
     return value
 
 

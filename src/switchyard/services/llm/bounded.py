@@ -44,10 +44,10 @@ def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
 
 async def _bound(response: Any) -> None:
     if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
-        raise LlmNonsense("the LLM server packs its answer although it was asked not to")
+        raise LlmNonsense("the model server packs its answer although it was asked not to")
     if response.has_redirect_location and not _is_within(response):
         raise LlmNonsense(
-            "the LLM server leads elsewhere, and questions and keys go to the address of the "
+            "the model server leads elsewhere, and questions and keys go to the address of the "
             "settings alone: name the other one there if it is right"
         )
     is_stream = response.is_success and "event-stream" in response.headers.get("content-type", "")
@@ -75,7 +75,7 @@ async def _whole(parts: AsyncIterator[bytes], *, most: int) -> AsyncIterator[byt
     async for part in parts:
         size += len(part)
         if size > most:
-            raise LlmNonsense(f"the LLM server's answer is longer than {most:,} bytes")
+            raise LlmNonsense(f"the model server's answer is longer than {most:,} bytes")
         yield part
 
 
@@ -88,7 +88,7 @@ async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         size = len(joined) - ended if ended else size + len(part)
         if size > MAX_EVENT:
             raise LlmNonsense(
-                f"an event of the LLM server's answer is longer than {MAX_EVENT:,} bytes"
+                f"an event of the model server's answer is longer than {MAX_EVENT:,} bytes"
             )
         last = joined[-3:]
         yield part

@@ -116,7 +116,8 @@ class LlmClient:
                     return Said(await reading.read(stream), reading.timing, quota)
             except TimeoutError as error:
                 if limit.expired():
-                    raise LlmTimeout("the LLM server did not answer in time") from error
+                    allowed = f"{self._timeout:g} s (JOBS_LLM_TIMEOUT)"
+                    raise LlmTimeout(f"the model server did not answer within {allowed}") from error
                 raise
             except Exception as error:
                 if is_cut(error):  # while a body was read past the SDK
@@ -225,8 +226,8 @@ async def call(
     except (LlmUnavailable, LlmNonsense, LlmRefused):
         raise
     except ValueError as error:  # JSON or UTF-8 that does not decode, past the SDK's own errors
-        raise LlmNonsense("the LLM server's answer is not JSON") from error
+        raise LlmNonsense("the model server's answer is not JSON") from error
     except TimeoutError as error:
         if limit.expired():
-            raise LlmTimeout(f"the LLM server did not answer within {within:g} s") from error
+            raise LlmTimeout(f"the model server did not answer within {within:g} s") from error
         raise

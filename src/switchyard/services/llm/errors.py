@@ -80,34 +80,39 @@ class LlmRefused(PermanentError):
         super().__init__(message)
 
 
+def tell_which(error: Exception, server: str) -> None:
+    """Say which of several servers it was."""
+    error.args = (f"{server}: {error}",)
+
+
 def translate(error: openai.OpenAIError) -> LlmUnavailable | LlmNonsense | LlmRefused:
     """The error of this module that an error of the `openai` package stands for."""
     import openai
 
     if isinstance(error, openai.APITimeoutError):
         if _names(error) & _NOT_CONNECTED:
-            return LlmAway("the LLM server can't be reached in time")
-        return LlmTimeout("the LLM server did not answer in time")
+            return LlmAway("the model server can't be reached in time")
+        return LlmTimeout("the model server did not answer in time")
     if isinstance(error, openai.APIStatusError):
         return _of_status(error)
     if isinstance(error, openai.APIResponseValidationError):
-        return LlmNonsense(f"the LLM server's answer makes no sense: {error.message}")
+        return LlmNonsense(f"the model server's answer makes no sense: {error.message}")
     if isinstance(error, openai.LengthFinishReasonError):
-        return LlmNonsense("the LLM server's answer ends in the middle")
+        return LlmNonsense("the model server's answer ends in the middle")
     if isinstance(error, openai.ContentFilterFinishReasonError):
         return LlmRefused("the model declines to answer: content filter", may_cost=True)
     if isinstance(error, openai.APIConnectionError):
         return _of_connection(error)
     if isinstance(error, openai.APIError):  # in the middle of a stream
-        return LlmUnavailable(f"the LLM server broke off: {_shortened(error.message)}")
-    return LlmRefused(f"the LLM server can't be asked so: {_shortened(error)}")
+        return LlmUnavailable(f"the model server broke off: {_shortened(error.message)}")
+    return LlmRefused(f"the model server can't be asked so: {_shortened(error)}")
 
 
 def _of_status(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
     from switchyard.services.jobs.retry import retry_after
 
     status = error.status_code
-    text = f"the LLM server answered {status}: {_message(error)}"
+    text = f"the model server answered {status}: {_message(error)}"
     if status in _LIMITED:
         after = retry_after(error)
         if error.code == "insufficient_quota":
@@ -124,9 +129,9 @@ def _of_connection(error: openai.APIConnectionError) -> LlmUnavailable | LlmRefu
     cause = error.__cause__
     names = _names(error)
     if "TooManyRedirects" in names:
-        return LlmRefused("the LLM server's redirects lead in a circle")
+        return LlmRefused("the model server's redirects lead in a circle")
     detail = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
-    text = f"the LLM server can't be reached{detail}"[:500]
+    text = f"the model server can't be reached{detail}"[:500]
     return LlmAway(text) if names & _NOT_CONNECTED else LlmUnavailable(text)
 
 

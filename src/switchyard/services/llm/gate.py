@@ -36,7 +36,13 @@ from switchyard.services.llm.pacing import (
 )
 from switchyard.services.llm.reading import Timing
 from switchyard.services.records import LedgerError
-from switchyard.services.records.llm import TRIED, LlmServerState, ServerPaused, SlotsFull
+from switchyard.services.records.llm import (
+    BRIEF_PAUSE,
+    TRIED,
+    LlmServerState,
+    ServerPaused,
+    SlotsFull,
+)
 from switchyard.services.settings import LlmServer, Settings
 
 SLOT_LIFE = 15.0
@@ -44,8 +50,6 @@ SLOT_LIFE = 15.0
 LOOK = 0.1
 """Seconds between looks for room that another process may have made; about, so that processes do
 not all look at once."""
-WAIT_HERE = 5.0
-"""Seconds of a pause that is waited for in place; for a longer one the job goes back."""
 SHORT_PAUSE, LONG_PAUSE = 1.0, 30.0
 """Seconds for which a server is left alone that does not answer: doubled from one to the other."""
 LONGEST_PAUSE = 3600.0
@@ -152,9 +156,9 @@ class LlmGate:
                 if isinstance(found, Admission):
                     return found
                 if isinstance(found, ServerPaused):
-                    if found.seconds > min(WAIT_HERE, left):
+                    if found.seconds > min(BRIEF_PAUSE, left):
                         raise LlmBusy(
-                            f"the LLM server is paused: {found.reason}", after=found.seconds
+                            f"the model server is paused: {found.reason}", after=found.seconds
                         )
                     await self._woken(turn, left, found.seconds * self._dice.uniform(1.0, 1.05))
                 else:
@@ -200,7 +204,7 @@ class LlmGate:
         """Return when it is this one's turn to look, or after `most` seconds. Raises LlmBusy when
         its time is over."""
         if left <= 0:
-            raise LlmBusy("the LLM servers get as many requests as they may", after=SHORT_PAUSE)
+            raise LlmBusy("the model servers get as many requests as they may", after=SHORT_PAUSE)
         try:
             async with asyncio.timeout(left if most is None else min(left, most)):
                 await turn.wait()
@@ -232,13 +236,19 @@ class LlmGate:
                 if isinstance(answer, SlotsFull):
                     full = answer
                 elif isinstance(answer, ServerPaused):
-                    pauses.append(answer)
+                    pauses.append(self._named(server, answer))
                 else:
                     self._held[slot] = server.name
                     return Admission(server, slot)
             if full is not None:
                 return full
         return min(pauses, key=lambda each: each.seconds)
+
+    def _named(self, server: LlmServer, paused: ServerPaused) -> ServerPaused:
+        """With the server's name, where there are several."""
+        if len(self._servers) == 1:
+            return paused
+        return replace(paused, reason=f"{server.name}: {paused.reason}")
 
     def _shuffled(self, servers: Iterator[LlmServer]) -> list[LlmServer]:
         # Efraimidis and Spirakis: a weighted order without repetition.
@@ -262,7 +272,7 @@ class LlmGate:
 
 def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
     """Of the calls that a server gets at once."""
-    most = server.most or settings.llm_concurrency_max
+    most = settings.most_calls(server)
     start, least = settings.llm_concurrency, settings.llm_concurrency_min
     return Bounds(min(start, most), min(least, most), most)
 

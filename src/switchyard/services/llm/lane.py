@@ -22,6 +22,7 @@ from switchyard.services.llm.errors import (
     LlmRefused,
     LlmTimeout,
     LlmUnavailable,
+    tell_which,
 )
 from switchyard.services.llm.gate import SHORT_PAUSE, Admission, Lesson, LlmGate, Urgency
 from switchyard.services.llm.hedging import Hedges
@@ -78,7 +79,7 @@ class LlmLane:
         of its calls. Raises LlmRefused when no server is set, or its address is none."""
         servers = settings.llm_servers
         if not servers:
-            raise LlmRefused("no LLM server is set: JOBS_LLM_BASE_URL is empty")
+            raise LlmRefused("no model server is set: JOBS_LLM_BASE_URL is empty")
         async with AsyncExitStack() as stack:
             clients = {}
             for server in servers:
@@ -162,6 +163,8 @@ class LlmLane:
                 # would be a time-out of the server, and an attempt of the job.
                 entry = await self._enter(urgency, min(PATIENCE, left / 2), tried)
             except LlmBusy as error:
+                if isinstance(last, LlmRefused):  # by one of which another may not refuse it
+                    raise
                 # What a server answered says more than that the others have no room.
                 raise last or error from error
             try:
@@ -178,7 +181,7 @@ class LlmLane:
                     raise
                 last = error
                 tried.add(entry.server.name)
-        raise last or LlmTimeout(f"no LLM server answered within {within:g} s")
+        raise last or LlmTimeout(f"no model server answered within {within:g} s")
 
     async def _enter(self, urgency: Urgency, patience: float, tried: set[str]) -> Admission:
         if self._gate is not None:
@@ -240,6 +243,8 @@ class LlmLane:
             return said.answer
         except (LlmUnavailable, LlmNonsense, LlmRefused) as error:
             lesson = lesson_of(error)
+            if len(self._clients) > 1:
+                tell_which(error, entry.server.name)
             raise
         finally:
             if self._gate is not None:
@@ -263,7 +268,7 @@ def lesson_of(error: LlmUnavailable | LlmNonsense | LlmRefused) -> Lesson:
             return Lesson(Ended.REFUSED, pause=pause, reason=reason)
         case LlmTimeout():
             return Lesson(Ended.TIMED_OUT, fails=True, reason=reason)
-        case LlmAway() | LlmUnavailable() | LlmNonsense():
+        case LlmAway() | LlmUnavailable() | LlmNonsense() | LlmRefused(elsewhere=True):
             return Lesson(Ended.FAILED, fails=True, reason=reason)
         case _:
             return Lesson(Ended.FAILED)

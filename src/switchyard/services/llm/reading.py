@@ -72,8 +72,8 @@ class Reading:
             self._take(chunk)
         if self._finish_reason is None:
             if not self._chunks:
-                raise LlmNonsense("the LLM server's answer is empty")
-            raise LlmUnavailable("the LLM server's answer ends in the middle")
+                raise LlmNonsense("the model server's answer is empty")
+            raise LlmUnavailable("the model server's answer ends in the middle")
         return self._answer("".join(self._pieces))
 
     @property
@@ -88,7 +88,7 @@ class Reading:
         self._note(field_of(chunk, "model"), field_of(chunk, "usage"))
         choices = field_of(chunk, "choices")
         if not isinstance(choices, list):
-            raise LlmNonsense("the LLM server's answer has no choices")
+            raise LlmNonsense("the model server's answer has no choices")
         if not choices:
             return  # the last one, with the usage
         delta = field_of(choices[0], "delta")
@@ -114,14 +114,14 @@ class Reading:
         try:
             completion = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise LlmNonsense("the LLM server's answer is not JSON") from error
+            raise LlmNonsense("the model server's answer is not JSON") from error
         return self.whole(completion)
 
     def whole(self, completion: Any) -> Answer:
         """The answer of a completion as JSON has it. Raises LlmNonsense, LlmRefused."""
         choices = field_of(completion, "choices")
         if not isinstance(choices, list) or not choices:
-            raise LlmNonsense("the LLM server's answer has no choices")
+            raise LlmNonsense("the model server's answer has no choices")
         self._note(field_of(completion, "model"), field_of(completion, "usage"))
         message = field_of(choices[0], "message")
         reason = field_of(choices[0], "finish_reason")
@@ -148,7 +148,7 @@ class Reading:
             raise LlmRefused(readable(said[:500]), may_cost=True)
         text = _THINKING.sub("", readable(text)).strip()
         if not text:
-            raise LlmNonsense("the LLM server's answer is empty")
+            raise LlmNonsense("the model server's answer is empty")
         return Answer(text, self._model or self.asked_for, self._finish_reason, dict(self._usage))
 
     def _note(self, model: object, usage: object) -> None:
@@ -167,7 +167,7 @@ class Reading:
     def _grow(self, by: int) -> None:
         self._length += by
         if self._length > MAX_ANSWER:
-            raise LlmNonsense(f"the LLM server's answer is longer than {MAX_ANSWER:,} characters")
+            raise LlmNonsense(f"the model server's answer is longer than {MAX_ANSWER:,} characters")
 
 
 def readable(text: str) -> str:
@@ -193,5 +193,5 @@ async def _bounded(parts: AsyncIterator[bytes]) -> bytes:
     async for part in parts:
         body += part
         if len(body) > MAX_ANSWER:
-            raise LlmNonsense(f"the LLM server's answer is longer than {MAX_ANSWER:,} bytes")
+            raise LlmNonsense(f"the model server's answer is longer than {MAX_ANSWER:,} bytes")
     return bytes(body)

@@ -35,13 +35,12 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.monitoring.levels import Pressure, fullest
 from switchyard.services.monitoring.marks import LLM_WORKER, Marks
 from switchyard.services.records import LedgerError
+from switchyard.services.records.llm import BRIEF_PAUSE
 from switchyard.services.settings import Settings
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
 
-BRIEF_PAUSE = 5.0
-"""Seconds: for so short a pause of their servers, requests do not leave the worker."""
 FRESH_FOR = 1.0
 """Seconds for which depths are used again."""
 USABLE_FOR = 5.0

@@ -157,22 +157,20 @@ class SystemMetrics:
 
     def _llm_servers(self, found: Iterable[LlmServerReport]) -> Shown:
         """Those of the settings: the ledger may know others, of long ago."""
-        ours = {each.name for each in self._settings.llm_servers}
-        known = [each for each in found if each.name in ours]
-        most = self._settings.llm_concurrency_max
+        most = {each.name: self._settings.most_calls(each) for each in self._settings.model_servers}
+        known = [each for each in found if each.name in most]
         return [
             (
                 names.LLM_SERVER_LIMIT,
-                {(each.name,): min(most, each.state.allowed) for each in known},
+                {(each.name,): min(most[each.name], each.state.allowed) for each in known},
             ),
             (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in known}),
             (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in known}),
         ]
 
     def _llm_spending(self, spent: Mapping[str, SpendRow], budgets: Iterable[BudgetState]) -> Shown:
-        vision = self._settings.for_vision
-        servers = (*self._settings.llm_servers, *(vision.llm_servers if vision else ()))
-        ours = {each.name: spent[each.name] for each in servers if each.name in spent}
+        servers = (each.name for each in self._settings.model_servers)
+        ours = {name: spent[name] for name in servers if name in spent}
         tokens: dict[tuple[str, ...], float] = {}
         for name, row in ours.items():
             tokens[name, "input"] = row.input_tokens

@@ -8,6 +8,8 @@ from typing import Any
 
 TRIED = 5
 """Failures in a row from which a server gets one call at a time, until one is answered."""
+BRIEF_PAUSE = 5.0
+"""Seconds of a pause that a request waits for in its worker; for a longer one its job goes back."""
 WAIT_FOR_SERVER = ("LlmAway", "LlmBusy", "LlmLimited")
 """Errors of requests that have gone back to wait for a server, and used up no attempt."""
 

@@ -14,6 +14,7 @@ from switchyard.services.llm.prompts import (
     summary_messages,
 )
 from switchyard.services.settings import Settings
+from switchyard.services.settings.llm import ASKING
 from switchyard.services.text.extractive import summarize
 from switchyard.services.text.sections import fit, sections_of
 from switchyard.services.workers.outputs import DocumentFiles
@@ -28,8 +29,6 @@ from switchyard.services.workers.stages import (
 
 SUMMARY_TIMEOUT = 1200.0
 """Seconds that a job of this type may take."""
-_ASKING = 0.8 * SUMMARY_TIMEOUT
-"""Seconds of these for asking, all tries together: the rest is for reading and writing."""
 TEXT_BUDGET = 24_000
 """Characters of a document that a model is given: about 6,000 tokens of English."""
 EXTRACTIVE_VERSION = "extractive-2"
@@ -91,7 +90,7 @@ async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, 
         answer, paid_before = await lane.answer(
             asked,
             urgency=Urgency.of(ctx.lane, ctx.message.priority),
-            within=_ASKING,
+            within=ASKING * SUMMARY_TIMEOUT,
             by=asked_by(ctx),
             batch=may_batch(ctx),
         )

@@ -13,13 +13,12 @@ from switchyard.services.llm.requests import (
     FieldGroupRequest,
     LlmRequest,
 )
+from switchyard.services.settings.llm import ASKING
 
 LANES = ("hot", "backfill")
 LONG = 1200.0
 """Seconds that a request with a long answer may take."""
 SHORT = 300.0
-ASKING = 0.9
-"""Part of these for asking: the rest is for reading and writing."""
 
 
 @job("chat_completion", worker="llm", lanes=LANES, timeout=LONG)
