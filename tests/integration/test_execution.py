@@ -242,3 +242,21 @@ async def test_what_happens_to_jobs_is_told_on_the_events_exchange(system: Syste
         "succeeded",
     ]
     assert [event for job_id, event in heard if job_id == bad] == ["started", "dead"]
+
+
+@pytest.mark.parametrize(("step", "ages"), [("away:0.7", True), ("snooze:0.7", False)])
+async def test_a_wait_between_two_levels_ends_soon_and_ages_the_job_as_it_did_from_the_start(
+    broker310: TestBroker, database_url: str, step: str, ages: bool
+) -> None:
+    """On the level that is long enough it would take twenty seconds."""
+    async with open_system(broker310, database_url, retry_delays=(0.4, 20.0)) as system:
+        await system.start_worker("llm")
+        job_id = await system.publish("hot.scripted", {"steps": [step, "done"]})
+        await system.wait_for_state(job_id, State.SUCCEEDED)
+        first, second = journal.starts_of(job_id)
+        assert 0.7 <= second.at - first.at < 10
+        entered = [each.message.metadata.queued_at for each in (first, second)]
+        assert entered[0] is not None
+        assert entered[1] is not None
+        grown = (entered[1] - entered[0]).total_seconds()
+        assert grown == 0 if ages else grown >= 0.7

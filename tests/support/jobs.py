@@ -29,6 +29,7 @@ from pydantic import BaseModel
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import (
+    DependencyUnavailable,
     Discard,
     Done,
     Job,
@@ -300,6 +301,8 @@ def end_as(step: str, seconds: float | None) -> Any:
             raise PermanentError("no use")
         case "retryable":
             raise RetryableError("come back", after=seconds)
+        case "away":
+            raise DependencyUnavailable("its server is away", after=seconds)
         case "cancelled":
             raise asyncio.CancelledError("of something that it had waited for")
         case "exit":
