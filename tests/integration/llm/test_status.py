@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.monitoring.checks.models import LASTING, model_servers
 from switchyard.services.records.llm import TRIED
+from switchyard.services.settings import Settings
 from tests.support.commands import jobctl
 
 SERVERS = [
@@ -60,3 +64,26 @@ async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_d
     assert by_type["classify"] == (300, 270)
     told = (await jobctl("llm", "status", **given)).stdout
     assert ["classify", "300", "s", "270", "s"] in [line.split() for line in told.splitlines()]
+
+
+async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
+    sqlite_url: str, plain_ledger: Ledger
+) -> None:
+    settings = Settings.model_validate({"database_url": sqlite_url, "llm_providers": SERVERS})
+    system = Examined(settings, Registry([]))
+    system.ledger = plain_ledger
+    assert await model_servers(system) == [], "none was called yet"
+
+    async def failing(server: str, failures: int) -> list[str]:
+        await plain_ledger.take_llm_slot(server, "a", "me", ttl=60, keep_free=0, first=1, most=1)
+        await plain_ledger.end_llm_slot(
+            server, "a", lambda state, *_: replace(state, failures=failures, pause_reason="401")
+        )
+        return [each.status for each in await model_servers(system)]
+
+    assert await failing("own", LASTING - 1) == ["ok"]
+    assert await failing("of another time", LASTING) == ["ok"]
+    assert await failing("own", LASTING) == ["warning"]
+    assert await failing("spare", LASTING) == ["wrong", "wrong"]
+    (own, _) = await model_servers(system)
+    assert "own has failed 10 times in a row: 401" in own.detail

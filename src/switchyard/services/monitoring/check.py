@@ -58,6 +58,7 @@ class Finding(StrEnum):
     INDEX_VECTORS = "index-vectors"
     EMBEDDER_AWAY = "embedder-away"
     CLASSES_INVALID = "classes-invalid"
+    MODEL_SERVER_FAILS = "model-server-fails"
     LANE_FULL = "lane-full"
     LANE_FILLING = "lane-filling"
     QUEUE_UNWORKED = "queue-unworked"

@@ -18,6 +18,7 @@ from switchyard.services.monitoring.checks import (
     ledger,
     limits,
     management,
+    models,
     modules,
     schedules,
     systems,
@@ -69,6 +70,7 @@ OUTER = (
 )
 """Broker, ledger and host, in the order in which one thing builds on another."""
 INNER = (
+    _Step(models.model_servers, ledger=True),
     _Step(lanes.lanes, broker=True),
     _Step(workers.scheduler, ledger=True),
     _Step(schedules.schedules, ledger=True),

@@ -162,7 +162,10 @@ class SystemMetrics:
         return [
             (
                 names.LLM_SERVER_LIMIT,
-                {(each.name,): min(most[each.name], each.state.allowed) for each in known},
+                {
+                    (each.name,): float(min(most[each.name], int(each.state.allowed)))
+                    for each in known
+                },
             ),
             (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in known}),
             (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in known}),

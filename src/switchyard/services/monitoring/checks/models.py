@@ -1,0 +1,32 @@
+"""Whether the servers of language models answer."""
+
+from __future__ import annotations
+
+from switchyard.services.monitoring.check import Check, Finding, warning, well, wrong
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.records.llm import TRIED
+
+LASTING = TRIED + 5
+"""Failures in a row from which a server is told of: it was tried for over half a minute."""
+
+
+async def model_servers(system: Examined) -> list[Check]:
+    """Those of the settings that fail again and again; nothing where none was called yet."""
+    names = {each.name for each in system.settings.model_servers}
+    known = [each for each in await system.need_ledger().llm_servers() if each.name in names]
+    failing = [each for each in known if each.state.failures >= LASTING]
+    kind = warning if len(failing) < len(names) else wrong
+    checks = [
+        kind(
+            "model servers",
+            Finding.MODEL_SERVER_FAILS,
+            f"{each.name} has failed {each.state.failures:,} times in a row: "
+            f"{each.state.pause_reason or 'no reason is known'}",
+            "start it, or correct its address, model or key and restart the workers; "
+            "`jobctl llm status`",
+        )
+        for each in failing
+    ]
+    if checks or not known:
+        return checks
+    return [well("model servers", f"{len(known):,} of {len(names):,} called, and none fails")]
