@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from switchyard.services.index.lance_table import LanceTable
 from switchyard.services.index.opening import home_at
 from switchyard.services.index.postgres_table import COMPARED
 from switchyard.services.text.chunks import Chunk, chunk_id
+from tests.support.postgres import SYSTEM_USER
 
 DIMENSIONS = 8
 LARGE = 1_000
@@ -94,14 +97,15 @@ async def test_the_index_of_neighbours_does_not_fall_to_pieces_night_by_night(
         assert max(pieces) < 3
 
 
-async def expect_a_large_table(url: str) -> None:
+async def expect_a_large_table(url: str, *, walks_on: bool = False) -> None:
     """PostgreSQL prefers the index of neighbours in this database as it does in a large one, and
-    gives up a walk along it soon."""
+    gives up a walk along it soon, unless it walks on."""
     if url.startswith("postgresql"):
         connection: Any = await asyncpg.connect(dsn(url))
         name = url.rpartition("/")[2]
-        await connection.execute(f"ALTER DATABASE {name} SET enable_sort = off")
-        await connection.execute(f"ALTER DATABASE {name} SET hnsw.max_scan_tuples = 1")
+        await connection.execute(f"ALTER DATABASE {name} SET cpu_operator_cost = 1")
+        if not walks_on:
+            await connection.execute(f"ALTER DATABASE {name} SET hnsw.max_scan_tuples = 1")
         await connection.close()
 
 
@@ -132,6 +136,33 @@ async def test_a_narrow_filter_finds_the_nearest_of_what_it_leaves(
 
 
 @pytest.mark.postgres
+@pytest.mark.parametrize("beyond", [0, 1], ids=["as-many", "one-more"])
+async def test_what_a_filter_leaves_is_compared_exactly_up_to_a_number_and_walked_to_beyond(
+    pgvector_url: str, beyond: int, monkeypatch: pytest.MonkeyPatch
+):
+    left = 600
+    monkeypatch.setattr(postgres_table, "COMPARED", left - beyond)
+    monkeypatch.setattr(postgres_table, "_LOOKED_AT", 1)  # a walk of such small steps goes astray
+    await expect_a_large_table(pgvector_url, walks_on=True)
+    home = home_at(pgvector_url)
+    try:
+        async with home.table(GENERATION) as index:
+            made = vectors(2 * LARGE)
+            await put(index, "others", made[left:])
+            await put(index, "left", made[:left])
+            await index.compact()
+            missed = 0
+            for query in vectors(2 * LARGE + 50)[2 * LARGE :]:
+                found = await index.nearest(query, 10, within=["left"])
+                best = await index.nearest(query, 10, within=["left"], exact=True)
+                assert len(found) == 10
+                missed += len({each.chunk.id for each in best} - {each.chunk.id for each in found})
+            assert (missed > 0) == (beyond > 0)
+    finally:
+        await home.close()
+
+
+@pytest.mark.postgres
 async def test_an_index_of_neighbours_is_built_in_memory_that_it_fits_in(pgvector_url: str):
     connection: Any = await asyncpg.connect(dsn(pgvector_url))
     name = pgvector_url.rpartition("/")[2]
@@ -149,3 +180,32 @@ async def test_an_index_of_neighbours_is_built_in_memory_that_it_fits_in(pgvecto
         await home.close()
     told = log.read_bytes()[before:].decode(errors="replace")
     assert "no longer fits" not in told
+
+
+@pytest.mark.postgres
+async def test_an_index_of_neighbours_is_built_although_processes_have_too_little_memory_to_share(
+    pgvector_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(postgres_table, "_NODE", 20_000)
+    connection: Any = await asyncpg.connect(dsn(pgvector_url))
+    name = pgvector_url.rpartition("/")[2]
+    await connection.execute(f"ALTER DATABASE {name} SET min_parallel_table_scan_size = 0")
+    home = home_at(pgvector_url)
+    try:
+        async with home.table(GENERATION) as index:
+            await put(index, "a", vectors(3 * LARGE))
+            (ours,) = await connection.fetch(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+                "AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+            # Shared memory is a file: the server's process may make none of the 60 MB it wants.
+            limited = ["prlimit", f"--pid={ours['pid']}", f"--fsize={32 * 1024**2}"]
+            user = SYSTEM_USER if os.geteuid() == 0 else None
+            subprocess.run(limited, user=user, group=user, check=True)
+            await index.compact()
+        assert await connection.fetchval(
+            "SELECT indisvalid FROM pg_index WHERE indexrelid = 'chunks_neighbours'::regclass"
+        )
+    finally:
+        await home.close()
+        await connection.close()

@@ -321,7 +321,7 @@ class PostgresTable:
         )
         try:
             await self._build_neighbours(connection)
-        except asyncpg.DiskFullError:
+        except (asyncpg.DiskFullError, asyncpg.OutOfMemoryError):
             # A container has little of the memory that processes share: one alone needs none.
             await connection.execute("SET max_parallel_maintenance_workers = 0")
             await self._build_neighbours(connection)
