@@ -85,10 +85,16 @@ def _is_of_another_pair(item: pytest.Item) -> bool:
 
 
 @cache
+def _nodes() -> dict[str, tuple[str, Vhosts]]:
+    """By version, the full version of the run's node, and this process's vhosts on it."""
+    return {}
+
+
 def _vhosts_of(version: str) -> tuple[str, Vhosts]:
-    """The full version of the run's node, and this process's vhosts on it."""
-    node, full_version = shared_node(version)
-    return full_version, Vhosts(node)
+    if version not in _nodes():
+        node, full_version = shared_node(version)
+        _nodes()[version] = (full_version, Vhosts(node))
+    return _nodes()[version]
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +114,8 @@ def broker_of(version: str, profile: Profile) -> Iterator[TestBroker]:
     broker = TestBroker(full_version, profile, None, vhosts.node, vhosts)
     yield broker
     broker.close()
+    for _, each in _nodes().values():
+        each.forget_idle()
 
 
 @pytest.fixture(

@@ -82,6 +82,24 @@ async def test_a_vhost_that_a_test_has_changed_is_not_used_again(broker: TestBro
     vhosts.close()
 
 
+async def test_a_vhost_that_no_test_has_wanted_for_long_is_deleted(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vhosts = Vhosts(broker.node)
+    kept = vhosts.with_topology(build(broker.profile, ROUTES, lanes=lanes_with()))
+
+    async def is_there() -> bool:
+        return kept in [each["name"] for each in await broker.management.get("/vhosts")]
+
+    vhosts.give_back(kept)
+    vhosts.forget_idle()
+    assert await is_there()
+    monkeypatch.setattr("tests.support.vhosts.LONGEST_KEPT", -1.0)
+    vhosts.forget_idle()
+    assert not await is_there()
+    vhosts.close()
+
+
 async def test_who_is_left_connected_to_a_vhost_is_put_out(broker: TestBroker) -> None:
     vhosts = Vhosts(broker.node)
     topology = build(broker.profile, ROUTES, lanes=lanes_with())

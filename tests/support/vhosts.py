@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from base64 import b64encode
 from http.client import HTTPConnection, HTTPException
 from typing import Any
@@ -21,9 +22,12 @@ from switchyard.cli.system.node import LocalNode
 from switchyard.cli.system.ports import LOOPBACK
 from tests.support.raw_amqp import RawChannel
 
-MOST_KEPT = 2
-"""Vhosts that wait for their next test, of one process on one node. Those of the same topology are
-neighbours mostly; and each queue that idles costs a node 0.05 % of a processor, all the time."""
+MOST_KEPT = 4
+"""Vhosts that wait for their next test, of one process on one node."""
+
+LONGEST_KEPT = 30.0
+"""Seconds. Tests that want the same topology are neighbours mostly; a vhost whose queues idle costs
+a node 0.3 to 0.6 % of a processor, so in a minute as much as to make it again."""
 
 MOST_LOOKS = 4
 """Until one finds nothing: messages and connections, then what was declared, then neither."""
@@ -53,8 +57,8 @@ class Vhosts:
         self._at_first: dict[str, Any] = {}
         """What was declared in each that may be used again, once it had its topology."""
         self._topologies: dict[str, str] = {}
-        self._kept: list[str] = []
-        """Emptied, the one that waits longest first."""
+        self._kept: dict[str, float] = {}
+        """Since when each waits, the one that waits longest first."""
 
     def make(self) -> str:
         """One with nothing in it."""
@@ -67,7 +71,7 @@ class Vhosts:
         """One with this topology and nothing else in it."""
         wanted = json.dumps(render(topology, vhost=""), sort_keys=True)
         for vhost in [each for each in self._kept if self._topologies[each] == wanted]:
-            self._kept.remove(vhost)
+            del self._kept[vhost]
             if self._is_as_at_first(vhost):
                 return vhost
             self._delete(vhost)
@@ -81,19 +85,28 @@ class Vhosts:
 
     def give_back(self, vhost: str) -> None:
         """Keep it for another test, or delete it with all that is in it."""
-        if vhost in self._at_first:
-            self._kept.append(vhost)
-            if len(self._kept) <= MOST_KEPT:
-                return
-            vhost = self._kept.pop(0)
-        self._delete(vhost)
+        if vhost not in self._at_first:
+            self._delete(vhost)
+            return
+        self._kept[vhost] = time.monotonic()
+        if len(self._kept) > MOST_KEPT:
+            self._forget(next(iter(self._kept)))
+
+    def forget_idle(self) -> None:
+        """Delete those that nobody has wanted for long."""
+        for vhost, since in list(self._kept.items()):
+            if time.monotonic() - since > LONGEST_KEPT:
+                self._forget(vhost)
 
     def close(self) -> None:
         """Delete those that are kept."""
-        for vhost in self._kept:
-            self._send("DELETE", f"/vhosts/{vhost}")
-        self._kept.clear()
+        for vhost in list(self._kept):
+            self._forget(vhost)
         self._http.close()
+
+    def _forget(self, vhost: str) -> None:
+        del self._kept[vhost]
+        self._delete(vhost)
 
     def _delete(self, vhost: str) -> None:
         self._at_first.pop(vhost, None)
