@@ -223,37 +223,46 @@ def _write(fd: int, text: str) -> None:
 
 def _serve(requests: socket.socket) -> str:
     """Returns in the process of each command, and nowhere else: the module to run."""
-    signal.signal(signal.SIGCHLD, _reap)
+    answers: dict[int, int] = {}
+    """By the process that runs, where to tell how it ended."""
+
+    def reap(*_: object) -> None:
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                _tell(answers[pid], os.waitstatus_to_exitcode(status))
+                os.close(answers.pop(pid))
+
+    signal.signal(signal.SIGCHLD, reap)
     while True:
         request, fds, _, _ = socket.recv_fds(requests, 1 << 20, _FDS)
         if not request:
             os._exit(0)  # who asked has ended
-        if os.fork() == 0:
-            requests.close()
+        # One that ends at once is not told of before it is known.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        pid = os.fork()
+        if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            requests.close()
+            for answer in answers.values():
+                os.close(answer)
             return _begin(json.loads(request), *fds)
-        for fd in fds:
+        os.setpgid(pid, pid)  # before anybody kills the group
+        *streams, answers[pid] = fds
+        for fd in streams:
             os.close(fd)
+        _tell(answers[pid], pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
-def _reap(*_: object) -> None:
-    """Take note of those that have ended: only then their processor time is this process's."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+def _tell(answer: int, number: int) -> None:
+    with suppress(BrokenPipeError):  # nobody wants to know any more
+        os.write(answer, f"{number}\n".encode())
 
 
 def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer: int) -> str:
-    """Returns in the command's own process; the one between tells how that ended."""
-    _end_with_parent()
-    if pid := os.fork():
-        for fd in (stdin, stdout, stderr):
-            os.close(fd)
-        os.setpgid(pid, pid)  # before anybody kills the group
-        os.write(answer, f"{pid}\n".encode())
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        os.write(answer, f"{code}\n".encode())
-        os._exit(0)
+    """Returns what the command's process is to run."""
     _end_with_parent()
     os.close(answer)
     for fd, standard in ((stdin, 0), (stdout, 1), (stderr, 2)):
