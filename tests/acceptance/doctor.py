@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import time
-from pathlib import Path
 
 from tests.acceptance.conftest import CommandLine
 
@@ -31,7 +30,3 @@ def commands(check: dict[str, str], program: str) -> list[list[str]]:
     """The commands of a remedy, as printed."""
     printed = [shlex.split(each) for each in re.findall(r"`([^`]+)`", check["remedy"])]
     return [each for each in printed if each[0] == program]
-
-
-def ledger_file(jobctl: CommandLine) -> Path:
-    return Path(jobctl.environment["JOBS_DATA_DIR"]) / "ledger.db"

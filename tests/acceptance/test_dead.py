@@ -1,18 +1,6 @@
 """`jobctl dead`: from a death to its redrive."""
 
-import pytest
-
 from tests.acceptance.conftest import CommandLine
-
-
-@pytest.fixture
-def dead_ids(jobctl: CommandLine) -> list[str]:
-    """Three jobs that have died."""
-    with jobctl.worker():
-        ids = [jobctl.publish(fail=True, n=n) for n in range(3)]
-        for job_id in ids:
-            jobctl.until_state(job_id, "dead")
-    return ids
 
 
 def test_list_and_show_follow_the_broker_without_a_scheduler(

@@ -7,19 +7,7 @@ import stat
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.acceptance.conftest import CommandLine
-
-
-@pytest.fixture
-def dead_ids(jobctl: CommandLine) -> list[str]:
-    """Three jobs that have died."""
-    with jobctl.worker():
-        ids = [jobctl.publish(fail=True, n=n) for n in range(3)]
-        for job_id in ids:
-            jobctl.until_state(job_id, "dead")
-    return ids
 
 
 def editor(tmp_path: Path, *lines: str) -> str:

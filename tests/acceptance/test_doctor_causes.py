@@ -15,7 +15,7 @@ import pytest
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.ledger import upgrade
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
-from tests.acceptance.doctor import PATIENCE, commands, findings, ledger_file, until_gone
+from tests.acceptance.doctor import PATIENCE, commands, findings, until_gone
 from tests.support.brokers import TestBroker
 from tests.support.cluster import LocalCluster
 from tests.support.management import Management
@@ -30,7 +30,7 @@ def test_a_job_that_blocks_its_worker(jobctl: CommandLine, tmp_path: Path) -> No
     with jobctl.worker() as blocked:
         job_id = jobctl.publish("hot.blocking", mark=str(tmp_path / "mark"))
         jobctl.until_state(job_id, "running")
-        with closing(sqlite3.connect(ledger_file(jobctl))) as database, database:
+        with closing(sqlite3.connect(jobctl.ledger_file)) as database, database:
             database.execute("UPDATE jobs SET started_at = started_at - 60")
         found = findings(jobctl)["job-overdue"]
         assert f"blocking {job_id} on" in found["detail"]

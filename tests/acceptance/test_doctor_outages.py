@@ -20,7 +20,7 @@ from switchyard.broker.wire.connection import connected
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.ledger import Ledger
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
-from tests.acceptance.doctor import PATIENCE, commands, findings, ledger_file, until_gone
+from tests.acceptance.doctor import PATIENCE, commands, findings, until_gone
 from tests.support.brokers import TestBroker
 from tests.support.small_disk import SIZE_MIB, small_disk
 
@@ -111,7 +111,7 @@ def test_jobs_of_a_queue_that_somebody_emptied(
 ) -> None:
     fill(jobctl, 3)
     vhost = jobctl.environment["JOBS_AMQP_URL"].rpartition("/")[2]
-    with closing(sqlite3.connect(ledger_file(jobctl))) as database, database:
+    with closing(sqlite3.connect(jobctl.ledger_file)) as database, database:
         database.execute("UPDATE jobs SET updated_at = updated_at - 100")
     assert "jobs-missing" not in findings(jobctl)
     broker310.node.rabbitmqctl("-p", vhost, away, "hot.tester")
@@ -136,7 +136,7 @@ async def test_jobs_that_waited_for_their_next_attempt_in_a_queue_that_somebody_
     with jobctl.worker():
         job_id = jobctl.publish("hot.unlucky")
         jobctl.until_state(job_id, "retrying")
-    with closing(sqlite3.connect(ledger_file(jobctl))) as database, database:
+    with closing(sqlite3.connect(jobctl.ledger_file)) as database, database:
         database.execute("UPDATE jobs SET updated_at = updated_at - 100")
     assert "jobs-missing" not in findings(jobctl)
     await broker310.management.delete("/queues/{vhost}/jobs.retry.300s")
@@ -157,7 +157,7 @@ async def test_jobs_that_wait_elsewhere_on_the_broker_are_not_missing(jobctl: Co
     jobctl.environment["JOBS_RETRY_DELAYS"] = "300"
     await asyncio.to_thread(jobctl.ok, "topology", "apply")
     await asyncio.to_thread(fill, jobctl, 2)
-    with closing(sqlite3.connect(ledger_file(jobctl))) as database, database:
+    with closing(sqlite3.connect(jobctl.ledger_file)) as database, database:
         database.execute("UPDATE jobs SET updated_at = updated_at - 100")
     async with connected(jobctl.environment["JOBS_AMQP_URL"], "moves jobs") as connection:
         channel = await connection.channel()
@@ -210,7 +210,7 @@ async def test_a_worker_without_consumers_and_a_queue_that_nobody_takes_from(
         queue = await channel.get_queue("hot.tester", ensure=False)
         await queue.consume(_keep)
         await asyncio.to_thread(fill, jobctl, 2)
-        with closing(sqlite3.connect(ledger_file(jobctl))) as database, database:
+        with closing(sqlite3.connect(jobctl.ledger_file)) as database, database:
             database.execute("UPDATE jobs SET queued_at = queued_at - 100")
             for worker, age in (("idle", 60), ("just started", 0)):
                 database.execute(
@@ -235,7 +235,7 @@ async def _keep(message: object) -> None:
 
 
 def test_a_ledger_that_everybody_can_read(jobctl: CommandLine) -> None:
-    path = ledger_file(jobctl)
+    path = jobctl.ledger_file
     closed = [each for each in path.parents if not each.stat().st_mode & 0o001]
     try:
         for each in closed:
@@ -311,7 +311,7 @@ def test_a_job_type_that_times_out(jobctl: CommandLine) -> None:
 
 
 def test_a_locked_ledger_is_told_within_seconds(jobctl: CommandLine) -> None:
-    file = ledger_file(jobctl)
+    file = jobctl.ledger_file
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     began = time.monotonic()

@@ -1,6 +1,5 @@
 """docs/backup.md, followed: a broker that is lost, and everything on a new one from a copy."""
 
-import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -10,7 +9,6 @@ import pytest
 
 from switchyard.cli.system.node import LocalNode
 from tests.acceptance.conftest import CommandLine
-from tests.acceptance.doctor import ledger_file
 from tests.support.brokers import TestBroker, fresh_vhost
 
 FEW, MANY = 6, 20
@@ -19,9 +17,8 @@ FEW, MANY = 6, 20
 def publish(jobctl: CommandLine, jobs: int = FEW) -> list[str]:
     """Jobs that wait for a minute already: those of the last seconds may be on their way to the
     broker, so the scheduler leaves them alone for that long."""
-    lines = "".join(json.dumps({"n": n}) + "\n" for n in range(jobs))
-    ids = jobctl.ok("publish", "hot.work", "--payload", "-", stdin=lines).split()
-    with closing(sqlite3.connect(ledger_file(jobctl))) as ledger, ledger:
+    ids = jobctl.publish_all({"n": n} for n in range(jobs))
+    with closing(sqlite3.connect(jobctl.ledger_file)) as ledger, ledger:
         ledger.execute("UPDATE jobs SET updated_at = updated_at - 60")
     return ids
 

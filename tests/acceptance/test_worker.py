@@ -60,7 +60,7 @@ def test_worker_says_what_is_missing(bare: CommandLine) -> None:
     assert "run `jobctl topology apply`" in bare.fails("worker", "tester")
     bare.ok("topology", "apply")
     assert "`jobctl db upgrade` creates" in bare.fails("worker", "tester")
-    file = Path(bare.environment["JOBS_DATA_DIR"]) / "ledger.db"
+    file = bare.ledger_file
     assert bare.ok("db", "upgrade") == f"A new ledger: {file}\n"
     assert bare.ok("db", "upgrade") == f"The ledger is up to date: {file}\n"
 
