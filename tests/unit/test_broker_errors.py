@@ -96,11 +96,12 @@ def test_whatever_the_peer_does_the_publisher_says_that_the_broker_is_away(
 def test_whatever_the_peer_does_a_channel_fails_with_an_error_that_is_known(
     peer: Peer, run: Callable[[Coroutine[Any, Any, None]], None]
 ) -> None:
-    """For consumers, the event feed, commands: those who stay connected, and try again."""
+    """For consumers, the event feed, commands: those who stay connected, and try again. How long
+    they wait for one who is silent is for test_silent_broker.py."""
 
     async def open_and_call(url: str) -> None:
         async with connected(url, "test") as connection:
-            channel = await open_channel(underlying(connection), confirms=False)
+            channel = await open_channel(underlying(connection), confirms=False, limit=1)
             await channel.queue_declare("any", passive=True)
 
     async def open_often() -> None:

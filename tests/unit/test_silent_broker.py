@@ -1,6 +1,7 @@
 """A peer that takes the connection and then says nothing: nobody waits for its heartbeats."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from socket import socket
 
@@ -60,12 +61,12 @@ async def asks(url: str) -> None:
     await ask_queues(url, ["any"])
 
 
-@pytest.mark.parametrize("peer", [falls_silent_once_open, falls_silent_with_a_channel])
-async def test_scans_and_questions_take_a_few_seconds(peer: Callable[[socket], None]) -> None:
-    async def fails(work: Callable[[str], Awaitable[None]]) -> None:
+async def test_scans_and_questions_take_a_few_seconds() -> None:
+    async def fails(work: Callable[[str], Awaitable[None]], url: str) -> None:
         with pytest.raises(BrokerAway, match="no answer"):
             await work(url)
 
-    with listening(peer) as url:
+    with listening(falls_silent_once_open) as one, listening(falls_silent_with_a_channel) as other:
+        works = itertools.product((scans, looks_into_queues, asks), (one, other))
         async with asyncio.timeout(ANSWER_LIMIT + 5):
-            await asyncio.gather(*(fails(work) for work in (scans, looks_into_queues, asks)))
+            await asyncio.gather(*(fails(work, url) for work, url in works))

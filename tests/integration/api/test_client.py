@@ -299,7 +299,7 @@ async def test_every_refusal_has_its_error(system: System, tmp_path: Path, kind:
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 async def test_only_what_may_be_done_twice_is_tried_again(system: System, kind: type[Any]) -> None:
     async with (
-        serving(system.settings, api_rate_limit=0.4, api_rate_burst=1) as api,
+        serving(system.settings, api_rate_limit=0.7, api_rate_burst=1) as api,
         either(kind, api.url, retries=3) as client,
     ):
         assert (await client("jobs_page")).jobs == []
