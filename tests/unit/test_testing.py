@@ -145,7 +145,7 @@ async def test_the_jobs_that_follow_are_those_that_would_be_published() -> None:
 @pytest.mark.parametrize(
     ("then", "attempt", "state", "reason", "error_type", "retry_after"),
     [
-        ("busy", 1, State.RETRYING, None, "RetryableError", 20),
+        ("busy", 1, State.RETRYING, None, "RetryableError", 15),
         ("busy", 2, State.DEAD, Reason.EXHAUSTED, "RetryableError", None),
         ("broken", 1, State.DEAD, Reason.PERMANENT, "PermanentError", None),
         ("slow", 1, State.RETRYING, None, "TimeLimitExceeded", 5),

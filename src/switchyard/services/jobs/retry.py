@@ -144,6 +144,13 @@ class Delayed:
     """False for a snooze, which uses up no attempt."""
     ages: bool = False
     """The wait counts towards the job's age in its lane."""
+    rest: float = 0.0
+    """Seconds for which it is sent on after that level."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it waits in all."""
+        return self.level + self.rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +230,9 @@ def _delayed(
     ages: bool = False,
 ) -> Delayed:
     level = policy.first_level(wait)
-    not_before = now + timedelta(seconds=wait) if wait > level else None
-    return Delayed(level, attempts, not_before, failure, counts, ages)
+    rest = max(0.0, wait - level)
+    not_before = now + timedelta(seconds=wait) if rest else None
+    return Delayed(level, attempts, not_before, failure, counts, ages, rest)
 
 
 def _are_jobs(jobs: Sequence[object]) -> bool:

@@ -61,7 +61,7 @@ class Reporter:
     def started(self, job: RunningJob) -> None:
         """Its handler is about to run."""
         if self.meter is not None:
-            self.meter.started(job)
+            self.meter.started(job.message, job.delivery.lane)
         self._announce("started", job)
 
     def progressed(self, job: RunningJob, said: Reported) -> None:
@@ -75,7 +75,7 @@ class Reporter:
     def ended(self, job: RunningJob, ending: Ending) -> None:
         """It has ended, and the delivery is acknowledged."""
         if self.meter is not None:
-            self.meter.ended(job, ending)
+            self.meter.ended(job.message, job.delivery.lane, job.started_at, ending)
         match ending:
             case Succeeded():
                 self.counters.succeeded += 1
@@ -86,7 +86,7 @@ class Reporter:
                 self.counters.snoozed += not ending.counts
                 self._log.warning(
                     "retried" if ending.counts else "snoozed",
-                    delay=ending.level,
+                    delay=ending.seconds,
                     error_type=ending.failure.error_type,
                     error=ending.failure.message[:MESSAGE_LIMIT],
                     # Nothing failed where no attempt is used up: what is needed is busy or away.

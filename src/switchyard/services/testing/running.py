@@ -83,9 +83,8 @@ class JobRun:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds that the job waits on the broker for its next attempt; None where there is none.
-        A handler may ask for more than the longest level: `decision.not_before` has it."""
-        return self.decision.level if isinstance(self.decision, Delayed) else None
+        """Seconds that the job waits on the broker for its next attempt; None if there is none."""
+        return self.decision.seconds if isinstance(self.decision, Delayed) else None
 
 
 async def run_job(
