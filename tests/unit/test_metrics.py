@@ -3,13 +3,10 @@
 import asyncio
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger.sql.clock import Clock
@@ -18,7 +15,6 @@ from switchyard.services.monitoring.metric_names import ALL
 from switchyard.services.monitoring.metrics import Metrics, watch_ledger
 from switchyard.services.runtime.endings import CalledOff
 from switchyard.services.runtime.metering import NOTED, Meter
-from switchyard.services.runtime.running import RunningJob
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -84,14 +80,9 @@ async def test_types_that_nobody_has_registered_are_counted_together() -> None:
     meter = Meter(metrics, Registry(), Clock())
     jobs = 2 * NOTED + 50  # some are counted on the way, the rest at the scrape
     for number in range(jobs):
-        job = RunningJob(
-            delivery=cast("Delivery", SimpleNamespace(lane="hot")),
-            message=JobMessage(job_type=f"unheard_of_{number}", payload={}),
-            claim_id="a",
-            started_at=0.0,
-        )
-        meter.started(job)
-        meter.ended(job, CalledOff())
+        message = JobMessage(job_type=f"unheard_of_{number}", payload={})
+        meter.started(message, "hot")
+        meter.ended(message, "hot", 0.0, CalledOff())
     samples = read(await metrics.scraped())
     attempts = {key: each for key, each in samples.items() if key[0] == names.ATTEMPTS.name}
     assert list(attempts.values()) == [jobs]

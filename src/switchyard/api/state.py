@@ -93,14 +93,14 @@ async def open_state(
         settings.api_keys.get_secret_value() if settings.api_keys is not None else ""
     )
     webhooks = WebhookSources.load(settings, registry)
+    metrics = Metrics()
     async with (
         await Ledger.open(settings.ledger_url, prompt=True) as ledger,
         _looking_for(settings, ledger, stop),
         _open_broker(settings, registry, ledger) as broker,
         open_index(settings, _purse(settings, ledger)) as index,
-        _open_direct(settings, registry, ledger) as direct,
+        _open_direct(settings, registry, ledger, metrics) as direct,
     ):
-        metrics = Metrics()
         ledger.observe(watch_ledger(metrics))
         SystemMetrics(settings, registry, ledger).install(metrics)
         if broker is not None:
@@ -122,12 +122,12 @@ async def open_state(
 
 @asynccontextmanager
 async def _open_direct(
-    settings: Settings, registry: Registry, ledger: Ledger
+    settings: Settings, registry: Registry, ledger: Ledger, metrics: Metrics
 ) -> AsyncIterator[LLMQueue | None]:
     if not settings.llm_direct:
         yield None
         return
-    async with LLMQueue.direct(settings, registry, ledger) as queue:
+    async with LLMQueue.direct(settings, registry, ledger, metrics) as queue:
         yield queue
 
 

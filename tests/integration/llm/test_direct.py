@@ -28,6 +28,7 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking_directly
 from tests.support.llm_server import LlmServer
+from tests.support.metrics import Scrape
 from tests.support.site import Exchange, Request, held, slow
 from tests.support.system import open_system
 
@@ -281,6 +282,12 @@ async def test_over_http_an_answer_comes_without_a_broker(
         wrong = await api.client.post("/llm/requests", json={**asked, "payload": {}})
         assert wrong.status_code == 422
         assert (await api.client.get("/llm/requests/nothing?wait=1")).status_code == 404
+        scrape = Scrape((await api.client.get("/metrics")).text)
+        counted = {"status": "succeeded", "request_type": "classify"}
+        assert scrape.value("llm_requests_processed_total", **counted) == 2
+        assert scrape.value("llm_request_latency_seconds_count", request_type="classify") == 2
+        assert "llm_worker_concurrency" in scrape.names
+        assert scrape.value("llm_worker_concurrency") == 0
 
 
 def test_direct_mode_without_a_server_is_a_wrong_setting() -> None:

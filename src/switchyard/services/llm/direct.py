@@ -23,6 +23,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.requests import LlmRequest
 from switchyard.services.monitoring.job_events import EventHub, text_event
+from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.records import FINISHED, JobRecord, LedgerError
@@ -63,9 +64,14 @@ class DirectRequests:
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, settings: Settings, registry: Registry, ledger: Ledger
+        cls,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        metrics: Metrics | None = None,
     ) -> AsyncIterator[DirectRequests]:
-        """At the end, what is still under way is cancelled: nobody else would answer it."""
+        """At the end, what is still under way is cancelled: nobody else would answer it. `metrics`
+        show its requests."""
         hub = EventHub()
 
         def hear(job_id: str, text: str, offset: int) -> None:
@@ -79,6 +85,7 @@ class DirectRequests:
             slots=MOST,
             shared_ledger=True,
             hear=hear,
+            metrics=metrics,
         )
         requests = cls(settings, registry, ledger, runner, hub)
         try:

@@ -23,6 +23,7 @@ from switchyard.services.llm.streaming import LlmText, WrittenAnswer
 from switchyard.services.monitoring.ending import ended
 from switchyard.services.monitoring.job_events import EventFeed, EventHub
 from switchyard.services.monitoring.lane_pressure import LanePressure
+from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher, Published
 from switchyard.services.publishing.requests import job_id_for
@@ -167,10 +168,15 @@ class LLMQueue:
     @classmethod
     @asynccontextmanager
     async def direct(
-        cls, settings: Settings, registry: Registry, ledger: Ledger
+        cls,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        metrics: Metrics | None = None,
     ) -> AsyncIterator[LLMQueue]:
-        """Requests that this process runs itself, whatever JOBS_LLM_DIRECT says."""
-        async with DirectRequests.opened(settings, registry, ledger) as requests:
+        """Requests that this process runs itself, whatever JOBS_LLM_DIRECT says; `metrics` show
+        them."""
+        async with DirectRequests.opened(settings, registry, ledger, metrics) as requests:
             yield cls(ledger, requests)
 
     async def submit(

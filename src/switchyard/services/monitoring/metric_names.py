@@ -110,7 +110,8 @@ NOT_RUN = Metric(
 LLM_PROCESSED = Metric(
     "llm_requests_processed_total",
     "counter",
-    "Attempts of the llm workers; `status` is the outcome of the attempt.",
+    "Attempts at requests to language models, of the llm workers and in direct mode; `status` is "
+    "the outcome of the attempt.",
     ("status", "request_type"),
 )
 LLM_LATENCY = Metric(

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from itertools import count
 
@@ -30,6 +29,9 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Decision, Delayed, Died, Failure
 from switchyard.services.jobs.speech import Speech
 from switchyard.services.ledger import Ledger, to_message
+from switchyard.services.monitoring import metric_names as names
+from switchyard.services.monitoring.metric_names import Metric, Samples
+from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.publishing.recorded import record_following
@@ -56,6 +58,7 @@ from switchyard.services.runtime.endings import (
     within,
 )
 from switchyard.services.runtime.execution import Executor
+from switchyard.services.runtime.metering import Meter
 from switchyard.services.runtime.noting import NoteTaker
 from switchyard.services.settings import Settings
 
@@ -82,11 +85,12 @@ class InlineRunner(Closing):
         slots: int | None = None,
         shared_ledger: bool = False,
         hear: Callable[[str, str, int], None] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """With `shared_ledger` other processes run jobs of the same ledger: theirs are left alone,
         and what is under way here at the end is cancelled, as no process takes it up.
         `slots`: how many pipelines run at once. `hear` gets what jobs write as they write it: the
-        job's id, a piece, and how many characters were before it."""
+        job's id, a piece, and how many characters were before it. `metrics` show what it runs."""
         self._hear = hear
         self._settings = settings
         self._registry = registry
@@ -102,6 +106,13 @@ class InlineRunner(Closing):
         self._runs: dict[str, asyncio.Task[None]] = {}
         """Pipelines under way, by the id of their first job."""
         self._log = structlog.get_logger("inline")
+        self._attempts: Counter[str] = Counter()
+        """Under way, by kind of worker."""
+        self._meter: Meter | None = None
+        if metrics is not None:
+            self._meter = Meter(metrics, registry, ledger.clock)
+            metrics.show(self._shown)
+            metrics.show(self._shared.shown)
 
     async def close(self) -> None:
         """Stop what runs; `finish` takes it up again in the next process, unless others share the
@@ -186,14 +197,18 @@ class InlineRunner(Closing):
                 claim_id, claim = await self._claim(job)
                 if claim is None:
                     return []
+                started_at = self._ledger.clock.time()
+                self._begin(job)
                 try:
                     decision, following = await self._decide(job, claim_id, claim, usage)
                 except asyncio.CancelledError:
                     if self._shared_ledger:
                         await self._record_end(job, claim_id, CalledOff())
                     raise
+                finally:
+                    self._attempts[job.worker] -= 1
             if isinstance(decision, Delayed):
-                pause = min(_pause(decision, self._ledger.clock.now()), self._time_left(job))
+                pause = min(decision.seconds, self._time_left(job))
                 waited += pause
                 if waited > self._patience:
                     decision = Died(Reason.EXHAUSTED, decision.attempts, decision.failure)
@@ -205,10 +220,20 @@ class InlineRunner(Closing):
             except RowRejected as error:
                 decision, following = invalid_outcome(job.message, error), []
             due = await self._record_end(job, claim_id, decision)
+            if self._meter is not None:
+                self._meter.ended(job.message, job.lane, started_at, decision)
             if not isinstance(decision, Delayed):
                 return [*(each for each in following if each.joins is None), *due]
             await asyncio.sleep(pause)
             job = replace(job, message=job.message.with_metadata(attempts=decision.attempts))
+
+    def _begin(self, job: NewJob) -> None:
+        self._attempts[job.worker] += 1
+        if self._meter is not None:
+            self._meter.started(job.message, job.lane)
+
+    def _shown(self) -> Iterable[tuple[Metric, Samples]]:
+        return [(names.LLM_CONCURRENCY, {(self.worker_id,): float(self._attempts[names.LLM])})]
 
     @asynccontextmanager
     async def _room(self, job: NewJob) -> AsyncIterator[Usage]:
@@ -332,13 +357,6 @@ class InlineRunner(Closing):
         if expires_at is None:
             return float("inf")
         return (expires_at - self._ledger.clock.now()).total_seconds()
-
-
-def _pause(delayed: Delayed, now: datetime) -> float:
-    """Seconds until the next attempt."""
-    if delayed.not_before is None:
-        return delayed.level
-    return max(delayed.level, (delayed.not_before - now).total_seconds())
 
 
 def _is_open(state: State) -> bool:

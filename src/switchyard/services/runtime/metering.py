@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from switchyard.broker.consume.consumer import LaneConsumer
 from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Died, Succeeded
 from switchyard.services.ledger.sql.clock import Clock
@@ -19,7 +20,6 @@ from switchyard.services.monitoring.distribution import Distribution
 from switchyard.services.monitoring.metric_names import LLM, OTHER, Distributions, Metric, Samples
 from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.runtime.endings import SUCCEEDED, Ending, outcome_of
-from switchyard.services.runtime.running import RunningJob
 
 NOTED: Final = 500
 """Starts and ends that are only noted, until there are so many or somebody scrapes."""
@@ -77,19 +77,18 @@ class Meter:
         metrics.show(self.counted)
         metrics.show_histograms(self.distributed)
 
-    def started(self, job: RunningJob) -> None:
-        """Its handler is about to run."""
-        message = job.message
+    def started(self, message: JobMessage, lane: str) -> None:
+        """The handler of a job is about to run."""
         metadata = message.metadata
         if metadata.attempts == 0:
             entered = metadata.queued_at or metadata.created_at
-            self._starts.append((message.job_type, job.delivery.lane, entered, self._clock.time()))
+            self._starts.append((message.job_type, lane, entered, self._clock.time()))
             if len(self._starts) >= NOTED:
                 self._count_starts()
 
-    def ended(self, job: RunningJob, ending: Ending) -> None:
-        """It has ended so, and the delivery is acknowledged."""
-        message, lane, used = job.message, job.delivery.lane, None
+    def ended(self, message: JobMessage, lane: str, started_at: float, ending: Ending) -> None:
+        """Its attempt, begun then, has ended so, which the ledger has."""
+        used = None
         if isinstance(ending, Succeeded):
             used = message.metadata.attempts + 1
         elif isinstance(ending, Died):
@@ -97,7 +96,7 @@ class Meter:
             worker, job_type = self._labels(message.job_type)
             death = (worker, lane, job_type, str(ending.reason))
             self._deaths[death] = self._deaths.get(death, 0) + 1
-        took = max(0.0, self._clock.time() - job.started_at)
+        took = max(0.0, self._clock.time() - started_at)
         self._ends.append((message.job_type, lane, outcome_of(ending), took, used))
         if len(self._ends) >= NOTED:
             self._count_ends()
