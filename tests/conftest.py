@@ -212,7 +212,7 @@ def _database_on(name: str, create: Callable[[PostgresServer], str]) -> Iterator
         skip_or_fail(str(error))
     url = create(server)
     yield url
-    server.drop_database(url)
+    server.drop_later(url)
 
 
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]

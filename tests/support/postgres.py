@@ -70,6 +70,8 @@ class PostgresServer:
         ]
         self.system_user = SYSTEM_USER if os.geteuid() == 0 else None
         """Whose the server is; None: ours."""
+        self._unused: list[str] = []
+        """Databases that go when the next one is made: each call of psql costs 20 ms."""
         self._server: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
 
@@ -133,13 +135,14 @@ class PostgresServer:
     def create_database(self) -> str:
         """Make an empty database and return its URL."""
         name = f"test_{secrets.token_hex(6)}"
-        self._psql(f"CREATE DATABASE {name}")
+        self._psql(*self._drops(), f"CREATE DATABASE {name}")
         return self.url(name)
 
     def create_ledger(self) -> str:
         """Make a database with the ledger's tables, a copy of `TEMPLATE`, and return its URL."""
         name = f"test_{secrets.token_hex(6)}"
         self._psql(
+            *self._drops(),
             f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}",
             f"\\connect {name}",
             f"UPDATE system_id SET id = '{secrets.token_hex(ID_BYTES)}', name = '{name}'",
@@ -151,9 +154,13 @@ class PostgresServer:
         self._psql(f"CREATE DATABASE {TEMPLATE}")
         asyncio.run(upgrade(self.url(TEMPLATE)))
 
-    def drop_database(self, url: str) -> None:
-        """Also when there are connections to it."""
-        self._psql(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
+    def drop_later(self, url: str) -> None:
+        """When the next database is made here; also when there are connections to it."""
+        self._unused.append(url.rpartition("/")[2])
+
+    def _drops(self) -> list[str]:
+        names, self._unused = self._unused, []
+        return [f"DROP DATABASE {name} WITH (FORCE)" for name in names]
 
     def _install(self) -> None:
         if self._packages is not None:

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import tempfile
 import threading
+from functools import cache
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,7 @@ def shared_node(version: str) -> tuple[LocalNode, str]:
     return new_node(version, **known), full_version
 
 
+@cache
 def shared_postgres(name: str = "postgres") -> PostgresServer:
     """The run's server, for its databases alone: never stop or pause it. That named "pgvector" has
     pgvector."""
