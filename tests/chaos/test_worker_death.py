@@ -29,8 +29,9 @@ from tests.support.worker_process import Process, Processes
 
 pytestmark = pytest.mark.chaos
 
-OWN_PROCESS = 10.0
-"""Seconds in which a busy machine starts a process for each suspect; alone it takes one or two."""
+OWN_PROCESS = 30.0
+"""Seconds in which a busy machine starts a process for each suspect; alone it takes one or two, and
+without a takeover nobody resumes their jobs before the scheduler's minute is over."""
 PUBLISH = bytes.fromhex("003c 0028 0000 0a") + b"jobs.topic"
 """A basic.publish of a job, where the frame names its method and its exchange."""
 ACK = bytes.fromhex("0000000d 003c 0050")
@@ -122,7 +123,7 @@ async def test_hot_job_starts_at_once_beside_suspects_that_run(
         began = time.monotonic()
         hot = await publish_all(system, requests_of(1, "hot.effect"))
         await system.wait_until_all(hot, State.SUCCEEDED)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 6  # the suspects run until the next line
         write(tmp_path, "go")
         await assert_all_accounted_for(system, [*suspects, *hot])
 

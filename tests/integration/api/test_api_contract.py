@@ -57,7 +57,7 @@ async def run_schemathesis(
             "--checks", checks, "--max-examples", "10", "--phases", "examples,coverage,fuzzing",
             "--exclude-path-regex", "/events$|^/llm/requests",
             "--header", f"Authorization: Bearer {key}",
-            "--seed", "1", "--no-shrink", "--request-timeout", "10",
+            "--seed", "1", "--no-shrink", "--request-timeout", "30",
             "--max-time", "30", "--warnings", "off", "--no-color", "--continue-on-failure",
         ]  # fmt: skip
         return await asyncio.to_thread(
