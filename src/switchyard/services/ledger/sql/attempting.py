@@ -103,8 +103,15 @@ class Finish:
         row = rows.jobs.get(request.job_id)
         if row is None or not rules.owns(row, request):
             return None
-        if row.state is not State.RUNNING:
-            return EndNoted(state=row.state)
+        if row.state is State.RUNNING:
+            self._end(row, rows)
+        noted = EndNoted(state=row.state)
+        if row.join_id is not None:
+            rows.noted[row.join_id] = noted
+        return noted
+
+    def _end(self, row: JobRow, rows: Rows) -> None:
+        request = self.request
         error_type, error_message = clean(request.error_type), clean(request.error_message)
         if request.outcome is not None:
             rows.end_attempt(row, request.outcome, request.now, error_type, error_message)
@@ -113,10 +120,6 @@ class Finish:
         row.result = self.result
         if now in (State.SUCCEEDED, State.CANCELLED):
             rows.forget_checkpoint(row)
-        noted = EndNoted(state=now)
-        if row.join_id is not None:
-            rows.noted[row.join_id] = noted
-        return noted
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,9 @@ class JoinWriter:
             "UPDATE jobs SET state = 'pending', updated_at = :at "
             f"WHERE {sql.keys_condition(dialect, 'id')} AND state = 'joining' RETURNING id"
         )
+        self._pending = text(
+            f"SELECT id FROM jobs WHERE {sql.keys_condition(dialect, 'id')} AND state = 'pending'"
+        )
         self._copy = text(
             f"INSERT INTO jobs (id, state, attempts, redrives, crashes, created_at, queued_at, "
             f"updated_at, {_COPIED}) SELECT :copy, 'pending', 0, 0, 0, :at, :at, :at, {_COPIED} "
@@ -118,6 +121,7 @@ class JoinWriter:
         """Count what has changed among these rows; nothing is asked where none is joined. Whoever
         ended the last job of a join is told in `rows.noted`."""
         changes = _changes(rows)
+        self._tell_late(connection, rows, sorted(rows.noted.keys() - changes.keys()))
         gone = [row.id for row in rows.deleted if row.joins]
         if gone:  # nobody waits any more for what they waited for
             connection.execute(self._delete, sql.keys_parameter(self._dialect, sorted(gone)))
@@ -151,6 +155,14 @@ class JoinWriter:
         for join_id, job_id in due.items():
             if (noted := rows.noted.get(join_id)) is not None:
                 noted.due.append(job_id)
+
+    def _tell_late(self, connection: Connection, rows: Rows, join_ids: list[str]) -> None:
+        """Of jobs that had ended before their worker said so: their dead letter was read first, or
+        the first answer was lost on its way. Else the outbox finds what waits, 15 s later."""
+        if join_ids:
+            keys = sql.keys_parameter(self._dialect, join_ids)
+            for row in connection.execute(self._pending, keys):
+                rows.noted[row.id].due.append(row.id)
 
     def settle(
         self, connection: Connection, join_id: str, at: float, *, when_dead: WhenDead | None
