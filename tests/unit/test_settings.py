@@ -8,13 +8,21 @@ from switchyard.cli.base.errors import CommandFailed
 from switchyard.services.settings import ASCENDING, FITTED, Settings
 
 
-@pytest.mark.parametrize("name", list(Settings.model_fields))
+@pytest.mark.parametrize("name", sorted({*Settings.model_fields} - {"ingest_paths"}))
 def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """As a compose file's `${NAME:-}` gives it."""
     monkeypatch.delenv(f"JOBS_{name.upper()}", raising=False)
     unset = Settings()
     monkeypatch.setenv(f"JOBS_{name.upper()}", "")
     assert Settings() == unset
+
+
+def test_an_empty_list_of_directories_opens_none_and_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JOBS_INGEST_PATHS", "")
+    with pytest.raises(CommandFailed, match="JOBS_INGEST_PATHS is empty: set it to `none`"):
+        load_settings()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
 
@@ -70,13 +70,25 @@ class PlaceSettings(BaseSettings):
     ingest_paths: Annotated[tuple[Path, ...] | None, NoDecode] = Field(
         default=None,
         description="Directories from which `ingest_document` may read its `path`, separated "
-        "as in PATH (`:`). Unset: any directory. `none`: none.",
+        "as in PATH (`:`). Unset: any directory. `none`: none. Empty: an error, for it could be "
+        "meant as either.",
     )
     index_url: SecretStr | None = Field(
         default=None,
         description="Address of the search index: a directory or an object-store address "
         "(LanceDB), or postgresql://… with pgvector. Default: JOBS_DATA_DIR.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_empty_paths(cls, given: object) -> object:
+        """Other empty variables are unset ones. Here that would open every file to whoever can
+        publish, where somebody wrote it to open none."""
+        if os.environ.get("JOBS_INGEST_PATHS") == "":
+            raise ValueError(
+                "JOBS_INGEST_PATHS is empty: set it to `none`, or remove it to allow any directory"
+            )
+        return given
 
     @field_validator("ingest_paths", mode="before")
     @classmethod
