@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,29 @@ async def test_a_backfill_has_a_budget_of_its_own_and_goes_on_when_it_is_raised(
     assert await ledger.reserve_llm_call(call_of(0.0, number="3", **mine), per_day=1.0) is True, (
         "what costs nothing needs no budget"
     )
+
+
+async def test_a_call_over_midnight_belongs_to_the_day_on_which_it_began(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    midnight = (time.time() // DAY + 1) * DAY
+
+    def now_is(moment: float) -> None:
+        monkeypatch.setattr("switchyard.services.ledger.llm_spend.db_now", lambda _: moment)
+
+    now_is(midnight - 2)
+    assert await ledger.reserve_llm_call(call_of(6.0), per_day=10.0) is True
+    refused = await ledger.reserve_llm_call(call_of(6.0, number="2"), per_day=10.0)
+    assert isinstance(refused, NoBudgetLeft)
+    assert refused.seconds == 2
+    now_is(midnight)
+    assert await ledger.reserve_llm_call(call_of(6.0, number="2"), per_day=10.0) is True
+    await ledger.settle_llm_call(LlmCall("1", CallState.PAID, AskedBy(), "p", "m", {}, 5.0))
+    (budget,) = await ledger.llm_budgets(per_day=10.0)
+    assert (budget.spent, budget.reserved) == (0, 6)
+    before = time.strftime("%Y-%m-%d", time.gmtime(midnight - 2))
+    (row,) = await ledger.llm_spend("day", until=before)
+    assert (row.name, row.cost) == (before, 5)
 
 
 async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
