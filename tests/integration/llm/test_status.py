@@ -34,6 +34,9 @@ async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
     ]
     told = (await jobctl("llm", "status", **given)).stdout
     assert "one call at a time until it answers: it is broken" in " ".join(told.split())
+    given["JOBS_LLM_PROVIDERS"] = json.dumps(SERVERS[1:])
+    told = (await jobctl("llm", "status", **given)).stdout
+    assert "not in these settings: it is not called" in " ".join(told.split())
 
 
 async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_do_now(

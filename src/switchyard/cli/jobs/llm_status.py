@@ -66,7 +66,7 @@ def status(as_json: JsonOption = False) -> None:
         )
         return
     if servers:
-        _print_servers(servers)
+        _print_servers(servers, {each.name for each in settings.model_servers})
     else:
         say("No model server is configured, and none has been called: see docs/llm.md#servers.")
     if settings.llm_servers:
@@ -116,7 +116,9 @@ def _with_those_not_called(
     return sorted((*capped, *new), key=lambda each: each.name)
 
 
-def _why(report: LlmServerReport) -> str:
+def _why(report: LlmServerReport, configured: set[str]) -> str:
+    if configured and report.name not in configured:
+        return "not in these settings: it is not called"
     reason = report.state.pause_reason or ""
     if report.paused_for:
         return reason
@@ -137,7 +139,7 @@ def _server_shown(report: LlmServerReport) -> dict[str, Any]:
     }
 
 
-def _print_servers(found: list[LlmServerReport]) -> None:
+def _print_servers(found: list[LlmServerReport], configured: set[str]) -> None:
     rows = table("SERVER", "IN FLIGHT", "LIMIT", "PAUSED", "FAILURES", "WHY", flexible=("WHY",))
     for each in found:
         add_row(
@@ -147,7 +149,7 @@ def _print_servers(found: list[LlmServerReport]) -> None:
             str(int(each.state.allowed)),
             cell(f"{each.paused_for:.0f} s" if each.paused_for else ""),
             str(each.state.failures),
-            cell(_why(each)),
+            cell(_why(each, configured)),
         )
     console().print(rows)
 
