@@ -109,7 +109,7 @@ async def open_state(
             settings=settings,
             registry=registry,
             ledger=ledger,
-            storage=Storage(settings.files_url),
+            storage=Storage(settings.files_url, prompt=True),
             index=index,
             keys=KeyRing(ledger, configured),
             key_limiter=RateLimiter(settings.api_rate_limit, settings.api_rate_burst),

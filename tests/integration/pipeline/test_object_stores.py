@@ -6,7 +6,8 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -16,7 +17,7 @@ from pydantic import SecretStr
 
 from switchyard.services.files.keys import result_key
 from switchyard.services.files.storage import Storage
-from switchyard.services.files.storage_errors import FileTooLarge, NotStored
+from switchyard.services.files.storage_errors import FileTooLarge, NotStored, StorageRefuses
 from switchyard.services.identity.places import WrongPlace, claim_places
 from switchyard.services.index.generations import Generation
 from switchyard.services.index.opening import home_at, open_index
@@ -104,6 +105,42 @@ async def test_an_upload_that_is_too_long_or_cut_off_leaves_nothing(place: str):
     with pytest.raises(ConnectionError):
         await storage.put_stream_async("cut", cut(), max_bytes=20 * MIB)
     assert await keys(storage) == []
+
+
+async def test_a_bucket_that_is_not_there_is_no_file_that_is_not_there(place: str):
+    """Or jobs would be dead of it, as if their documents were gone for good."""
+    storage = Storage(place.replace(CONTAINER, "nobodys", 1))
+    calls: tuple[Callable[[], Awaitable[object]], ...] = (
+        lambda: storage.put_async("a", b"one"),
+        lambda: storage.put_new_async("a", b"one"),
+        lambda: storage.get_async("a"),
+        lambda: storage.size_async(),
+        lambda: anext(storage.stream_async("a")),
+    )
+    for call in calls:
+        with pytest.raises(StorageRefuses, match="there is no bucket or container"):
+            await call()
+    with pytest.raises(StorageRefuses):
+        storage.get("a")
+
+
+@pytest.mark.parametrize("place", ["azure"], indirect=True)
+async def test_wrong_credentials_are_waited_out_as_an_outage_is(
+    place: str, monkeypatch: pytest.MonkeyPatch
+):
+    right = os.environ["AZURE_STORAGE_ACCOUNT_KEY"]
+    await Storage(place).put_async("a", b"one")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", b64encode(b"another one").decode())
+    storage = Storage(place)
+    refused = pytest.raises(StorageRefuses, match=r"refuses access \(AuthorizationFailure\)")
+    with refused:
+        await storage.put_async("a", b"two")
+    with refused:
+        await storage.get_async("a")
+    with refused:
+        await storage.size_async()
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", right)
+    assert await Storage(place).get_async("a") == b"one"
 
 
 def run_send(url: str, half: Event) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -29,6 +31,7 @@ from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.monitoring.metric_names import STORAGE_QUOTA, STORAGE_USED
 from switchyard.services.monitoring.system_metrics import SystemMetrics
 from switchyard.services.settings import Settings
+from switchyard.services.workers.stages import document_id_of
 from tests.integration.api.document_server import serving
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.missing import MissingError, skip_or_fail
@@ -72,6 +75,27 @@ async def test_every_call_says_that_the_store_does_not_answer():
         await store.stat_async("a")
     with pytest.raises(StorageAway):
         await store.size_async()
+
+
+async def test_a_store_that_says_nothing_is_given_up_soon_where_somebody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(storing, "PROMPT", 1.0)
+    settings = Settings(data_dir=tmp_path, amqp_url=None, storage_url="s3://switchyard/files")
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, LOOPBACK, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{LOOPBACK}:{port}")
+        async with serving(settings) as client:
+            began = time.monotonic()
+            answer = await client.get(f"/documents/{document_id_of('any')}/pages/1")
+            assert time.monotonic() - began < 10
+    assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
+    assert "Retry-After" in answer.headers
 
 
 @pytest.mark.parametrize("away", [StorageAway("away"), IndexAway("away")])

@@ -89,7 +89,7 @@ class Inbox:
     """Takes uploads in and starts their jobs."""
 
     def __init__(self, settings: Settings, start: Starter, inline: InlineRunner | None) -> None:
-        self.storage = Storage(settings.files_url)
+        self.storage = Storage(settings.files_url, prompt=True)
         self.max_bytes = settings.max_document_bytes
         self._settings = settings
         self._quota = Quota(self.storage, settings.storage_quota)

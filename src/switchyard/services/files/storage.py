@@ -7,6 +7,7 @@ target and renames it; object stores are atomic by themselves.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from switchyard.services.files.storage_errors import (
     FileTooLarge,
     NotStored,
     StorageAway,
+    away,
+    is_without_bucket,
     needing_room,
 )
 
@@ -31,8 +34,10 @@ PART_BYTES = 1024 * 1024
 """What a stream of a file holds in memory at once, about."""
 
 PATIENCE = timedelta(seconds=20)
-"""For how long an object store is asked again that does not answer: somebody may be waiting, and
-jobs are tried again anyway."""
+"""For how long an object store is asked again that does not answer: jobs are tried again anyway.
+One request is given up by obstore after 30 s."""
+PROMPT = 8.0
+"""Seconds that a file gets to be read where somebody waits, who can come again."""
 PARTS_AT_ONCE = 2
 """Parts, of 5 MiB each, that are written at the same time and so kept in memory."""
 
@@ -68,24 +73,31 @@ class Storage:
     """
 
     url: str
+    prompt: bool = False
+    """Somebody waits: reading from a store that does not answer is given up after PROMPT."""
     _opened: list[ObjectStore] = field(
         default_factory=list, init=False, repr=False, compare=False, hash=False
     )
 
-    def __reduce__(self) -> tuple[type[Storage], tuple[str]]:
-        return (Storage, (self.url,))
+    def __reduce__(self) -> tuple[type[Storage], tuple[str, bool]]:
+        return (Storage, (self.url, self.prompt))
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Around every call. Raises StorageAway where an object store does not answer."""
-        from obstore.exceptions import GenericError
+        """Around every call. Raises StorageAway where an object store does not answer, or refuses;
+        FileNotFoundError is of a file, and never of the bucket."""
+        from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
 
         try:
             yield
-        except GenericError as error:
+        except (GenericError, PermissionDeniedError, UnauthenticatedError) as error:
             if self.url.startswith("file:") or any(each in str(error) for each in NO_ROOM):
                 raise
-            raise StorageAway(f"the file storage at {self.url} does not answer") from error
+            raise away(self.url, error) from error
+        except FileNotFoundError as error:
+            if is_without_bucket(error):
+                raise away(self.url, error) from error
+            raise
 
     @property
     def _store(self) -> ObjectStore:
@@ -171,14 +183,17 @@ class Storage:
         """A whole file. Raises NotStored, InvalidKey, FileTooLarge (before reading it)."""
         import obstore
 
-        with self._reached():
-            try:
-                found = await obstore.get_async(self._store, check_key(key))
-            except FileNotFoundError as error:
-                _not_stored(key, error)
-            if max_bytes is not None and found.meta["size"] > max_bytes:
-                raise FileTooLarge(f"{found.meta['size']:,} bytes, {max_bytes:,} are allowed")
-            return bytes(await found.bytes_async())
+        try:
+            async with asyncio.timeout(PROMPT if self.prompt else None):
+                with self._reached():
+                    found = await obstore.get_async(self._store, check_key(key))
+                    if max_bytes is not None and (size := found.meta["size"]) > max_bytes:
+                        raise FileTooLarge(f"{size:,} bytes, {max_bytes:,} are allowed")
+                    return bytes(await found.bytes_async())
+        except FileNotFoundError as error:
+            _not_stored(key, error)
+        except TimeoutError as error:
+            raise StorageAway(f"the file storage at {self.url} does not answer") from error
 
     async def stream_async(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
         """A file from that byte on, in parts of about 1 MiB. Raises NotStored, InvalidKey."""
@@ -188,13 +203,13 @@ class Storage:
         if stored is not None and 0 < stored.size <= start:
             return  # stores refuse a range that is empty
         options: GetOptions = {"range": {"offset": start}} if start else {}
-        with self._reached():
-            try:
+        try:
+            with self._reached():
                 found = await obstore.get_async(self._store, check_key(key), options=options)
-            except FileNotFoundError as error:
-                _not_stored(key, error)
-            async for part in found.stream(min_chunk_size=PART_BYTES):
-                yield bytes(part)
+                async for part in found.stream(min_chunk_size=PART_BYTES):
+                    yield bytes(part)
+        except FileNotFoundError as error:
+            _not_stored(key, error)
 
     async def stat_async(self, key: str) -> StoredFile | None:
         """Size and time of a file, or None when there is none. Raises InvalidKey."""

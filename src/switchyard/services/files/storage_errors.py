@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,8 +31,39 @@ class DiskFull(StorageError, NotNow):
 
 
 class StorageAway(StorageError, DependencyUnavailable):
-    """The object store does not answer; whether the last write was done is not known. A job that
-    meets it uses up no attempt."""
+    """The object store does not answer, or can't be used as it answers; whether the last write was
+    done is not known. A job that meets it uses up no attempt."""
+
+
+class StorageRefuses(StorageAway):
+    """The object store lets these credentials not do what is asked; or has no such bucket. To wait
+    does not help: somebody has to mend it."""
+
+
+_CODES = (
+    re.compile(r"<Code>(\w{1,60})</Code>"),
+    re.compile(r"\b([1-5]\d\d [A-Z][A-Za-z ]{1,30}):"),
+)
+"""How obstore quotes what a store answers: the code in its body, and the status."""
+_REFUSED = ("401 Unauthorized:", "403 Forbidden:", "<Code>ExpiredToken<", "<Code>InvalidToken<")
+_NO_BUCKET = ("<Code>NoSuchBucket<", "<Code>ContainerNotFound<")
+
+
+def is_without_bucket(error: Exception) -> bool:
+    """Whether it is not the file that is not there, but all that it would be in."""
+    return any(each in str(error) for each in _NO_BUCKET)
+
+
+def away(url: str, error: Exception) -> StorageAway:
+    """What is told of an error of obstore that says nothing of a file."""
+    said = str(error)
+    if is_without_bucket(error):
+        return StorageRefuses(f"there is no bucket or container for the file storage at {url}")
+    found = next((match.group(1) for code in _CODES if (match := code.search(said))), None)
+    if any(each in said for each in _REFUSED):
+        return StorageRefuses(f"the file storage at {url} refuses access ({found})")
+    how = "" if found is None else f" as it should ({found})"
+    return StorageAway(f"the file storage at {url} does not answer{how}")
 
 
 NO_ROOM = ("os error 28)", "os error 122)")
