@@ -20,6 +20,7 @@ from tests.support.brokers import TestBroker
 from tests.support.cluster import LocalCluster
 from tests.support.management import Management
 from tests.support.postgres import PostgresServer
+from tests.support.postgres_standby import running_pair, url_of
 from tests.support.small_disk import fill, mounted
 
 
@@ -193,6 +194,36 @@ async def test_a_database_server_that_has_no_connection_left_for_us(
     )
     postgres_server.execute(f"ALTER ROLE {name} CONNECTION LIMIT -1")
     assert "ledger-crowded" not in findings(jobctl)
+
+
+async def test_a_database_server_that_is_frozen(
+    jobctl: CommandLine, postgres_server: PostgresServer
+) -> None:
+    url = postgres_server.create_database()
+    await upgrade(url)
+    jobctl.environment["JOBS_DATABASE_URL"] = url
+    postgres_server.pause()
+    try:
+        found = findings(jobctl)["ledger-locked"]
+    finally:
+        postgres_server.resume()
+    assert "does not answer" in found["detail"]
+    assert "frozen or cut off" in found["remedy"]
+    assert "ledger-locked" not in findings(jobctl)
+
+
+@pytest.mark.long
+async def test_a_pair_of_database_servers_whose_primary_has_died(jobctl: CommandLine) -> None:
+    with running_pair() as pair:
+        primary, standby = pair
+        await upgrade(url_of(pair))
+        jobctl.environment["JOBS_DATABASE_URL"] = url_of(pair)
+        primary.stop()
+        (promote,) = commands(findings(jobctl)["ledger-away"], "psql")
+        login = {"PGPASSWORD": standby.password, "PGHOST": "127.0.0.1", "PGUSER": "test"}
+        place = {"PGPORT": str(standby.port), "PGDATABASE": "postgres"}
+        subprocess.run(promote, env=os.environ | login | place, check=True)
+        until_gone(jobctl, "ledger-away")
 
 
 @pytest.fixture

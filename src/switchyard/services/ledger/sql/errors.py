@@ -72,7 +72,9 @@ def translate(error: Exception) -> Exception:
         if _caused_by(error, ValueError | OverflowError | TypeError):
             return RowRejected(text)
         return LedgerUnavailable(f"the ledger's database can't be used: {text}")
-    if isinstance(error, exc.TimeoutError | OSError | TimeoutError):
+    if isinstance(error, TimeoutError) and not str(error):
+        return LedgerUnavailable("the ledger's database does not answer")
+    if isinstance(error, exc.TimeoutError | OSError):
         return LedgerUnavailable(f"the ledger's database can't be reached: {text}")
     if isinstance(error, exc.StatementError | OverflowError | UnicodeEncodeError):
         return RowRejected(text)

@@ -128,8 +128,12 @@ async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any
             if isinstance(error, refused):
                 raise error from none
         names = ", ".join(f"{host}:{port}" for host, port in hosts)
-        reasons = "; ".join(sorted({str(each) or type(each).__name__ for each in none.errors}))
+        reasons = "; ".join(sorted({_reason(each) for each in none.errors}))
         raise ConnectionError(f"none of {names} takes writes: {reasons}") from none
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or ("no answer" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 async def _terminate(connection: Any) -> None:

@@ -86,12 +86,13 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
                 "'SHOW data_directory'` say where, on its server"
             )
         case LedgerUnavailable() if any(each in str(error) for each in LOCKED):
-            who = (
-                f"`fuser -v {file}` shows who has it open"
+            return Finding.LEDGER_LOCKED, (
+                f"end whoever holds it, or let it go on: `fuser -v {file}` shows who has it open"
                 if is_sqlite
-                else "`SELECT pid, state, query FROM pg_stat_activity` shows who holds what"
+                else "where it answers `psql -c 'SELECT pid, state, query FROM pg_stat_activity'`, "
+                "that shows who holds what; where it does not, the server is frozen or cut off: "
+                "look at its host, and restart it"
             )
-            return Finding.LEDGER_LOCKED, f"end whoever holds it, or let it go on: {who}"
         case _ if STANDBYS in str(error):
             return Finding.LEDGER_AWAY, (
                 "start the primary; where it is lost, promote the standby: `psql -c 'SELECT "
