@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from switchyard.services.logs import LogStream
+import pytest
+import structlog
+
+from switchyard.services.logs import REPEATED, LogStream, Repeats
 
 LOGS = """
 import logging, os, sys
@@ -39,6 +42,38 @@ def test_a_full_disk_costs_lines_and_nothing_else() -> None:
 def test_so_does_a_reader_that_has_gone() -> None:
     done = subprocess.run([sys.executable, "-c", LOGS, "gone"], stdout=subprocess.PIPE, check=False)
     assert done.stdout == b"still here\n"
+
+
+def test_the_same_warning_is_one_line_in_some_seconds_and_tells_how_often_it_came() -> None:
+    now = 100.0
+    repeats = Repeats(lambda: now)
+
+    def said(level: str = "warning", **fields: str) -> dict[str, object] | None:
+        try:
+            return dict(repeats(None, level, {"event": "ledger away", "level": level, **fields}))
+        except structlog.DropEvent:
+            return None
+
+    assert said(error="a") == {"event": "ledger away", "level": "warning", "error": "a"}
+    assert [said(error="a"), said(error="a")] == [None, None]
+    assert said(error="b") is not None
+    assert [said("info"), said("info")].count(None) == 0
+    assert [said(exc_info="True"), said(exc_info="True")].count(None) == 0
+    now += REPEATED
+    told = said(error="a")
+    assert told is not None
+    assert told["times"] == 3
+    assert said(error="a") is None
+    now += REPEATED
+    assert said(error="c") is not None
+
+
+def test_lines_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("switchyard.services.logs.REMEMBERED", 3)
+    repeats = Repeats(lambda: 1.0)
+    for number in range(10):
+        assert repeats(None, "warning", {"event": str(number), "level": "warning"})
+    assert len(repeats._said) <= 3
 
 
 def test_what_was_lost_is_told_once_there_is_room() -> None:

@@ -1,20 +1,29 @@
 """Structured logs: one event a line, with the job's id and attempt where there is a job.
 
-To log never fails: a full disk or a reader that has gone costs lines, not work. Foreign text in a
-line (a message's id, an error) neither steers the terminal nor pretends to be another line.
+To log never fails: a full disk or a reader that has gone costs lines, not work. Nor does an outage
+of a night fill a disk: what goes wrong again and again is a line every few seconds. Foreign text in
+a line (a message's id, an error) neither steers the terminal nor pretends to be another line.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
+import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict
 
 from switchyard.services.printable import printable, printable_json, printable_line
+
+REPEATED = 5.0
+"""Seconds in which the same warning or error is one line."""
+REMEMBERED = 1_000
+"""Different lines at most."""
 
 
 class LogStream:
@@ -45,6 +54,31 @@ class LogStream:
             self.lost += 1
 
 
+class Repeats:
+    """Drops a warning or error that says word for word what was said within REPEATED seconds; the
+    next line tells how often it came, `times`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` in seconds; it only goes on."""
+        self._clock = clock
+        self._said: dict[str, tuple[float, int]] = {}
+        """When each was last a line, and how often it has come since."""
+
+    def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
+        if event.get("level") not in ("warning", "error") or "exc_info" in event:
+            return event
+        text = repr(sorted((name, str(value)) for name, value in event.items()))
+        now = self._clock()
+        at, dropped = self._said.get(text, (-math.inf, 0))
+        if now - at < REPEATED:
+            self._said[text] = (at, dropped + 1)
+            raise structlog.DropEvent
+        if len(self._said) >= REMEMBERED:
+            self._said.clear()
+        self._said[text] = (now, 0)
+        return {**event, "times": dropped + 1} if dropped else event
+
+
 def configure(level: str = "info", form: str = "auto") -> None:
     """Send this process's logs to stderr. `level` and `form` as in the settings' `log_…`."""
     threshold = getattr(logging, level.upper())
@@ -53,6 +87,7 @@ def configure(level: str = "info", form: str = "auto") -> None:
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
+        Repeats(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if as_json:
