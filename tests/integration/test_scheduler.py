@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from switchyard.broker.message import now
 from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.ledger import to_message
+from switchyard.services.ledger.leases import SCHEDULER
 from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.records import ClaimRequest, NewJob, State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler, Turn
@@ -357,6 +358,17 @@ async def test_second_scheduler_stands_by_and_takes_over_when_the_first_is_kille
             assert time.monotonic() - killed_at < 2.0 + 1.5
             await system.publish("hot.effect", delay=0.01, job_id="by-second")
             await system.wait_for_state("by-second", State.QUEUED)
+
+
+async def test_a_lease_that_was_taken_when_the_clock_was_ahead_locks_nobody_out(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url) as system:
+        assert await system.ledger.acquire_lease(SCHEDULER, "somebody who has died", 7200)
+        async with scheduling(system) as scheduler:
+            await asyncio.wait_for(scheduler.is_active.wait(), 10)
+        assert await system.ledger.acquire_lease("a pause", "somebody", 7200)
+        assert not await system.ledger.acquire_lease("a pause", "somebody else", 1)
 
 
 async def test_scheduler_that_stops_hands_over_at_once(

@@ -60,6 +60,25 @@ async def test_of_many_schedulers_one_fires(system: System, time: Time) -> None:
         assert await outcomes(system, f"e{number}") == [(30.0, "fired", 1)]
 
 
+async def test_a_clock_that_was_ahead_stops_no_schedule_and_fires_none_twice(
+    system: System, time: Time
+) -> None:
+    await add(system, entry())
+    firing = runner(system)
+    time.now += 7 * 86_400
+    assert await firing.turn() > 0
+    time.now = START + 1  # somebody has set it right
+    assert await firing.move_back() == ["tidy"]
+    assert await firing.move_back() == []
+    time.now = START + 91
+    assert await firing.turn() == 1  # the first due time counts as missed, with those that were
+    assert await firing.move_back() == []
+    time.now = START + 89
+    assert await firing.move_back() == ["tidy"]
+    time.now = START + 91
+    assert await firing.turn() == 0
+
+
 async def test_what_was_missed_is_said_and_the_last_is_made_up_for(
     system: System, time: Time
 ) -> None:

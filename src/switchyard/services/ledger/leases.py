@@ -25,6 +25,11 @@ SCHEDULER = "scheduler"
 """The lease of the scheduler that is active."""
 LEASE = 6.0
 """Seconds after which the lease of a process that has died is over: who lives renews it."""
+AHEAD = 60.0
+"""A lease that ends so many seconds later than its holder can have asked for was taken when the
+database's clock was ahead: it is over."""
+FOREVER = 1e12
+"""Seconds, as a number that every database takes."""
 LOOK = 0.1
 """Seconds between looks at a lease that another holds."""
 
@@ -33,9 +38,12 @@ class Leases(LedgerBase):
     """Each lease has a name and at most one holder, by the database's clock. All raise
     LedgerUnavailable when the database is away."""
 
-    async def acquire_lease(self, name: str, holder: str, ttl: float | None = None) -> bool:
+    async def acquire_lease(
+        self, name: str, holder: str, ttl: float | None = None, *, longest: float = math.inf
+    ) -> bool:
         """Take the lease for `ttl` seconds when nobody else holds it; LEASE when it is going to be
-        kept by `keeping_lease`. The holder may take it again, which renews it."""
+        kept by `keeping_lease`. The holder may take it again, which renews it. `longest`: what any
+        holder asks for at most, in seconds."""
 
         def work(connection: Connection) -> bool:
             now = clock(connection)
@@ -46,9 +54,15 @@ class Leases(LedgerBase):
                     "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, "
                     "expires_at = excluded.expires_at "
                     f"WHERE leases.holder = excluded.holder OR leases.expires_at <= {now} "
+                    f"OR leases.expires_at > {now} + :most "
                     "RETURNING name"
                 ),
-                {"name": name, "holder": holder, "ttl": LEASE if ttl is None else ttl},
+                {
+                    "name": name,
+                    "holder": holder,
+                    "ttl": LEASE if ttl is None else ttl,
+                    "most": min(longest + AHEAD, FOREVER),
+                },
             )
             return taken.first() is not None
 
@@ -107,7 +121,7 @@ class Leases(LedgerBase):
         """Wait until nobody else holds the lease, and hold it. `wait` is awaited between looks,
         with the seconds to the next one."""
         holder = new_instance_id()
-        while not await self.acquire_lease(name, holder):
+        while not await self.acquire_lease(name, holder, longest=LEASE):
             await wait(LOOK)
         async with self.keeping_lease(name, holder):
             yield

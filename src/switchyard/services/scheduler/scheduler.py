@@ -307,7 +307,8 @@ class Scheduler:
 
     async def _hold_lease(self) -> bool:
         try:
-            held = await self._ledger.acquire_lease(SCHEDULER, self.holder, self._pace.lease)
+            lease = self._pace.lease
+            held = await self._ledger.acquire_lease(SCHEDULER, self.holder, lease, longest=lease)
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             held = False

@@ -9,6 +9,8 @@ is accepted: whoever dies after the row, and whoever comes after him, publishes 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from dataclasses import replace
 
 import structlog
@@ -29,6 +31,8 @@ from switchyard.services.settings import Settings
 
 BATCH = 200
 """Entries, and firings, that one turn looks at."""
+CLOCK_CHECK = 60.0
+"""Seconds between looks whether the ledger's clock was ahead."""
 AGAIN = 5.0
 """Seconds until a job is tried again that was refused."""
 SAID = 20
@@ -63,9 +67,13 @@ class ScheduleRunner:
     async def run(self) -> None:
         """Take over the entries of the file, whenever it changes, and the default ones, and fire
         until cancelled."""
+        checked_at = -math.inf
         while True:
             try:
                 await self.follow_file()
+                if time.monotonic() - checked_at > CLOCK_CHECK:
+                    await self.move_back()
+                    checked_at = time.monotonic()
                 await self.turn()
             except LedgerError as error:
                 self._log.warning("ledger away", error=str(error))
@@ -83,6 +91,27 @@ class ScheduleRunner:
         for firing, entry in await self._ledger.open_firings(BATCH):
             fired += await self._fire(firing, entry, now)
         return fired
+
+    async def move_back(self) -> list[str]:
+        """Let the entries be due by the time that it is now, which a clock that was ahead for a
+        while has moved on; their names. What was fired then has its rows, and is not fired again.
+
+        Raises LedgerError.
+        """
+        entries = await self._ledger.schedules()
+        _, now = await self._ledger.due_schedules(1)
+        moved = []
+        for entry in [each for each in entries if each.paused_at is None]:
+            try:
+                due = ScheduleEntry.recorded(entry).rule().after(now)
+            except InvalidSchedule:
+                continue  # said when it is due
+            fire_at = put_off(entry.name, due, entry.jitter)
+            if entry.next_at > due and await self._ledger.decide_due(entry, (), due, fire_at):
+                moved.append(entry.name)
+        if moved:
+            self._log.warning("the clock was ahead: due earlier again", schedules=moved[:SAID])
+        return moved
 
     async def follow_file(self) -> None:
         """Take over the entries of the file and the default ones: at first, and again when the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from switchyard.broker.wording import counted
-from switchyard.services.ledger.leases import SCHEDULER
+from switchyard.services.ledger.leases import AHEAD, LEASE, SCHEDULER
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined, restart_of
 
@@ -16,7 +16,7 @@ its processes are ready, and the broker's list is some seconds old."""
 
 async def scheduler(system: Examined) -> list[Check]:
     """One has to be active."""
-    if await system.need_ledger().lease_remaining(SCHEDULER) > 0:
+    if 0 < await system.need_ledger().lease_remaining(SCHEDULER) < LEASE + AHEAD:
         return [well("scheduler", "one is active")]
     detail = "none is active: delayed jobs are not published, and what a crash left is not healed"
     return [wrong("scheduler", Finding.SCHEDULER_NONE, detail, "start `jobctl scheduler`")]
