@@ -24,6 +24,7 @@ def until_gone(jobctl: CommandLine, *names: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while left := {name: each for name, each in findings(jobctl).items() if name in names}:
         assert time.monotonic() < deadline, left
+        time.sleep(0.2)  # a look takes the processor from those who are to mend it
 
 
 def commands(check: dict[str, str], program: str) -> list[list[str]]:

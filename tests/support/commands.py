@@ -34,24 +34,23 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 NEEDED = (
     "aio_pika",
+    "anyio._backends._asyncio",
     "alembic.command",
     "alembic.config",
     "switchyard.broker.topology.management",
     "switchyard.broker.publish.publisher",
+    "switchyard.broker.topology.definitions",
     "switchyard.broker.topology.reconcile",
     "httpx",
+    "httpcore",
+    "switchyard.api.client",
     "switchyard.api.server",
     "pydantic_settings",
     "switchyard.services.dead.indexing",
-    "switchyard.services.workers.embed",
-    "switchyard.services.workers.ingest.documents",
     "switchyard.services.ledger",
-    "switchyard.services.workers.link",
-    "switchyard.services.workers.llm",
     "switchyard.services.logs",
     "switchyard.services.publishing.publisher",
     "switchyard.services.redrive.handler",
-    "switchyard.services.jobs.registry",
     "switchyard.services.settings",
     "sqlalchemy.ext.asyncio",
     "structlog",
@@ -59,7 +58,8 @@ NEEDED = (
     "tests.support.llm_process",
     "tests.support.worker_process",
 )
-"""What the commands import when they run. More would do no harm, less takes longer."""
+"""What the commands import when they run, beside the built-in job types. More would do no harm,
+less takes longer."""
 JOBCTL = "switchyard.cli.main"
 _FDS = 4
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
@@ -309,11 +309,13 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     from switchyard import cli
+    from switchyard.services.jobs.registry import Registry
 
     for module in pkgutil.walk_packages(cli.__path__, f"{cli.__name__}."):
         importlib.import_module(module.name)
     for name in NEEDED:
         importlib.import_module(name)
+    Registry.load()  # also keeps what is asked of each payload's schema
     sys.path.pop(0)  # the directory, which `jobctl` does not have there
     gc.freeze()  # a command that ends would go through all of it, and take a copy
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has no threads"
