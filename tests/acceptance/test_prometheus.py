@@ -23,6 +23,7 @@ import yaml
 from pydantic import SecretStr
 from sqlalchemy import Connection, text
 
+from switchyard.cli.system.node import LocalNode
 from switchyard.cli.system.ports import free_port
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import BulkState, State
@@ -277,6 +278,28 @@ async def test_the_alerts_about_rates_and_what_is_away_fire_when_that_is_caused(
         finally:
             worker.process.send_signal(signal.SIGCONT)
             worker.end()
+
+
+@pytest.mark.long
+async def test_a_broker_that_blocks_publishers_makes_its_alert_fire(
+    own_node: Callable[..., LocalNode], sqlite_url: str, tmp_path: Path
+) -> None:
+    node = await asyncio.to_thread(own_node)
+    broker = TestBroker("3.10", "classic", "/", node)
+    async with (
+        open_system(broker, sqlite_url, data_dir=tmp_path / "data") as system,
+        api_process(system.settings, tmp_path / "api.log") as api,
+        prometheus(
+            tmp_path, {"switchyard-api": [api.url.removeprefix("http://")]}, window="20s"
+        ) as server,
+        httpx.AsyncClient(base_url=api.url, trust_env=False, timeout=30) as client,
+    ):
+        await _queue_jobs(client, 1)
+        await server.scraped('switchyard_publishes_total{outcome="accepted"}')
+        assert "SwitchyardBrokerBlocked" not in await server.firing()
+        await asyncio.to_thread(node.rabbitmqctl, "set_vm_memory_high_watermark", "0.0001")
+        async with _again_and_again(lambda: _queue_jobs(client, 1)):
+            await server.wait_for("SwitchyardBrokerBlocked")
 
 
 async def _queue_jobs(client: httpx.AsyncClient, number: int) -> None:

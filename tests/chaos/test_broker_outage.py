@@ -91,6 +91,7 @@ async def test_alarm_refuses_publishers_and_running_jobs_end_when_it_is_over(
             return unsent if Blocked in unsent else []
 
         await eventually(refused, what="publishers are told of the alarm")
+        assert "blocked" in {outcome for _, outcome in system.wire.counts}
         write(tmp_path, "alarm")
         await system.wait_until_all(accepted[:2], State.SUCCEEDED)
         assert set((await system.ledger.states(accepted[2:])).values()) == {State.RUNNING}

@@ -32,6 +32,7 @@ SERIES: dict[str, tuple[str, ...]] = {
     # Series by which the alert fires after half an hour, and without which it does not.
     "SwitchyardDown": ('up{job="switchyard-api"} 0x60',),
     "SwitchyardPartAway": ('switchyard_part_up{part="broker"} 0x60',),
+    "SwitchyardBrokerBlocked": ('switchyard_publishes_total{lane="hot",outcome="blocked"} 0+1x60',),
     "SwitchyardNoActiveScheduler": ("switchyard_scheduler_active 0x60",),
     "SwitchyardScheduleLate": ('switchyard_schedule_late_seconds{schedule="a"} 0+60x60',),
     "SwitchyardScheduleRefused": ("switchyard_schedules_refused 1x60",),
@@ -94,6 +95,8 @@ QUIET = (
     'switchyard_job_attempts_total{job_type="x",outcome="dead"} 0+1x60',
     'switchyard_job_attempts_total{job_type="x",outcome="succeeded"} 0+99x60',
     "switchyard_outbox_oldest_seconds 3x60",
+    'switchyard_publishes_total{lane="hot",outcome="accepted"} 0+9x60',
+    'switchyard_publishes_total{lane="hot",outcome="blocked"} 5x60',
     'switchyard_bulk_idle_seconds{kind="backfill"} 5x60',
     'switchyard_bulk_operations{kind="redrive",state="running"} 1x60',
 )

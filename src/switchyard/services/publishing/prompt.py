@@ -51,6 +51,8 @@ class PromptPublisher(Publisher):
         try:
             await self._connected()
         except PublishError as error:
+            for job in jobs:
+                self.count(job, error)
             return [error for _ in jobs]
         return await super().publish_many(jobs)
 

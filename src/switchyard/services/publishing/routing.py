@@ -47,13 +47,19 @@ async def publish_routed(publisher: Publisher, jobs: Sequence[Routed]) -> list[R
             if await publisher.has_queue(queue) is False  # None: a slow broker refuses nothing
         }
     except PublishError as error:
-        return [error for _ in jobs]
+        return [_refused(publisher, job, error) for job in jobs]
     there = [job.outgoing for job in jobs if job.queue not in missing]
     sent = iter(await publisher.publish_many(there) if there else ())
-    return [_refused(publisher, job) if job.queue in missing else next(sent) for job in jobs]
+    return [
+        _refused(publisher, job, _without_queue(job)) if job.queue in missing else next(sent)
+        for job in jobs
+    ]
 
 
-def _refused(publisher: Publisher, job: Routed) -> Unroutable:
-    error = Unroutable(JOBS_EXCHANGE, job.outgoing.routing_key, queue=job.queue)
+def _without_queue(job: Routed) -> Unroutable:
+    return Unroutable(JOBS_EXCHANGE, job.outgoing.routing_key, queue=job.queue)
+
+
+def _refused(publisher: Publisher, job: Routed, error: PublishError) -> PublishError:
     publisher.count(job.outgoing, error)
     return error
