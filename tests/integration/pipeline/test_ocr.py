@@ -12,6 +12,7 @@ import pymupdf
 import pytest
 from PIL import Image
 
+from switchyard.services.files.errors import UnsupportedDocument
 from switchyard.services.files.keys import page_key, result_key
 from switchyard.services.index.opening import open_index
 from switchyard.services.index.ranking import search
@@ -228,6 +229,28 @@ async def test_a_page_that_can_not_be_read_does_not_hold_up_the_others(
     assert pipeline.result("ocr_pdf")["broken_pages"] == [2]
     kept = json.loads(pipeline.storage.get(page_key(document_id, "ocr_pdf", 2)))
     assert kept["error"] == "MemoryError: too much"
+
+
+async def test_a_page_that_can_not_be_read_again_keeps_its_text(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def recognised(pages: Any, number: int) -> dict[str, Any]:
+        text = "What stands there" if number == 1 else None
+        return {"text": text, "error": "TimeoutError: too slow"}
+
+    monkeypatch.setattr(ocr_worker._Pages, "_recognised", recognised)
+    document_id = await taken_in(pipeline, tmp_path, "slips.pdf", slips(SLIPS))
+    await pipeline.run("ocr_pdf", {"document_id": document_id, "force": True}, lane="vlm_ocr")
+    assert text_of(pipeline, document_id) == ["What stands there", *SLIPS[1:]]
+    assert pipeline.result("ocr_pdf")["broken_pages"] == []
+
+
+async def test_plain_text_has_no_pages_for_ocr(pipeline: Pipeline, tmp_path: Path):
+    document_id = await taken_in(pipeline, tmp_path, "slip.txt", SLIPS[0].encode())
+    wanted = {"document_id": document_id, "force": True}
+    with pytest.raises(UnsupportedDocument, match="plain text has no pages"):
+        await pipeline.run("ocr_pdf", wanted, lane="vlm_ocr")
+    assert text_of(pipeline, document_id) == [SLIPS[0]]
 
 
 async def test_a_language_without_a_model_is_refused(pipeline: Pipeline, tmp_path: Path):

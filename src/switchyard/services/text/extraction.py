@@ -67,14 +67,16 @@ def with_ocr(
     filename: str | None,
 ) -> dict[str, Any]:
     """The output of `extract_text` with what OCR has read, by page; None is one that can't be
-    read. Titles are as in `extract`; one that was only the file's name gives way to a headline.
+    read, and keeps the text that it had. Titles are as in `extract`; one that was only the file's
+    name gives way to a headline.
     """
     by_ocr = set(text.get("ocr_pages", ()))
     broken, scanned = set(text.get("broken_pages", ())), set(text.get("scanned_pages", ()))
     pages = []
     for page in text["pages"]:
         number = page["page"]
-        found = read.get(number, page["text"]) or ""
+        anew = read.get(number)
+        found = page["text"] if anew is None else anew
         is_broken = not found and (read[number] is None if number in read else number in broken)
         is_scan = number in scanned and number not in read
         pages.append(PdfPage(number, found, is_broken, is_scan))

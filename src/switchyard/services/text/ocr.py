@@ -163,7 +163,7 @@ def _model_of(language: str | None, models: Path | None) -> Path:
         return own
     raise UnknownLanguage(
         f"no model here reads {name!r}: put {name}.onnx into the directory of JOBS_OCR_MODELS, or "
-        f"name one of {', '.join(sorted(BUILT_IN))}"
+        f"name one of {', '.join(sorted({*BUILT_IN, *_NAMES}))}"
     )
 
 

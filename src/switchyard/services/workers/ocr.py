@@ -13,8 +13,10 @@ from typing import Any
 from pydantic import Field
 
 from switchyard.broker import patterns
+from switchyard.services.files.errors import UnsupportedDocument
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.keys import page_key
+from switchyard.services.files.media import IMAGES, PDF
 from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
@@ -201,6 +203,8 @@ class _Pages:
     ) -> None:
         from switchyard.services.text.ocr import OCR_VERSION, Original, require_ocr
 
+        if about["media_type"] not in (PDF, *IMAGES):
+            raise UnsupportedDocument("plain text has no pages that OCR could read")
         require_ocr(payload.language, ctx.settings.ocr_models)
         self._ctx = ctx
         self._payload = payload
