@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -11,13 +17,60 @@ import pytest
 from tests.support.chunk_tables import opened, put
 
 SPAWN = multiprocessing.get_context("spawn")
-# Each process loads LanceDB, which takes a second or more of processor time.
 TOGETHER = pytest.mark.parametrize(
     ("writers", "rounds"), [(2, 6), pytest.param(4, 12, marks=pytest.mark.long)]
 )
+Target = Callable[[str, int, int, Barrier], None]
 
 
-def write(url: str, who: int, how_many: int, barrier) -> None:
+class Writers:
+    """Processes that do the same at the same time. Each loads LanceDB once, which takes a second or
+    two of processor time."""
+
+    def __init__(self, number: int) -> None:
+        self._barrier = SPAWN.Barrier(number)  # is gone with its last name here
+        pipes = [SPAWN.Pipe() for _ in range(number)]
+        self._ours = [ours for ours, _ in pipes]
+        self._processes = [
+            SPAWN.Process(target=obey, args=(theirs, who, self._barrier), daemon=True)
+            for who, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self._processes:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()  # so that the end of a process is seen here
+
+    def run(self, target: Target, url: str, how_many: int) -> None:
+        for each in self._ours:
+            each.send((target, url, how_many))
+        for each in self._ours:
+            assert each.poll(90), "it hangs"
+            assert each.recv() is None
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def obey(orders: Connection, who: int, barrier: Barrier) -> None:
+    while True:
+        target, url, how_many = orders.recv()
+        try:
+            target(url, who, how_many, barrier)
+            orders.send(None)
+        except Exception:
+            orders.send(traceback.format_exc())
+
+
+@pytest.fixture(scope="module")
+def writers_of() -> Iterator[Callable[[int], Writers]]:
+    """So many of them, which the tests of this module share."""
+    with ExitStack() as stack:
+        yield cache(lambda number: stack.enter_context(closing(Writers(number))))
+
+
+def write(url: str, who: int, how_many: int, barrier: Barrier) -> None:
     async def rounds() -> None:
         async with opened(url) as index:
             for n in range(how_many):
@@ -28,7 +81,7 @@ def write(url: str, who: int, how_many: int, barrier) -> None:
     asyncio.run(rounds())
 
 
-def create(url: str, who: int, how_many: int, barrier) -> None:
+def create(url: str, who: int, how_many: int, barrier: Barrier) -> None:
     async def write(table: str) -> None:
         async with opened(url, table=table) as index:
             await put(index, f"doc-{who}", 2)
@@ -41,23 +94,11 @@ def create(url: str, who: int, how_many: int, barrier) -> None:
         asyncio.run(write(f"made_{n}"))
 
 
-def run_together(target, url: str, writers: int, how_many: int) -> None:
-    barrier = SPAWN.Barrier(writers)
-    processes = [
-        SPAWN.Process(target=target, args=(url, n, how_many, barrier)) for n in range(writers)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(90)
-    assert [process.exitcode for process in processes] == [0] * writers
-
-
 @TOGETHER
 async def test_processes_that_write_at_the_same_time_lose_and_double_nothing(
-    url: str, writers: int, rounds: int
+    url: str, writers_of: Callable[[int], Writers], writers: int, rounds: int
 ):
-    await asyncio.to_thread(run_together, write, url, writers, rounds)
+    await asyncio.to_thread(writers_of(writers).run, write, url, rounds)
     async with opened(url) as index:
         assert [await index.count(f"shared-{n}") for n in range(rounds)] == [4] * rounds
         assert await index.count() == rounds * (4 + writers * 3)
@@ -65,9 +106,9 @@ async def test_processes_that_write_at_the_same_time_lose_and_double_nothing(
 
 @TOGETHER
 async def test_processes_that_make_the_index_at_the_same_time_lose_nothing(
-    url: str, writers: int, rounds: int
+    url: str, writers_of: Callable[[int], Writers], writers: int, rounds: int
 ):
-    await asyncio.to_thread(run_together, create, url, writers, rounds)
+    await asyncio.to_thread(writers_of(writers).run, create, url, rounds)
     for n in range(rounds):
         async with opened(url, table=f"made_{n}") as index:
             assert [await index.count(f"doc-{who}") for who in range(writers)] == [2] * writers
