@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
+from functools import lru_cache
 
 from switchyard.services.text.stopwords import STOP_WORDS
 
@@ -22,8 +23,10 @@ _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _SPACES = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u3000]+")
 _HYPHENATED = re.compile(r"(?<=[^\W\d_])[-\u2010]\n(?=[^\W\d_])")
 
-_ASCII = {code: chr(code) for code in range(128)}
-"""What is as it is in every form."""
+_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+"""What is not as it is in every form."""
+_CHARACTERS = 4_096
+"""Of which it is kept how they are folded."""
 
 _CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CJK = re.compile(f"[{_CJK_RANGES}]+")
@@ -31,6 +34,8 @@ _CJK_BREAK = re.compile(f"(?<=[{_CJK_RANGES}])\n(?=[{_CJK_RANGES}])")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _RAISED = re.compile("[⁰¹²³⁴-⁹]++")
 _LOWERED_NUMBER = re.compile("[₀-₉]")
+_APART = frozenset("\u00ad\u2060⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")
+"""Characters that tell that there is something unseen, raised or lowered."""
 _LOWERED = re.compile(r"(?<![^\W_])([^\W\d_⁰¹²³⁴-⁹₀-₉]++)[₀-₉]++(?![^\W_])")
 
 SENTENCE_ENDS = frozenset(".!?…\u061f\u06d4\u0964\u0965。！？｡")
@@ -177,21 +182,26 @@ def _folded(text: str, fold: Callable[[str], str]) -> str:
     """Numbers apart, each character folded so, lower case; soft hyphens are gone."""
     if text.isascii():
         return text.casefold()
-    text = _numbers_apart(_UNSEEN.sub("", text))
+    # What is not there is not looked for: searches fold many texts, each with a few such characters.
+    foreign = {char for char in set(text) if not char.isascii()}
+    if not foreign.isdisjoint(_APART):
+        text = _numbers_apart(_UNSEEN.sub("", text))
     # Character by character: of a whole text, `normalize` sorts every run of combining marks, by
     # insertion, and such a run can be as long as the text.
-    folded = {ord(char): fold(char) for char in set(text) if not char.isascii()}
-    kept = text.translate(_ASCII | folded)
+    folded = {ord(char): fold(char) for char in foreign}
+    kept = _FOREIGN.sub(lambda run: run.group().translate(folded), text)
     marks = "".join({char for char in "".join(folded.values()) if unicodedata.combining(char)})
     if marks:
         kept = re.sub(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+", r"\1", kept)
     return unicodedata.normalize("NFC", kept.casefold()).replace("\u0640", "")
 
 
+@lru_cache(maxsize=_CHARACTERS)
 def _compatible(char: str) -> str:
     return unicodedata.normalize("NFKC", char)
 
 
+@lru_cache(maxsize=_CHARACTERS)
 def _without_accents(char: str) -> str:
     decomposed = unicodedata.normalize("NFKD", char)
     # Classes from 10 up are accents and vowel marks; below are signs that Indic scripts need.
