@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from lancedb.index import IvfFlat
 
 from switchyard.services.identity.postgres import dsn
 from switchyard.services.index import lance_table, postgres_table
@@ -95,6 +96,25 @@ async def test_the_index_of_neighbours_does_not_fall_to_pieces_night_by_night(
             await index.compact()
             pieces.append((await searched(index))["deltas_searched"])
         assert max(pieces) < 3
+
+
+async def test_an_index_of_neighbours_of_an_earlier_version_is_made_anew_by_the_next_compaction(
+    tmp_path: Path,
+):
+    home = home_at(str(tmp_path / "index"))
+    async with home.table(GENERATION) as index:
+        assert isinstance(index, LanceTable)
+        table: Any = index._table
+        made = vectors(LARGE)
+        await put(index, "a", made)
+        await table.create_index("vector", config=IvfFlat(distance_type="cosine"))
+        (before,) = await index.nearest(made[7], 1)
+        await index.compact()
+        (kind,) = [
+            each.index_type for each in await table.list_indices() if each.columns == ["vector"]
+        ]
+        assert kind == "IvfSq"
+        assert await index.nearest(made[7], 1) == [before]
 
 
 async def expect_a_large_table(url: str, *, walks_on: bool = False) -> None:

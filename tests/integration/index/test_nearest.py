@@ -127,6 +127,7 @@ async def test_many_chunks_get_an_index_of_neighbours_that_misses_hardly_any(
             exact = await index.nearest(query, 10, exact=True)
             quick = await index.nearest(query, 10)
             assert len(quick) == 10
+            assert quick[0].similarity == pytest.approx(1, abs=1e-6)
             shared += len({each.chunk.id for each in exact} & {each.chunk.id for each in quick})
         assert shared >= 180
         assert (await index.nearest(vector(0), 1, within=["later"]))[0].chunk.document_id == "later"

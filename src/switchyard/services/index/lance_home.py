@@ -41,7 +41,7 @@ _STATES = "generations"
 _LARGEST = 100_000
 """Bytes of a state."""
 INDEX_CACHE = 256 * 1024**2
-"""Bytes of the indexes that a process keeps in memory: 100,000 vectors of 256 numbers are 100 MB.
+"""Bytes of the indexes that a process keeps in memory: 100,000 vectors of 256 numbers are 26 MB.
 What is not there, a search reads again."""
 _METADATA_CACHE = 64 * 1024**2
 """Bytes of what a process keeps of files and schemas."""

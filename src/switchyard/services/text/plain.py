@@ -182,7 +182,7 @@ def _folded(text: str, fold: Callable[[str], str]) -> str:
     """Numbers apart, each character folded so, lower case; soft hyphens are gone."""
     if text.isascii():
         return text.casefold()
-    # What is not there is not looked for: searches fold many texts, each with a few such characters.
+    # What is not there is not looked for: searches fold many texts with a few such characters each.
     foreign = {char for char in set(text) if not char.isascii()}
     if not foreign.isdisjoint(_APART):
         text = _numbers_apart(_UNSEEN.sub("", text))
