@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
@@ -31,6 +33,7 @@ from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.monitoring.metric_names import STORAGE_QUOTA, STORAGE_USED
 from switchyard.services.monitoring.system_metrics import SystemMetrics
 from switchyard.services.settings import Settings
+from switchyard.services.text.chunks import Chunk, chunk_id
 from switchyard.services.workers.stages import document_id_of
 from tests.integration.api.document_server import serving
 from tests.integration.pipeline.conftest import Pipeline
@@ -148,6 +151,29 @@ async def test_a_table_that_can_not_be_opened_is_an_index_that_is_away(tmp_path:
     with pytest.raises(IndexAway, match="s3://switchyard/index does not answer"):
         async with home_at(AWAY).table(generation):
             pass
+
+
+async def test_an_index_whose_store_refuses_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    generation = generation_of(embedder_for(Settings(data_dir=tmp_path)), "chunks")
+    vector = [1.0] + [0.0] * (generation.dimensions - 1)
+
+    async def refusing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    opened = AsyncExitStack()
+    with while_it_runs(monkeypatch):
+        table = await opened.enter_async_context(home_at(AWAY).table(generation))
+        await table.put("Title", [Chunk(chunk_id("any", 0), "any", 0, 1, "text")], [vector])
+        port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
+    async with await asyncio.start_server(refusing, LOOPBACK, port):
+        with pytest.raises(IndexAway):
+            async with opened:
+                await table.nearest(vector, 1)
 
 
 async def test_the_doctor_tells_of_an_index_of_another_embedder_and_makes_none(tmp_path: Path):

@@ -51,8 +51,10 @@ _AWAY = (
     "Generic MicrosoftAzure error",
     'store: "S3"',
     'store: "MicrosoftAzure"',
+    "lacked the necessary privileges",
+    "lacked valid authentication",
 )
-"""How it says that an object store does not answer."""
+"""How it says that an object store does not answer, or refuses."""
 
 
 class LanceHome:
