@@ -65,6 +65,8 @@ class RawChannel:
         self._socket = socket.create_connection(
             (parts.hostname or "localhost", parts.port or 5672), TIMEOUT
         )
+        # Else each small frame waits 40 ms for the broker's word that the one before it has come.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._arrived = b""
         self._socket.sendall(ProtocolHeader().marshal())
         self._expect(spec.Connection.Start)
@@ -89,15 +91,20 @@ class RawChannel:
         self._socket.close()
 
     def purge(self, queues: Iterable[str]) -> int:
-        """How many messages were in them, emptied in this order; then the connection is closed, in
+        """How many messages were in them, asked in this order; then the connection is closed, in
         good order. Raises ConnectionError for a queue that is not there."""
         names = list(queues)
-        for name in names:
+        for name in names:  # to ask costs the broker a fifth of a purge
+            self._send(1, spec.Queue.Declare(0, name, True))
+        found = {name: self._expect(spec.Queue.DeclareOk).message_count for name in names}
+        full = [name for name, count in found.items() if count]
+        for name in full:
             self._send(1, spec.Queue.Purge(0, name))
+        for _ in full:
+            self._expect(spec.Queue.PurgeOk)
         self._send(0, spec.Connection.Close(200, "", 0, 0))
-        found = sum(self._expect(spec.Queue.PurgeOk).message_count for _ in names)
         self._expect(spec.Connection.CloseOk)
-        return found
+        return sum(found.values())
 
     def _send(self, channel: int, frame: Any) -> None:
         self._socket.sendall(pamqp.frame.marshal(frame, channel))
