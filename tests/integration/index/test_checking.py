@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from pydantic import SecretStr
 
 from switchyard.services.identity.postgres import is_postgres
 from switchyard.services.index import checking
-from switchyard.services.index.opening import open_index
+from switchyard.services.index.opening import home_at, open_index
 from switchyard.services.monitoring.check import Finding
 from switchyard.services.settings import Settings
 
@@ -21,3 +24,16 @@ async def test_only_who_has_to_answer_may_be_late(url: str, monkeypatch: pytest.
         (check,) = await checking.index(settings)
     late = ("wrong", Finding.INDEX_AWAY) if is_postgres(url) else ("ok", None)
     assert (check.status, check.finding) == late
+
+
+@pytest.mark.parametrize(("said", "then"), [(None, "error"), ("info", "info")])
+async def test_what_lancedb_only_remarks_is_not_among_the_lines_of_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, then: str
+):
+    monkeypatch.setenv("LANCEDB_LOG", said or "")
+    if said is None:
+        monkeypatch.delenv("LANCEDB_LOG")
+    home = home_at(str(tmp_path))
+    await home.load()
+    await home.close()
+    assert os.environ["LANCEDB_LOG"] == then

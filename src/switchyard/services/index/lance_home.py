@@ -8,6 +8,7 @@ that guards the creation of a table: two at once would overwrite one another.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -57,6 +58,13 @@ _AWAY = (
 """How it says that an object store does not answer, or refuses."""
 
 
+def _library() -> Any:
+    """LanceDB. Its own log goes to stderr as plain text, among lines of JSON, and warns of what
+    nobody has to mend: only its errors are told, unless LANCEDB_LOG says otherwise."""
+    os.environ.setdefault("LANCEDB_LOG", "error")
+    return import_module("lancedb")
+
+
 class LanceHome:
     """An index at an address of LanceDB. Connections are made anew each time, so each sees what
     others have written; they share what they have read of the indexes, which never changes."""
@@ -68,7 +76,7 @@ class LanceHome:
         self._session: Any = None
 
     async def load(self) -> None:
-        await asyncio.to_thread(import_module, "lancedb")
+        await asyncio.to_thread(_library)
 
     async def generations(self, first: Generation) -> Generations:
         with self._reached():
@@ -170,8 +178,7 @@ class LanceHome:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
-        import lancedb
-
+        lancedb = _library()
         if self._session is None:
             self._session = lancedb.Session(INDEX_CACHE, _METADATA_CACHE)
         connection: Any = await lancedb.connect_async(self._url, session=self._session)
