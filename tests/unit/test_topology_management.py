@@ -7,7 +7,9 @@ import httpx
 import pytest
 
 from switchyard.broker.errors import ManagementError
+from switchyard.broker.topology import management
 from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.model import Queue
 
 SECRET = "s3cret-pass"
 URL = f"http://someone:{SECRET}@broker.example:15672"
@@ -105,3 +107,21 @@ async def test_user_password_and_virtual_host_are_quoted_and_unquoted() -> None:
         seen[0].headers["authorization"]
         == next(basic.auth_flow(httpx.Request("GET", "http://x"))).headers["authorization"]
     )
+
+
+@pytest.mark.parametrize("times", [1, 6])
+async def test_a_queue_that_somebody_else_is_making_is_declared_again(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As RabbitMQ 4.3 answered one of four that declared the same quorum queue."""
+    monkeypatch.setattr(management, "_BEING_MADE", (0.0,) * 6)
+    down = {"error": "Object Not Found", "reason": "home node 'a' is down or inaccessible"}
+    answers = [httpx.Response(404, json=down)] * times + [httpx.Response(204)]
+    transport = httpx.MockTransport(lambda request: answers.pop(0))
+    async with ManagementClient(URL, transport=transport) as client:
+        if times < 6:
+            await client.put_queue(Queue("hot.llm", "quorum"))
+        else:
+            with pytest.raises(ManagementError, match="is down or inaccessible"):
+                await client.put_queue(Queue("hot.llm", "quorum"))
+    assert len(answers) == (0 if times < 6 else 1)

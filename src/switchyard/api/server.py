@@ -66,7 +66,7 @@ class ApiServer(uvicorn.Server):
         state: ApiState | None = getattr(self.app.state, "api", None)
         if state is not None and state.broker is not None:
             # Clients that follow events come again, perhaps to another process.
-            state.broker.feed.close_subscriptions()
+            state.broker.feed.end()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ Credentials go into the `Authorization` header alone: never into an error's text
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
@@ -33,6 +34,9 @@ REQUEST_TIMEOUT_SECONDS = 10.0
 _WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
 _TAGS = {"Not monitor user": "monitoring", "Not administrator user": "administrator"}
 """What a user lacks, by the broker's words."""
+
+_BEING_MADE = (0.1, 0.2, 0.4, 0.8, 1.6, 0.0)
+"""Seconds after each try to declare a queue that another process is just making."""
 
 
 class ManagementClient(Closing):
@@ -130,7 +134,13 @@ class ManagementClient(Closing):
             "auto_delete": queue.auto_delete,
             "arguments": queue.declare_arguments,
         }
-        await self._send("PUT", self._path("queues", queue.name), body)
+        path = self._path("queues", queue.name)
+        for pause in _BEING_MADE:
+            response = await self._http.request("PUT", path, body=body)
+            if not _is_being_made(response):
+                break
+            await asyncio.sleep(pause)
+        self._check(response)
 
     async def delete_queue(self, name: str, *, if_empty: bool = False) -> bool:
         """Remove it with all that is in it; False when there is none. `if_empty` (classic queues
@@ -274,6 +284,15 @@ class ManagementClient(Closing):
 
 def _quote(name: str) -> str:
     return quote(name, safe="")
+
+
+def _is_being_made(response: httpx.Response) -> bool:
+    """A quorum queue is known before its members have started: whoever declares it then is told
+    that its node is down (RabbitMQ 4.3). Of a node that is down, too, it is the answer."""
+    return (
+        response.status_code == HTTPStatus.NOT_FOUND
+        and "is down or inaccessible" in _reason(response)[1]
+    )
 
 
 def _reason(response: httpx.Response) -> tuple[str, str]:

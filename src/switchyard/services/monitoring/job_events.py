@@ -181,6 +181,7 @@ class EventHub:
         self._most = remembered
         self._bytes = 0
         self._subscriptions: set[Subscription] = set()
+        self._ended = False
 
     @property
     def subscribers(self) -> int:
@@ -191,10 +192,17 @@ class EventHub:
         for subscription in self._subscriptions:
             subscription.close()
 
+    def end(self) -> None:
+        """End every stream, also those that are about to begin: this process stops."""
+        self._ended = True
+        self.close_subscriptions()
+
     @contextmanager
     def subscribed(self, wanted: Callable[[JobEvent], bool]) -> Iterator[Subscription]:
         """The events from now on, until the end of the block."""
         subscription = Subscription(wanted)
+        if self._ended:
+            subscription.close()
         self._subscriptions.add(subscription)
         try:
             yield subscription
