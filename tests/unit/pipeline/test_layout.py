@@ -83,6 +83,17 @@ def test_a_wider_space_and_other_letters_begin_a_paragraph():
     ]
 
 
+def test_letters_of_no_size_as_in_a_damaged_file_are_no_error():
+    block = [
+        [Line(0, 12 * n, 100, 12 * n + 10, f"line {n}", size)] for n, size in enumerate((0, 0, 9))
+    ]
+    assert [[line.text for line in each] for each in paragraphs_of(block)] == [
+        ["line 0"],
+        ["line 1"],
+        ["line 2"],
+    ]
+
+
 @pytest.mark.parametrize("shape", ["random", "stairs", "grid", "same"])
 def test_any_number_of_lines_takes_little_time(shape: str):
     chance = random.Random(3)

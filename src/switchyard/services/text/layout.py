@@ -82,7 +82,8 @@ def paragraphs_of(rows: Sequence[Sequence[Line]]) -> list[list[Line]]:
     found: list[list[Line]] = [list(rows[0])]
     for above, below, step in zip(rows, rows[1:], steps, strict=False):
         spaced = step > _NEW_PARAGRAPH * usual or step > 2.6 * unit
-        resized = not 0.85 < below[0].size / above[0].size < 1.18
+        # Not divided: a damaged file may have letters of no size.
+        resized = not 0.85 * above[0].size < below[0].size < 1.18 * above[0].size
         indented = below[0].x0 - left > 0.8 * unit and above[0].x0 - left < 0.4 * unit
         table = above[0].is_table or below[0].is_table
         if spaced or resized or table or (indented and len(rows) > 2):
