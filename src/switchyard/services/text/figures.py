@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.media import IMAGES, PDF
 from switchyard.services.jobs.outcomes import PermanentError
-from switchyard.services.text.pages import Limits
+from switchyard.services.text.pages import Box, Limits
 from switchyard.services.text.plain import clean, unwrap
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ _CAPTION = re.compile(
     r"|рис(?:унок|\.)|таблица|图|表|איור|טבלה)\s*\.?\s*\d",
     re.IGNORECASE,
 )
-
-Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
 from switchyard.services.text.pages import (
+    Box,
     Limits,
     OpenPdf,
     check_count,
@@ -24,8 +25,6 @@ from switchyard.services.text.raised import is_raised, raised
 _BOLD = 16
 """Flag of a span."""
 _MOST_HEADINGS = 5_000
-
-Box = tuple[float, float, float, float]
 
 
 @contextmanager

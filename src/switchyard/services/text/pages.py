@@ -10,6 +10,9 @@ from typing import Any, Protocol
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.text.composing import Heading, PageLines
 
+Box = tuple[float, float, float, float]
+"""Of a page: left, upper, right, lower; in the file's own coordinates, lower before upper."""
+
 _END = b"startxref"
 """Stands behind the last object of a whole file; behind it, `%%EOF` may be missing and a server's
 page of HTML may follow."""
@@ -116,10 +119,8 @@ def check_count(count: int, limits: Limits) -> None:
         raise DocumentTooLarge(f"the PDF has {count:,} pages, {limits.pages:,} are allowed")
 
 
-def covered(
-    width: float, height: float, boxes: Iterable[tuple[float, float, float, float]]
-) -> float:
-    """Part of a page that boxes (left, upper, right, lower) cover, 0 to 1. Scanners put strips
+def covered(width: float, height: float, boxes: Iterable[Box]) -> float:
+    """Part of a page that boxes cover, 0 to 1. Scanners put strips
     beside one another, so their areas are added up."""
     area = sum(
         max(0.0, min(x1, width) - max(x0, 0.0)) * max(0.0, min(y1, height) - max(y0, 0.0))

@@ -15,6 +15,7 @@ from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
 from switchyard.services.text.pages import (
+    Box,
     Limits,
     OpenPdf,
     check_count,
@@ -31,8 +32,6 @@ _SOFT_HYPHEN = "\x02"
 """What PDFium puts in the place of a hyphen at a line's end."""
 _MOST_RECTANGLES = 200_000
 _MOST_PICTURES = 10_000
-
-Box = tuple[float, float, float, float]
 
 
 @contextmanager
