@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from switchyard.broker.wording import counted
@@ -47,10 +46,11 @@ def status(as_json: JsonOption = False) -> None:
 
     called, budgets, batches, counts = run(read())
     servers = _with_those_not_called(called, settings)
+    most = {each.name: settings.most_calls(each) for each in settings.model_servers}
     if as_json:
         print_json(
             {
-                "servers": [_server_shown(each) for each in servers],
+                "servers": [_server_shown(each, most) for each in servers],
                 "time_limits": [
                     {"job_type": name, "attempt": attempt, "call": call}
                     for name, attempt, call in limits
@@ -66,7 +66,7 @@ def status(as_json: JsonOption = False) -> None:
         )
         return
     if servers:
-        _print_servers(servers, {each.name for each in settings.model_servers})
+        _print_servers(servers, most)
     else:
         say("No model server is configured, and none has been called: see docs/llm.md#servers.")
     if settings.llm_servers:
@@ -100,24 +100,16 @@ def _with_those_not_called(
     from switchyard.services.records.llm import LlmServerReport, LlmServerState
 
     known = {each.name for each in called}
-    most = {each.name: settings.most_calls(each) for each in settings.model_servers}
-    # The limit may be from before the settings of now.
-    capped = [
-        replace(each, state=replace(each.state, limit=min(each.state.limit, most[each.name])))
-        if each.name in most
-        else each
-        for each in called
-    ]
     new = [
         LlmServerReport(each.name, LlmServerState(bounds_of(settings, each).start), 0, 0.0)
         for each in settings.model_servers
         if each.name not in known
     ]
-    return sorted((*capped, *new), key=lambda each: each.name)
+    return sorted((*called, *new), key=lambda each: each.name)
 
 
-def _why(report: LlmServerReport, configured: set[str]) -> str:
-    if configured and report.name not in configured:
+def _why(report: LlmServerReport, most: Mapping[str, int]) -> str:
+    if most and report.name not in most:
         return "not in these settings: it is not called"
     reason = report.state.pause_reason or ""
     if report.paused_for:
@@ -127,11 +119,17 @@ def _why(report: LlmServerReport, configured: set[str]) -> str:
     return ""
 
 
-def _server_shown(report: LlmServerReport) -> dict[str, Any]:
+def _limit(report: LlmServerReport, most: Mapping[str, int]) -> int:
+    """`most`: by name, what the settings allow each of their servers."""
+    state = report.state
+    return state.calls(most[report.name]) if report.name in most else int(state.allowed)
+
+
+def _server_shown(report: LlmServerReport, most: Mapping[str, int]) -> dict[str, Any]:
     return {
         "name": report.name,
         "in_flight": report.in_flight,
-        "limit": int(report.state.allowed),
+        "limit": _limit(report, most),
         "paused_for": report.paused_for,
         "pause_reason": report.state.pause_reason if report.paused_for else None,
         "on_trial": report.state.is_on_trial,
@@ -139,17 +137,17 @@ def _server_shown(report: LlmServerReport) -> dict[str, Any]:
     }
 
 
-def _print_servers(found: list[LlmServerReport], configured: set[str]) -> None:
+def _print_servers(found: list[LlmServerReport], most: Mapping[str, int]) -> None:
     rows = table("SERVER", "IN FLIGHT", "LIMIT", "PAUSED", "FAILURES", "WHY", flexible=("WHY",))
     for each in found:
         add_row(
             rows,
             cell(each.name),
             str(each.in_flight),
-            str(int(each.state.allowed)),
+            str(_limit(each, most)),
             cell(f"{each.paused_for:.0f} s" if each.paused_for else ""),
             str(each.state.failures),
-            cell(_why(each, configured)),
+            cell(_why(each, most)),
         )
     console().print(rows)
 

@@ -58,7 +58,7 @@ class LlmSlots(LedgerBase):
                 delete(llm_slots).where(llm_slots.c.server == server, llm_slots.c.expires_at <= now)
             )
             in_flight = _in_flight(connection, server)
-            limit = max(1, min(most, int(state.allowed)))
+            limit = state.calls(most)
             if in_flight >= max(1, limit - keep_free):
                 return SlotsFull(in_flight, limit)
             values = {"id": slot, "server": server, "holder": holder, "expires_at": now + ttl}

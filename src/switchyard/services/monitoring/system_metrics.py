@@ -162,10 +162,7 @@ class SystemMetrics:
         return [
             (
                 names.LLM_SERVER_LIMIT,
-                {
-                    (each.name,): float(min(most[each.name], int(each.state.allowed)))
-                    for each in known
-                },
+                {(each.name,): float(each.state.calls(most[each.name])) for each in known},
             ),
             (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in known}),
             (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in known}),

@@ -37,6 +37,10 @@ class LlmServerState:
         """Calls that it gets at once as things are."""
         return 1.0 if self.is_on_trial else self.limit
 
+    def calls(self, most: int) -> int:
+        """The same where the settings allow `most`: its limit may be from before these."""
+        return max(1, min(most, int(self.allowed)))
+
 
 @dataclass(frozen=True, slots=True)
 class SlotTaken:
