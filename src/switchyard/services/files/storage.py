@@ -13,7 +13,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import unquote, urlsplit
 
 from switchyard.services.files.keys import check_key
 from switchyard.services.files.storage_errors import (
@@ -40,6 +42,12 @@ PROMPT = 8.0
 """Seconds that a file gets to be read where somebody waits, who can come again."""
 PARTS_AT_ONCE = 2
 """Parts, of 5 MiB each, that are written at the same time and so kept in memory."""
+
+
+def directory_of(url: str) -> Path | None:
+    """The directory of this host that an address names; None for what lies elsewhere."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
 
 
 @dataclass(frozen=True, slots=True)

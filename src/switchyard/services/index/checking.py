@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
+from switchyard.services.files.storage import directory_of
 from switchyard.services.index.chunk_index import IndexAway, way_back
 from switchyard.services.index.embedder import is_offline
 from switchyard.services.index.generations import Generation, Generations
@@ -20,19 +19,20 @@ TIMEOUT = 8.0
 """Seconds that a database or object store has to say what the index is, and then the server of its
 vectors for one of them; an object store is asked again meanwhile."""
 HERE_TIMEOUT = 60.0
-"""Seconds for an index in a directory of this host: nobody has to answer, but its library has to be
-loaded, which takes 2 s on an idle machine and more than 10 s on a busy one."""
+"""Seconds for an index in a directory of this host: nobody has to answer, but a busy host may be
+slow."""
 
 
 async def index(settings: Settings) -> list[Check]:
     """Whether it answers, is of the settings' embedder, and of the vectors that this makes. Nothing
     is made."""
-    directory = _directory(settings.vectors_url)
+    directory = directory_of(settings.vectors_url)
     if directory is not None and not directory.is_dir():
         return [well("index", "nothing has been indexed yet")]
     seconds = TIMEOUT if directory is None else HERE_TIMEOUT
     try:
         async with open_index(settings) as opened:
+            await opened.home.load()
             async with asyncio.timeout(seconds):
                 state, wanted = await opened.generations(), opened.wanted
                 wording = await opened.home.wording(state.active)
@@ -96,9 +96,3 @@ async def _made(opened: OpenIndex, active: Generation) -> list[Check]:
     if alike < LEAST_ALIKE:
         return [wrong("embedder", Finding.INDEX_VECTORS, other_vectors(active, alike), REMEDY)]
     return [well("embedder", f"it makes the vectors that the index holds (likeness {alike:.2f})")]
-
-
-def _directory(url: str) -> Path | None:
-    """The directory of this host in which it lies; None where it lies elsewhere."""
-    parts = urlsplit(url)
-    return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None

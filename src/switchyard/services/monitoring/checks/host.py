@@ -8,10 +8,9 @@ import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from switchyard.broker.wording import counted
-from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage import Storage, directory_of
 from switchyard.services.files.storage_errors import StorageAway
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
@@ -54,14 +53,12 @@ def require_room_for_ledger(settings: Settings) -> None:
 
 def kept_here(settings: Settings) -> list[Path]:
     """The directories on this host in which something is kept, as far as they are there."""
-    places = []
-    if (place := _ledger_here(settings)) is not None:
-        places.append(place)
-    for url in (settings.files_url, settings.vectors_url):
-        parts = urlsplit(url)
-        if parts.scheme in ("", "file"):
-            places.append(Path(unquote(parts.path)))
-    return [_nearest(each) for each in places]
+    places = (
+        _ledger_here(settings),
+        directory_of(settings.files_url),
+        directory_of(settings.vectors_url),
+    )
+    return [_nearest(each) for each in places if each is not None]
 
 
 def _ledger_here(settings: Settings) -> Path | None:
