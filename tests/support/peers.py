@@ -4,11 +4,12 @@ with listening(closes) as url:
     ...  # connect to it
 """
 
+import asyncio
 import socket as sockets
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from socket import SHUT_WR, create_server, socket
 
 from pamqp import commands as spec
@@ -274,3 +275,15 @@ def listening(behave: Peer, port: int = 0) -> Iterator[str]:
         server.shutdown(2)
         server.close()
         thread.join()
+
+
+@asynccontextmanager
+async def silence() -> AsyncIterator[str]:
+    """The address of a server that takes all that HTTP says and never answers."""
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

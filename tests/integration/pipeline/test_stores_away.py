@@ -39,6 +39,7 @@ from tests.integration.api.document_server import serving
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.object_stores import s3_server
+from tests.support.peers import silence
 
 AWAY = "s3://switchyard/index"
 
@@ -86,13 +87,8 @@ async def test_a_store_that_says_nothing_is_given_up_soon_where_somebody_waits(
     monkeypatch.setattr(storing, "PROMPT", 1.0)
     settings = Settings(data_dir=tmp_path, amqp_url=None, storage_url="s3://switchyard/files")
 
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    async with await asyncio.start_server(silent, LOOPBACK, 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{LOOPBACK}:{port}")
+    async with silence() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         async with serving(settings) as client:
             began = time.monotonic()
             answer = await client.get(f"/documents/{document_id_of('any')}/pages/1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send, serving
 from tests.support.api_server import problem
 from tests.support.eventually import eventually
+from tests.support.peers import silence
 from tests.support.tcp_proxy import TcpProxy
 
 SOON, AT_MOST = 1.0, 4.0
@@ -63,13 +63,8 @@ async def test_a_search_does_not_wait_for_a_database_that_is_frozen(
 async def test_a_search_does_not_wait_for_an_embedding_server_that_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        settings = Settings(data_dir=tmp_path, amqp_url=None, embed_base_url=url)
+    async with silence() as url:
+        settings = Settings(data_dir=tmp_path, amqp_url=None, embed_base_url=f"{url}/v1")
         async with serving(settings) as client:
             by_words = {"query": "tide", "mode": "keyword"}
             assert (await client.post("/search", json=by_words)).status_code == 200
