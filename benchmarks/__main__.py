@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -58,6 +59,7 @@ def main() -> None:
         parser.error(f"no measurement {', '.join(sorted(unknown))}: choose of {', '.join(ALL)}")
     console = Console(width=None if sys.stdout.isatty() else 110)
     figures: dict[str, list[Row]] = {}
+    failed: list[str] = []
     with stage() as ground:
         console.print(
             f"RabbitMQ {ground.broker_version}, Python {platform.python_version()}, "
@@ -66,16 +68,28 @@ def main() -> None:
         for name in options.names or ALL:
             measure, rounds, count = ALL[name]
             console.print(f"\n[bold]{name}[/]: {measure.__doc__}")
-            rows = measure(ground, options.rounds or rounds, options.count or count)
-            figures[name] = rows
-            console.print(_table(rows))
+            began = time.monotonic()
+            try:
+                figures[name] = measure(ground, options.rounds or rounds, options.count or count)
+            except Exception:
+                # The figures of an hour are not given up for one that can't be had.
+                console.print_exception()
+                failed.append(name)
+            else:
+                console.print(_table(figures[name]))
+            console.print(f"[dim]{time.monotonic() - began:,.0f} s[/]")
             ground.clear()
-    if options.json:
-        values = {
-            name: [{**vars(row), "median": row.median} for row in rows]
-            for name, rows in figures.items()
-        }
-        options.json.write_text(json.dumps(values, indent=2) + "\n")
+            if options.json:
+                options.json.write_text(json.dumps(_values(figures), indent=2) + "\n")
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}; why stands above")
+
+
+def _values(figures: dict[str, list[Row]]) -> dict[str, list[dict[str, object]]]:
+    return {
+        name: [{**vars(row), "median": row.median} for row in rows]
+        for name, rows in figures.items()
+    }
 
 
 def _table(rows: list[Row]) -> Table:
