@@ -37,12 +37,13 @@ async def test_a_worker_counts_its_jobs_by_type_lane_and_end(system: System) -> 
     await system.wait_for_state(good, State.SUCCEEDED)
     await system.wait_for_state(bad, State.DEAD)
     shown = {
-        (sample.name, sample.labels.get("reason") or sample.labels.get("outcome"))
+        (sample.name, *(sample.labels.get(each) for each in ("reason", "outcome", "status")))
         for sample in (await scraped(metrics)).samples
     }
     # None yet, and shown as none: Prometheus would not see the first of them otherwise.
-    assert ("switchyard_job_deaths_total", "crashed") in shown
-    assert ("switchyard_publishes_total", "full") in shown
+    assert ("switchyard_job_deaths_total", "crashed", None, None) in shown
+    assert ("switchyard_publishes_total", None, "full", None) in shown
+    assert ("llm_requests_processed_total", None, None, "snoozed") in shown
     held = await system.publish("hot.gated")
     await system.wait_for_state(held, State.RUNNING)
 

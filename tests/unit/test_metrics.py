@@ -11,10 +11,11 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.monitoring import metric_names as names
+from switchyard.services.monitoring.distribution import NOTED
 from switchyard.services.monitoring.metric_names import ALL
 from switchyard.services.monitoring.metrics import Metrics, watch_ledger
 from switchyard.services.runtime.endings import CalledOff
-from switchyard.services.runtime.metering import NOTED, Meter
+from switchyard.services.runtime.metering import Meter
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -77,8 +78,8 @@ async def test_a_histogram_is_shown_as_the_client_of_prometheus_shows_one() -> N
 
 async def test_types_that_nobody_has_registered_are_counted_together() -> None:
     metrics = Metrics()
-    meter = Meter(metrics, Registry(), Clock())
-    jobs = 2 * NOTED + 50  # some are counted on the way, the rest at the scrape
+    meter = Meter(metrics, Registry(), Clock(), ())
+    jobs = 2 * NOTED + 50  # some are sorted in on the way, the rest at the scrape
     for number in range(jobs):
         message = JobMessage(job_type=f"unheard_of_{number}", payload={})
         meter.started(message, "hot")
@@ -89,6 +90,19 @@ async def test_types_that_nobody_has_registered_are_counted_together() -> None:
     assert samples["switchyard_job_wait_seconds_count", ("hot", "other")] == jobs
     assert samples["switchyard_job_duration_seconds_count", ("other", "other")] == jobs
     assert read(await metrics.scraped()).items() >= attempts.items()  # and none of them twice
+
+
+async def test_what_two_parts_of_a_process_count_is_one_metric() -> None:
+    metrics = Metrics()
+    for took in (0.003, 0.2):
+        watch_ledger(metrics)("read", took, took < 0.1)
+    text = await metrics.scraped()
+    assert text.count(b"# TYPE switchyard_ledger_seconds ") == 1
+    for _ in range(2):  # to be asked changes nothing
+        samples = read(await metrics.scraped())
+        assert samples["switchyard_ledger_seconds_count", ("read",)] == 2
+        assert samples["switchyard_ledger_seconds_sum", ("read",)] == 0.203
+        assert samples["switchyard_ledger_failures_total", ("read",)] == 1
 
 
 async def test_a_look_that_fails_or_hangs_leaves_the_other_metrics(monkeypatch) -> None:

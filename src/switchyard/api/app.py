@@ -85,7 +85,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         async with open_state(settings, lambda: app.state.stop()) as state:
             await check_keys(state)
             publisher = state.broker.jobs if state.broker is not None else None
-            async with open_desks(settings, state.registry, state.ledger, publisher) as desks:
+            async with open_desks(
+                settings, state.registry, state.ledger, publisher, state.metrics
+            ) as desks:
                 app.state.api = state
                 app.state.desks = desks
                 yield

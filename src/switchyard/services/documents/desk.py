@@ -25,6 +25,7 @@ from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.files.uploads import Upload
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records import Document, Page, State
@@ -86,16 +87,20 @@ class Desks:
 
 @asynccontextmanager
 async def open_desks(
-    settings: Settings, registry: Registry, ledger: Ledger, jobs: JobPublisher | None
+    settings: Settings,
+    registry: Registry,
+    ledger: Ledger,
+    jobs: JobPublisher | None,
+    metrics: Metrics | None = None,
 ) -> AsyncIterator[Desks]:
     """The use cases, for as long as the process that serves them runs.
 
-    Without `jobs` (no broker) the pipeline runs in this process.
+    Without `jobs` (no broker) the pipeline runs in this process, and `metrics` show it.
     """
     if jobs is not None:
         yield _desks(ledger, Inbox(settings, jobs, None))
         return
-    async with InlineRunner(settings, registry, ledger) as runner:
+    async with InlineRunner(settings, registry, ledger, metrics=metrics) as runner:
         yield _desks(ledger, Inbox(settings, runner, runner))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import structlog
@@ -13,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric as Family
 
 from switchyard.broker.lanes import LANES
+from switchyard.services.monitoring.distribution import Distribution
 from switchyard.services.monitoring.metric_names import (
     LEDGER_FAILURES,
     LEDGER_SECONDS,
@@ -35,16 +38,34 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
+        self._registry.register(_Source(self._collect))
         self._log = structlog.get_logger("metrics")
         self._looks: list[Callable[[], Awaitable[None]]] = []
+        self._values: list[Callable[[], Iterable[tuple[Metric, Samples]]]] = []
+        self._histograms: list[Callable[[], Iterable[tuple[Metric, Distributions]]]] = []
 
     def show(self, source: Callable[[], Iterable[tuple[Metric, Samples]]]) -> None:
-        """Ask `source` at every scrape for counters and gauges."""
-        self._registry.register(_Source(lambda: (each.family(of) for each, of in source())))
+        """Ask `source` at every scrape for counters and gauges. What several say of the same is
+        added up."""
+        self._values.append(source)
 
     def show_histograms(self, source: Callable[[], Iterable[tuple[Metric, Distributions]]]) -> None:
-        """Ask `source` at every scrape for histograms."""
-        self._registry.register(_Source(lambda: (each.histogram(of) for each, of in source())))
+        """The same for histograms."""
+        self._histograms.append(source)
+
+    def _collect(self) -> Iterable[Family]:
+        values: dict[Metric, dict[tuple[str, ...], float]] = {}
+        for metric, samples in chain.from_iterable(source() for source in self._values):
+            sums = values.setdefault(metric, {})
+            for labels, value in samples.items():
+                sums[labels] = sums.get(labels, 0.0) + value
+        yield from (metric.family(sums) for metric, sums in values.items())
+        histograms: dict[Metric, defaultdict[tuple[str, ...], Distribution]] = {}
+        for metric, parts in chain.from_iterable(source() for source in self._histograms):
+            totals = histograms.setdefault(metric, defaultdict(metric.distribution))
+            for labels, part in parts.items():
+                totals[labels].add_all(part)
+        yield from (metric.histogram(totals) for metric, totals in histograms.items())
 
     def look(self, refresh: Callable[[], Awaitable[None]]) -> None:
         """Await `refresh` before every scrape. What it raises is logged, and the scrape goes on."""

@@ -46,10 +46,11 @@ class Released:
 
 Ending = Decision | CalledOff
 SUCCEEDED = "succeeded"
+OUTCOMES = (SUCCEEDED, "retried", "snoozed", "dead", "cancelled")
 
 
 def outcome_of(ending: Ending) -> str:
-    """succeeded, retried, snoozed, dead or cancelled: a closed set, for counting."""
+    """One of OUTCOMES, for counting."""
     match ending:
         case Succeeded():
             return SUCCEEDED

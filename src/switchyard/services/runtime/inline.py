@@ -110,7 +110,8 @@ class InlineRunner(Closing):
         """Under way, by kind of worker."""
         self._meter: Meter | None = None
         if metrics is not None:
-            self._meter = Meter(metrics, registry, ledger.clock)
+            kinds = {each.worker for each in registry}
+            self._meter = Meter(metrics, registry, ledger.clock, kinds)
             metrics.show(self._shown)
             metrics.show(self._shared.shown)
 

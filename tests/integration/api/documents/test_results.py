@@ -13,6 +13,7 @@ from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import Stored, send
 from tests.integration.pipeline.documents import STAGES
+from tests.support.metrics import Scrape
 from tests.support.pdfs import encrypted, pdf, scan, scanned, slips
 
 
@@ -31,6 +32,17 @@ async def test_an_upload_is_answered_with_its_result(client: httpx.AsyncClient, 
     again = (await client.get(answer.headers["location"])).json()
     assert again == {**document, "result": None}
     assert not stored("uploads/incoming")
+
+
+async def test_the_stages_are_in_the_metrics_although_no_worker_runs_them(
+    own_client: httpx.AsyncClient,
+):
+    assert (await send(own_client, sample(0).content)).status_code == 201
+    shown = Scrape((await own_client.get("/metrics")).text)
+    counted = {"lane": "hot", "outcome": "succeeded"}
+    for stage in STAGES:
+        assert shown.value("switchyard_job_attempts_total", job_type=stage, **counted) == 1, stage
+    assert shown.value("switchyard_job_duration_seconds_count") == len(STAGES)
 
 
 async def test_references_are_told_once_they_were_looked_for(
