@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.authorities import authorities
+from switchyard.broker.topology.management_http import ManagementHttp
 from tests.support.certificates import make_certificates
 
 
@@ -24,3 +25,12 @@ def test_another_file_of_authorities_counts_at_once(
     monkeypatch.setenv("SSL_CERT_FILE", str(made.authority))
     assert authorities() is not before
     assert len(authorities().get_ca_certs()) == 1
+
+
+async def test_they_are_loaded_where_something_is_encrypted_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "there-is-none.pem"))
+    await ManagementHttp("http://localhost:15672", timeout=1, transport=None).close()
+    with pytest.raises(FileNotFoundError):
+        ManagementHttp("https://localhost:15671", timeout=1, transport=None)
