@@ -11,7 +11,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-from lancedb.index import IvfFlat
 
 from switchyard.services.identity.postgres import dsn
 from switchyard.services.index import lance_table, postgres_table
@@ -101,6 +100,9 @@ async def test_the_index_of_neighbours_does_not_fall_to_pieces_night_by_night(
 async def test_an_index_of_neighbours_of_an_earlier_version_is_made_anew_by_the_next_compaction(
     tmp_path: Path,
 ):
+    # Here, and not for every process that collects tests: it takes 1.5 s.
+    from lancedb.index import IvfFlat
+
     home = home_at(str(tmp_path / "index"))
     async with home.table(GENERATION) as index:
         assert isinstance(index, LanceTable)
