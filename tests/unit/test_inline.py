@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -88,11 +87,6 @@ async def waiting(payload: Payload, ctx: JobContext) -> Outcome:
     return Done()
 
 
-@job("deadly", worker="llm", lanes=("hot",), timeout=20, isolation="process")
-def deadly(payload: Payload, ctx: JobContext) -> Outcome:
-    os._exit(3)
-
-
 def note(ctx: JobContext) -> None:
     with (ctx.settings.data_dir / "runs").open("a") as runs:
         runs.write(f"{ctx.job_id}\n")
@@ -112,7 +106,7 @@ async def ledger(settings: Settings) -> AsyncIterator[Ledger]:
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry.load([__name__])
+    return Registry.load([__name__, "tests.support.alone"])
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from typing import Any
 
 import pytest
@@ -29,12 +28,8 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import InvalidJob, job_id_of
 from switchyard.services.records import JoinedJob, State
 from switchyard.testing import run_job, run_job_sync
+from tests.support.alone import Text, count_on, count_up_alone, linger, weigh
 from tests.support.ledgers import make_ledger
-
-
-class Text(BaseModel):
-    text: str
-    then: str = "done"
 
 
 @job("shout", worker="llm", lanes=("hot", "backfill"), timeout=0.5, max_attempts=2)
@@ -65,22 +60,6 @@ async def for_ever() -> None:
     await asyncio.Event().wait()
 
 
-@job("weigh", worker="llm", lanes=("hot",), timeout=5, isolation="process", memory_limit_mb=1024)
-def weigh(payload: Text, ctx: JobContext) -> Outcome:
-    match payload.then:
-        case "big":
-            return Done({"bytes": len(bytearray(2**31))})
-        case "exit":
-            os._exit(3)
-    return Done({"pid": os.getpid()})
-
-
-@job("linger", worker="llm", lanes=("hot",), timeout=0.5, isolation="process")
-def linger(payload: Text, ctx: JobContext) -> Outcome:
-    while True:
-        time.monotonic()
-
-
 @job("remember", worker="llm", lanes=("hot",))
 async def remember(payload: Text, ctx: JobContext) -> Outcome:
     assert ctx.ledger is not None
@@ -93,19 +72,6 @@ async def remember(payload: Text, ctx: JobContext) -> Outcome:
 @job("count_up", worker="llm", lanes=("hot",))
 async def count_up(payload: Text, ctx: JobContext) -> Outcome:
     return count_on(ctx)
-
-
-@job("count_up_alone", worker="llm", lanes=("hot",), isolation="process")
-def count_up_alone(payload: Text, ctx: JobContext) -> Outcome:
-    return count_on(ctx)
-
-
-def count_on(ctx: JobContext) -> Outcome:
-    begin: int = ctx.last_checkpoint or 0
-    for number in range(begin + 1, begin + 4):
-        ctx.progress(number / 10, f"{number} of 10")
-        ctx.checkpoint(number)
-    return Retry("three at a time") if begin < 7 else Done({"began": begin})
 
 
 def unmarked(payload: Text, ctx: JobContext) -> Outcome:
