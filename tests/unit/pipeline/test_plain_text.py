@@ -13,6 +13,7 @@ from switchyard.services.text.plain import (
     content_words,
     count_words,
     has_words,
+    may_have,
     paragraphs,
     sentences,
     shorten,
@@ -117,3 +118,13 @@ def test_shortened_text_ends_at_a_word():
     assert shorten("one two three four", 12) == "one two…"
     assert shorten("short", 12) == "short"
     assert len(shorten("x" * 100, 12)) == 12
+
+
+@given(st.text(), st.text())
+def test_a_word_that_a_text_may_not_have_it_does_not_have(text: str, other: str):
+    some = {*words(other), *words(text)[::2], *words(text[len(text) // 2 :])}
+    assert some.intersection(words(text)) <= may_have(text, some)
+
+
+def test_what_a_text_has_as_a_part_of_a_word_it_may_have():
+    assert may_have("Rédder CO₂ 中文字", {"red", "co2", "文字", "blue"}) == {"red", "co2", "文字"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from switchyard.broker.background import end_tasks
@@ -17,6 +18,7 @@ from switchyard.services.text.chunks import Chunk
 from switchyard.services.text.plain import (
     content_words,
     is_in_pairs,
+    may_have,
     paragraphs,
     sentences,
     shorten,
@@ -79,6 +81,7 @@ async def search(
     least = embedder.scale.fits if at_least is None else at_least
     wanted = limit if per_document is None else min(limit * 10, 10 * MAX_LIMIT)
     terms = set(content_words(query)) or set(words(query))
+    ranked: Iterable[_Ranked]
     if mode is Mode.VECTOR:
         vector = (await embedder.embed([query]))[0]
         ranked = _similar(await index.nearest(vector, wanted, within=within), least)
@@ -132,23 +135,37 @@ def _worded(matches: Iterable[WordMatch]) -> list[_Ranked]:
 
 def _weighed(
     similar: Sequence[_Ranked], worded: Sequence[_Ranked], terms: set[str], weight: float
-) -> list[_Ranked]:
-    """The weighted sum of similarity and words, each from 0 to 1.
+) -> Iterator[_Ranked]:
+    """By the weighted sum of similarity and words, each from 0 to 1, best first.
 
     Words count by BM25, as a part of the best one's, times the square of how many of the query's
     words are there: who has all of them is what was asked for, who has one of four says little.
+    How many a text can have at most is quickly told, so few texts are cut into their words: those
+    of the first, and of whoever might come before them.
     """
     found = {each.chunk.id: each for each in (*worded, *similar)}
-    scores = {each.chunk.id: weight * min(each.score, 1.0) for each in similar}
+    nearness = {each.chunk.id: weight * min(each.score, 1.0) for each in similar}
     best = max((each.score for each in worded), default=0.0)
-    for each in worded:
+    relevance = {each.chunk.id: (1 - weight) * each.score / best for each in worded}
+
+    def score(key: str, number: int) -> float:
         # The index knows words where no spaces are written: it found one even if we see none.
-        share = max(len(terms.intersection(words(each.chunk.text))), 1) / max(len(terms), 1)
-        scores[each.chunk.id] = (
-            scores.get(each.chunk.id, 0.0) + (1 - weight) * share**2 * each.score / best
-        )
-    ranked = [_Ranked(each.chunk, each.title, scores[key]) for key, each in found.items()]
-    return sorted(ranked, key=lambda each: (-each.score, each.chunk.id))
+        share = max(number, 1) / max(len(terms), 1)
+        return nearness.get(key, 0.0) + share**2 * relevance[key]
+
+    waiting = [(-nearness[key], key, True) for key in nearness if key not in relevance]
+    for key in relevance:
+        most = len(may_have(found[key].chunk.text, terms))
+        waiting.append((-score(key, most), key, most < 2))
+    heapify(waiting)
+    while waiting:
+        less, key, is_certain = heappop(waiting)
+        each = found[key]
+        if is_certain:
+            yield _Ranked(each.chunk, each.title, -less)
+        else:
+            number = len(terms.intersection(words(each.chunk.text)))
+            heappush(waiting, (-score(key, number), key, True))
 
 
 def _hit(found: _Ranked, terms: set[str]) -> Hit:

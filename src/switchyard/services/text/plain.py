@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 
 from switchyard.services.text.stopwords import STOP_WORDS
@@ -131,6 +131,13 @@ def words(text: str) -> list[str]:
         else:
             found.append(word)
     return found
+
+
+def may_have(text: str, some: Collection[str]) -> set[str]:
+    """Those of some words, normalised, that may be among the text's `words`: no others are. Takes
+    a small part of the time."""
+    plain = _folded(text, _without_accents)
+    return {word for word in some if word in plain}
 
 
 def normalised(text: str) -> str:

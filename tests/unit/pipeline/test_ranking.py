@@ -1,0 +1,62 @@
+"""The order of a hybrid search is that of its score, and few texts are cut into words for it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from switchyard.services.index import ranking
+from switchyard.services.index.ranking import _Ranked, _weighed
+from switchyard.services.text.chunks import Chunk
+from switchyard.services.text.plain import words
+
+TERMS = {"red", "green", "blue", "unbroken"}
+WEIGHT = 0.6
+
+
+def found(seed: int, count: int) -> tuple[list[_Ranked], list[_Ranked]]:
+    """Chunks that are similar and chunks that have words; many of either are both, and some only
+    look as if they had a word."""
+    randomly = random.Random(seed)
+    known = ["red", "Green", "blue", "unbroken", "redder", "bluish", "other", "words"]
+    made = [
+        Chunk(f"id-{n:03}", "a", n, 1, " ".join(randomly.choices(known, k=6))) for n in range(count)
+    ]
+    similar = [_Ranked(chunk, "T", randomly.choice([0.2, 0.5, 1.2])) for chunk in made[::2]]
+    worded = [_Ranked(chunk, "T", randomly.choice([1.0, 3.0, 7.5])) for chunk in made[::3]]
+    return similar, worded
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_best_come_first_by_the_weighted_sum_and_equal_ones_by_their_ids(seed: int):
+    similar, worded = found(seed, 60)
+    scores = {each.chunk.id: WEIGHT * min(each.score, 1.0) for each in similar}
+    best = max(each.score for each in worded)
+    for each in worded:
+        share = max(len(TERMS & set(words(each.chunk.text))), 1) / len(TERMS)
+        added = share**2 * ((1 - WEIGHT) * each.score / best)
+        scores[each.chunk.id] = scores.get(each.chunk.id, 0.0) + added
+    wanted = sorted(scores, key=lambda key: (-scores[key], key))
+    ranked = list(_weighed(similar, worded, TERMS, WEIGHT))
+    assert [each.chunk.id for each in ranked] == wanted
+    assert [each.score for each in ranked] == [scores[key] for key in wanted]
+
+
+def test_texts_that_can_not_be_among_the_first_are_not_cut_into_words(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    cut = []
+
+    def noted(text: str) -> list[str]:
+        cut.append(text)
+        return words(text)
+
+    monkeypatch.setattr(ranking, "words", noted)
+    one = Chunk("one", "a", 0, 1, "red green blue unbroken")
+    others = [Chunk(f"id-{n:03}", "a", n, 1, "red, and green") for n in range(100)]
+    worded = [_Ranked(chunk, "T", 5.0) for chunk in (*others, one)]
+    ranked = _weighed([_Ranked(one, "T", 0.9)], worded, TERMS, WEIGHT)
+    assert next(ranked).chunk is one
+    assert cut == [one.text]
+    assert len(list(ranked)) == 100
