@@ -46,6 +46,13 @@ class Call(Generic[T]):
     also: frozenset[int] = frozenset()
     """Statuses beside 2xx whose body is an answer, no problem."""
 
+    def can_repeat(self, *, refused: bool) -> bool:
+        """Whether it may be made again: after a refusal, or else without an answer, after which a
+        file may have been taken in. A file must be at a path, or one that can be wound back."""
+        if self.file is None or not self.repeatable:
+            return self.repeatable
+        return refused and (isinstance(self.file, str | Path) or self.file.seekable())
+
     def opened(self) -> AbstractContextManager[IO[bytes] | None]:
         """The file, open; one that was given open stays so. Raises OSError, also for a pipe: its
         size, which is sent first, is not known."""

@@ -6,7 +6,7 @@ import os
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
@@ -38,21 +38,29 @@ T = TypeVar("T")
 class Retries:
     most: int
     longest: float
+    told: Callable[[ApiError, float], object] | None = None
+    """Gets each error after which the call is made again, and the seconds until then."""
 
     def pause(self, call: Call[Any], tries: int, error: ApiError) -> float | None:
         """Seconds after which the call is made again; None when it is not."""
-        if not call.repeatable or tries >= self.most:
+        is_away = isinstance(error, ApiAway)
+        if tries >= self.most or not call.can_repeat(refused=not is_away):
             return None
-        if isinstance(error, ApiAway):
-            wait = 0.2 * 2**tries
+        if is_away:
+            wait: float = 0.2 * 2**tries
         elif not isinstance(error, RateLimited) and error.status != 503:
             return None
         elif "job_id" in error.extra:
             return None  # the job was kept, as a dead letter
         else:
             wait = 0.5 * 2**tries if error.retry_after is None else error.retry_after
+        if wait > self.longest:
+            return None
         # Many clients that were turned away together should not come again together.
-        return wait * random.uniform(1, 1.2) if wait <= self.longest else None
+        wait *= random.uniform(1, 1.2)
+        if self.told is not None:
+            self.told(error, wait)
+        return wait
 
 
 class Common(Operations, ABC):
@@ -66,12 +74,14 @@ class Common(Operations, ABC):
         timeout: float = 30.0,
         retries: int = 2,
         longest_retry: float = 30.0,
+        on_retry: Callable[[ApiError, float], object] | None = None,
     ) -> None:
         """`base_url` and `api_key` are those of JOBS_API_URL and JOBS_API_KEY unless given.
 
         `timeout`: seconds of silence after which a call is given up. `retries`: how often a call
         is made again that was turned away (429, 503) or got no answer; only calls that may be
-        made twice, and only when the service asks for at most `longest_retry` seconds.
+        made twice, and only when the service asks for at most `longest_retry` seconds. `on_retry`
+        is called before each such pause with the error and the seconds.
         Raises ValueError for an address or a key that is none.
         """
         given = base_url or os.environ.get("JOBS_API_URL") or DEFAULT_URL
@@ -83,7 +93,7 @@ class Common(Operations, ABC):
         if self.base_url.scheme not in ("http", "https") or not self.base_url.host:
             raise ValueError(f"{shown!r} is not the address of an API: it begins with http://")
         self._timeout = timeout
-        self._retries = Retries(retries, longest_retry)
+        self._retries = Retries(retries, longest_retry, on_retry)
         key = (api_key or os.environ.get("JOBS_API_KEY") or "").strip()
         if not _fits_header(key):
             raise ValueError("the API key has a character that no key has")  # it stays secret

@@ -202,5 +202,6 @@ def _upload(
         form=given(form),
         file=file,
         filename=filename,
+        repeatable=True,
         patience=UPLOAD_PATIENCE,
     )

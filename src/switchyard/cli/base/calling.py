@@ -7,20 +7,24 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
+from switchyard.cli.base.output import say
 
 if TYPE_CHECKING:
     from switchyard.api.client import ApiError, Client
 
+SHORT_PAUSE = 1.0
+"""Seconds up to which nobody is told that a call is made again."""
+
 
 @contextmanager
 def calling(*, retries: int = 2) -> Iterator[Client]:
-    """A client of the API at JOBS_API_URL, which asks again so often. Its errors, and those of
-    files, become CommandFailed."""
+    """A client of the API at JOBS_API_URL, which asks again so often, and says so. Its errors, and
+    those of files, become CommandFailed."""
     from switchyard.api.client import ApiError, Client
 
     try:
         # Of JOBS_API_URL and JOBS_API_KEY; the other settings are the service's.
-        client = Client(retries=retries)
+        client = Client(retries=retries, on_retry=_say_retry)
     except ValueError as error:
         raise WrongUsage(f"{error}: see JOBS_API_URL and JOBS_API_KEY") from error
     try:
@@ -47,6 +51,11 @@ def advice(error: ApiError) -> str:
     if isinstance(error, Unauthorized):
         return f"{error}; jobctl sends the one in JOBS_API_KEY; `jobctl keys create NAME` makes one"
     return str(error)
+
+
+def _say_retry(error: ApiError, pause: float) -> None:
+    if pause > SHORT_PAUSE:
+        say(f"{error}; trying again in {pause:.0f} s")
 
 
 def file_trouble(error: OSError) -> str:
