@@ -97,11 +97,11 @@ async def test_the_index_of_neighbours_does_not_fall_to_pieces_night_by_night(
         assert max(pieces) < 3
 
 
-async def test_an_index_of_neighbours_of_an_earlier_version_is_made_anew_by_the_next_compaction(
+async def test_indexes_of_an_earlier_version_are_replaced_or_removed_by_the_next_compaction(
     tmp_path: Path,
 ):
     # Here, and not for every process that collects tests: it takes 1.5 s.
-    from lancedb.index import IvfFlat
+    from lancedb.index import BTree, IvfFlat
 
     home = home_at(str(tmp_path / "index"))
     async with home.table(GENERATION) as index:
@@ -110,12 +110,11 @@ async def test_an_index_of_neighbours_of_an_earlier_version_is_made_anew_by_the_
         made = vectors(LARGE)
         await put(index, "a", made)
         await table.create_index("vector", config=IvfFlat(distance_type="cosine"))
+        await table.create_index("id", config=BTree())
         (before,) = await index.nearest(made[7], 1)
         await index.compact()
-        (kind,) = [
-            each.index_type for each in await table.list_indices() if each.columns == ["vector"]
-        ]
-        assert kind == "IvfSq"
+        kinds = {each.columns[0]: each.index_type for each in await table.list_indices()}
+        assert kinds == {"document_id": "BTree", "vector": "IvfSq", "words": "FTS"}
         assert await index.nearest(made[7], 1) == [before]
 
 

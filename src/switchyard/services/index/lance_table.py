@@ -2,8 +2,8 @@
 
 Several processes write it at once. LanceDB commits optimistically, with a gap that is closed here:
 two upserts of the same new id would both insert it, so `id` is declared the primary key, by which
-they conflict. And whoever has a table open sees it as it was then: what must be of this moment
-looks for the latest version.
+they conflict, and has no index: upserts that use one do not notice. And whoever has a table open
+sees it as it was then: what must be of this moment looks for the latest version.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class LanceTable:
         return pieces >= max(_PIECES, math.isqrt(int(stats["num_rows"])) // 2)
 
     async def compact(self) -> None:
-        """Merge small files, drop versions older than _KEPT, index the columns that writes and
+        """Merge small files, drop versions older than _KEPT, index the column that writes and
         filters look up, and vectors where there are many."""
         from lancedb.index import BTree, IvfSq
 
@@ -221,8 +221,10 @@ class LanceTable:
         if not number:
             return
         indexed = {index.columns[0]: index for index in await self._table.list_indices()}
-        for column in sorted({"id", "document_id"} - set(indexed)):
-            await retried(partial(self._table.create_index, column, config=BTree()))
+        if "document_id" not in indexed:
+            await retried(partial(self._table.create_index, "document_id", config=BTree()))
+        if "id" in indexed:  # earlier versions made one
+            await retried(partial(self._table.drop_index, indexed["id"].name))
         segments = await self._segments(indexed.get("vector"))
         if number >= APPROXIMATE_FROM and not 0 < segments < _SEGMENTS:
             # Into as many parts as LanceDB takes by itself: smaller ones it would join again.
@@ -238,7 +240,7 @@ class LanceTable:
         return 0 if told is None else int(told.num_indices or 1)
 
     async def _upsert(self, rows: Any) -> None:
-        merge = self._table.merge_insert("id").when_matched_update_all()
+        merge = self._table.merge_insert("id").use_index(False).when_matched_update_all()
         await merge.when_not_matched_insert_all().execute(rows)
 
     def _rows(self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]) -> Any:
