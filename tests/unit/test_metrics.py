@@ -11,11 +11,10 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.monitoring import metric_names as names
-from switchyard.services.monitoring.distribution import NOTED
 from switchyard.services.monitoring.metric_names import ALL
 from switchyard.services.monitoring.metrics import Metrics, watch_ledger
 from switchyard.services.runtime.endings import CalledOff
-from switchyard.services.runtime.metering import Meter
+from switchyard.services.runtime.metering import NOTED, Meter
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -79,7 +78,7 @@ async def test_a_histogram_is_shown_as_the_client_of_prometheus_shows_one() -> N
 async def test_types_that_nobody_has_registered_are_counted_together() -> None:
     metrics = Metrics()
     meter = Meter(metrics, Registry(), Clock(), ())
-    jobs = 2 * NOTED + 50  # some are sorted in on the way, the rest at the scrape
+    jobs = 2 * NOTED + 50  # some are counted on the way, the rest at the scrape
     for number in range(jobs):
         message = JobMessage(job_type=f"unheard_of_{number}", payload={})
         meter.started(message, "hot")

@@ -57,7 +57,7 @@ class Metric:
         """These values of a histogram, as they are shown."""
         family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
         for labels, each in distributions.items():
-            family.add_metric(labels, each.buckets(), each.sum())
+            family.add_metric(labels, each.buckets(), each.sum)
         return family
 
 

@@ -1,11 +1,14 @@
-"""What a worker's metrics say of its jobs."""
+"""What a worker's metrics say of its jobs. What can be worked out later is left until then: amid
+the work of a job, whose code and data fill the processor's caches, a sum costs several times as
+much as among its like."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import datetime
+from typing import Final, Protocol
 
 from switchyard.broker.consume.consumer import LaneConsumer
 from switchyard.broker.dead.certificate import Reason
@@ -19,18 +22,8 @@ from switchyard.services.monitoring.metric_names import LLM, OTHER, Distribution
 from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.runtime.endings import OUTCOMES, SUCCEEDED, Ending, outcome_of
 
-
-@dataclass(slots=True)
-class _Tally:
-    """Attempts of one type, lane and outcome: all that one of them is counted in, found at once.
-    Those of a type share their distributions, whatever the lane and the outcome."""
-
-    seconds: Distribution
-    attempts: Distribution
-    answered: Distribution | None
-    """Of a model's answers of this type; None for all else. An attempt that went back for want of a
-    server has none, and would pass for a slow answer."""
-    ended: int = 0
+NOTED: Final = 500
+"""Starts and ends of a kind that are only noted, until there are so many or somebody scrapes."""
 
 
 class Meter:
@@ -54,20 +47,25 @@ class Meter:
         self._answered: defaultdict[tuple[str, ...], Distribution]
         self._answered = defaultdict(names.LLM_LATENCY.distribution)
         """By type."""
-        self._tallies: dict[tuple[str, str, str], _Tally] = {}
-        """By type, lane and outcome."""
-        worked = [each for each in registry if each.worker in set(kinds)]
+        self._ended: Counter[tuple[str, ...]] = Counter()
+        """By worker, lane, type and outcome."""
+        self._starts: list[tuple[str, str, datetime, float]] = []
+        """Noted: type, lane, when the job entered it, and when it was started."""
+        self._ends: defaultdict[tuple[str, str, str, int | None], list[float]] = defaultdict(list)
+        """Noted seconds, by type, lane, outcome, and the attempts used if the job has ended."""
+        of_kinds = set(kinds)
+        worked = [each for each in registry if each.worker in of_kinds]
         # Shown as none: Prometheus sees a first one only where it has seen that.
-        self._deaths: dict[tuple[str, ...], int] = {
-            (each.worker, lane, each.name, Reason.CRASHED.value): 0
-            for each in worked
-            for lane in each.lanes
-        }
-        self._none_asked: dict[tuple[str, ...], float] = {
-            (outcome, each.name): 0.0
-            for each in worked
-            if each.worker == LLM
-            for outcome in OUTCOMES
+        self._deaths: Counter[tuple[str, ...]] = Counter(
+            {
+                (each.worker, lane, each.name, Reason.CRASHED.value): 0
+                for each in worked
+                for lane in each.lanes
+            }
+        )
+        """By worker, lane, type and reason."""
+        self._none_asked: dict[tuple[str, ...], int] = {
+            (outcome, each.name): 0 for each in worked if each.worker == LLM for outcome in OUTCOMES
         }
         metrics.show(self.counted)
         metrics.show_histograms(self.distributed)
@@ -77,58 +75,66 @@ class Meter:
         metadata = message.metadata
         if metadata.attempts == 0:
             entered = metadata.queued_at or metadata.created_at
-            waited = max(0.0, self._clock.time() - entered.timestamp())
-            self._waits[self._worker_of.get(message.job_type, OTHER), lane].add(waited)
+            self._starts.append((message.job_type, lane, entered, self._clock.time()))
+            if len(self._starts) >= NOTED:
+                self._count_starts()
 
     def ended(self, message: JobMessage, lane: str, started_at: float, ending: Ending) -> None:
         """Its attempt, begun then, has ended so, which the ledger has."""
-        took = max(0.0, self._clock.time() - started_at)
-        key = (message.job_type, lane, outcome_of(ending))
-        tally = self._tallies.get(key) or self._new_tally(*key)
-        tally.ended += 1
-        tally.seconds.add(took)
-        if tally.answered is not None:
-            tally.answered.add(took)
+        job_type = message.job_type
+        if job_type not in self._worker_of:
+            job_type = OTHER  # there may be any number
         if isinstance(ending, Succeeded):
-            tally.attempts.add(message.metadata.attempts + 1)
+            outcome, used = SUCCEEDED, message.metadata.attempts + 1
         elif isinstance(ending, Died):
-            tally.attempts.add(ending.attempts)
-            worker, job_type = self._labels(message.job_type)
-            death = (worker, lane, job_type, str(ending.reason))
-            self._deaths[death] = self._deaths.get(death, 0) + 1
+            outcome, used = outcome_of(ending), ending.attempts
+            worker = self._worker_of.get(job_type, OTHER)
+            self._deaths[worker, lane, job_type, str(ending.reason)] += 1
+        else:
+            outcome, used = outcome_of(ending), None
+        noted = self._ends[job_type, lane, outcome, used]
+        noted.append(self._clock.time() - started_at)
+        if len(noted) >= NOTED:
+            self._count_ends()
 
-    def _new_tally(self, job_type: str, lane: str, outcome: str) -> _Tally:
-        """The one of `other` for each type that is not registered: there may be any number."""
-        worker, job_type = self._labels(job_type)
-        is_answer = worker == LLM and outcome == SUCCEEDED
-        tally = _Tally(
-            self._seconds[worker, job_type],
-            self._attempts[worker, job_type],
-            self._answered[job_type,] if is_answer else None,
-        )
-        return self._tallies.setdefault((job_type, lane, outcome), tally)
+    def _count_starts(self) -> None:
+        for job_type, lane, entered, started in self._starts:
+            waited = max(0.0, started - entered.timestamp())
+            self._waits[self._worker_of.get(job_type, OTHER), lane].add(waited)
+        self._starts.clear()
 
-    def _labels(self, job_type: str) -> tuple[str, str]:
-        worker = self._worker_of.get(job_type)
-        return (OTHER, OTHER) if worker is None else (worker, job_type)
+    def _count_ends(self) -> None:
+        for (job_type, lane, outcome, used), noted in self._ends.items():
+            worker = self._worker_of.get(job_type, OTHER)
+            self._ended[worker, lane, job_type, outcome] += len(noted)
+            into = [self._seconds[worker, job_type]]
+            if worker == LLM and outcome == SUCCEEDED:
+                # An attempt that went back for want of a server would pass for a slow answer.
+                into.append(self._answered[job_type,])
+            for distribution in into:
+                for seconds in noted:
+                    distribution.add(max(0.0, seconds))
+            if used is not None:
+                self._attempts[worker, job_type].add(used, times=len(noted))
+        self._ends.clear()
 
     def counted(self) -> Iterable[tuple[Metric, Samples]]:
         """For `Metrics.show`."""
-        attempts: dict[tuple[str, ...], float] = {}
-        asked = dict(self._none_asked)
-        for (job_type, lane, outcome), tally in self._tallies.items():
-            worker, _ = self._labels(job_type)
-            attempts[worker, lane, job_type, outcome] = float(tally.ended)
+        self._count_ends()
+        asked = Counter(self._none_asked)
+        for (worker, _lane, job_type, outcome), number in self._ended.items():
             if worker == LLM:
-                asked[outcome, job_type] += tally.ended
+                asked[outcome, job_type] += number
         return [
-            (names.ATTEMPTS, attempts),
-            (names.DEATHS, {key: float(number) for key, number in self._deaths.items()}),
+            (names.ATTEMPTS, self._ended),
+            (names.DEATHS, self._deaths),
             (names.LLM_PROCESSED, asked),
         ]
 
     def distributed(self) -> Iterable[tuple[Metric, Distributions]]:
         """For `Metrics.show_histograms`."""
+        self._count_starts()
+        self._count_ends()
         return [
             (names.DURATION, self._seconds),
             (names.WAIT, self._waits),
