@@ -75,6 +75,17 @@ async def test_a_histogram_is_shown_as_the_client_of_prometheus_shows_one() -> N
     assert len(shown) == len(names.LEDGER_SECONDS.buckets) + 3  # +Inf, count and sum
 
 
+async def test_a_label_may_hold_anything() -> None:
+    metrics = Metrics()
+    texts = ('a "quoted" one', "back\\slash", "two\nlines", "é")
+    metrics.show(lambda: [(names.LLM_COST, {(text,): 1e-7 for text in texts})])
+    metrics.show(lambda: [(names.OUTBOX_OLDEST, {(): float("inf")})])
+    samples = read(await metrics.scraped())
+    shown = {labels[0]: value for (name, labels), value in samples.items() if "cost" in name}
+    assert shown == dict.fromkeys(texts, 1e-7)
+    assert samples[names.OUTBOX_OLDEST.name, ()] == float("inf")
+
+
 async def test_types_that_nobody_has_registered_are_counted_together() -> None:
     metrics = Metrics()
     meter = Meter(metrics, Registry(), Clock(), ())
@@ -122,7 +133,7 @@ async def test_a_look_that_fails_or_hangs_leaves_the_other_metrics(monkeypatch) 
 
 def read(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
     return {
-        (sample.name, tuple(sample.labels.values())): sample.value
+        (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text.decode())
         for sample in family.samples
     }
