@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
 from urllib.parse import urlsplit
 
 import pytest
@@ -95,6 +96,68 @@ async def test_a_store_that_says_nothing_is_given_up_soon_where_somebody_waits(
             assert time.monotonic() - began < 10
     assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
     assert "Retry-After" in answer.headers
+
+
+@pytest.mark.parametrize("quota", [None, 1_000_000])
+async def test_an_upload_to_a_store_that_says_nothing_is_refused_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: int | None
+):
+    monkeypatch.setattr(storing, "PROMPT", 1.0)
+    settings = Settings(
+        data_dir=tmp_path,
+        amqp_url=None,
+        storage_url="s3://switchyard/files",
+        storage_quota=quota,
+    )
+
+    async with silence() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        async with serving(settings) as client:
+            began = time.monotonic()
+            files = {"file": ("a.txt", b"Some text. " * 100_000)}
+            answer = await client.post("/documents", files=files)
+            assert time.monotonic() - began < 10
+    assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
+    assert answer.json()["detail"].startswith("the file storage does not answer")
+    assert "Retry-After" in answer.headers
+
+
+@pytest.mark.parametrize("slow", ["store", "sender"])
+async def test_what_is_slow_is_waited_for_and_a_store_asked_whether_it_answers(
+    monkeypatch: pytest.MonkeyPatch, slow: str
+):
+    monkeypatch.setattr(storing, "PROMPT", 0.4)
+    asked = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A slow store takes a file only when it was asked for another in the meantime."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        size = int(head.partition("content-length: ")[2].partition("\r")[0] or 0)
+        await reader.readexactly(size)
+        if head.startswith("put ") and slow == "store":
+            await asked.wait()
+        if head.startswith("head "):
+            asked.set()
+        status = "404 Not Found" if head.startswith("head ") else "200 OK"
+        body = "<Upload><UploadId>1</UploadId><ETag>1</ETag></Upload>"
+        body = body if head.startswith("post ") else ""
+        more = f"Content-Length: {len(body)}\r\nETag: 1\r\nConnection: close"
+        writer.write(f"HTTP/1.1 {status}\r\n{more}\r\n\r\n{body}".encode())
+        await writer.drain()
+        writer.close()
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"content"
+        if slow == "sender":
+            await asyncio.to_thread(Event().wait, 4 * storing.PROMPT)
+
+    async with await asyncio.start_server(answer, LOOPBACK, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{LOOPBACK}:{port}")
+        store = Storage("s3://switchyard/files", prompt=True)
+        received = await store.put_stream_async("key", parts(), max_bytes=100)
+    assert received.size == 7
+    assert asked.is_set() == (slow == "store")
 
 
 @pytest.mark.parametrize("away", [StorageAway("away"), IndexAway("away")])

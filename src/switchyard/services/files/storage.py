@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -39,7 +40,7 @@ PATIENCE = timedelta(seconds=20)
 """For how long an object store is asked again that does not answer: jobs are tried again anyway.
 One request is given up by obstore after 30 s."""
 PROMPT = 8.0
-"""Seconds that a file gets to be read where somebody waits, who can come again."""
+"""Seconds that a store may say nothing where somebody waits, who can come again."""
 PARTS_AT_ONCE = 2
 """Parts, of 5 MiB each, that are written at the same time and so kept in memory."""
 
@@ -71,6 +72,24 @@ class Received:
     """Hexadecimal."""
 
 
+class _Held:
+    """Since when a store has what it was given, and has not asked for more."""
+
+    def __init__(self) -> None:
+        self._since: float | None = time.monotonic()
+
+    def begin(self) -> None:
+        self._since = time.monotonic()
+
+    def end(self) -> None:
+        self._since = None
+
+    @property
+    def seconds(self) -> float:
+        """0 while it is the sender who is waited for."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+
 @dataclass(frozen=True)
 class Storage:
     """Files under one address: `file:///…`, `s3://bucket/…`, `az://account/container/…`.
@@ -82,7 +101,7 @@ class Storage:
 
     url: str
     prompt: bool = False
-    """Somebody waits: reading from a store that does not answer is given up after PROMPT."""
+    """Somebody waits: a store that does not answer is given up after PROMPT."""
     _opened: list[ObjectStore] = field(
         default_factory=list, init=False, repr=False, compare=False, hash=False
     )
@@ -106,6 +125,37 @@ class Storage:
             if is_without_bucket(error):
                 raise away(self.url, error) from error
             raise
+
+    @asynccontextmanager
+    async def _promptly(self, seconds: float | None = None) -> AsyncIterator[None]:
+        """Around what an object store does at once. Raises StorageAway where somebody waits and it
+        takes longer than that, or PROMPT."""
+        try:
+            async with asyncio.timeout((seconds or PROMPT) if self._is_awaited else None):
+                yield
+        except TimeoutError as error:
+            raise StorageAway(f"the file storage at {self.url} does not answer") from error
+
+    async def _written(self, writing: Awaitable[object], key: str, held: _Held) -> None:
+        """Wait for a write of any length. Where somebody waits and the store holds a part for long,
+        it is asked for something small: whether it is slow or says nothing."""
+        if not self._is_awaited:
+            await writing
+            return
+        task = asyncio.ensure_future(writing)
+        try:
+            while not (await asyncio.wait((task,), timeout=PROMPT / 8))[0]:
+                if held.seconds > PROMPT * 3 / 8:
+                    async with self._promptly(PROMPT / 2):
+                        await self.stat_async(key)
+                    held.begin()
+            task.result()
+        finally:
+            task.cancel()
+
+    @property
+    def _is_awaited(self) -> bool:
+        return self.prompt and not self.url.startswith("file:")
 
     @property
     def _store(self) -> ObjectStore:
@@ -160,21 +210,27 @@ class Storage:
 
         digest = hashlib.sha256()
         size = 0
+        held = _Held()
 
         async def measured() -> AsyncIterator[bytes]:
             nonlocal size
+            held.end()
             async for part in parts:
                 size += len(part)
                 if size > max_bytes:
                     raise FileTooLarge(f"more than the {max_bytes:,} bytes allowed")
                 digest.update(part)
                 if part:
+                    held.begin()
                     yield part
+                    held.end()
+            held.begin()
 
         with needing_room(), self._reached():
-            await obstore.put_async(
+            writing = obstore.put_async(
                 self._store, check_key(key), measured(), max_concurrency=PARTS_AT_ONCE
             )
+            await self._written(writing, key, held)
         return Received(size, digest.hexdigest())
 
     def get(self, key: str) -> bytes:
@@ -192,16 +248,14 @@ class Storage:
         import obstore
 
         try:
-            async with asyncio.timeout(PROMPT if self.prompt else None):
-                with self._reached():
+            with self._reached():
+                async with self._promptly():
                     found = await obstore.get_async(self._store, check_key(key))
                     if max_bytes is not None and (size := found.meta["size"]) > max_bytes:
                         raise FileTooLarge(f"{size:,} bytes, {max_bytes:,} are allowed")
                     return bytes(await found.bytes_async())
         except FileNotFoundError as error:
             _not_stored(key, error)
-        except TimeoutError as error:
-            raise StorageAway(f"the file storage at {self.url} does not answer") from error
 
     async def stream_async(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
         """A file from that byte on, in parts of about 1 MiB. Raises NotStored, InvalidKey."""
@@ -225,7 +279,8 @@ class Storage:
 
         try:
             with self._reached():
-                meta = await obstore.head_async(self._store, check_key(key))
+                async with self._promptly():
+                    meta = await obstore.head_async(self._store, check_key(key))
         except FileNotFoundError:
             return None
         return StoredFile(meta["path"], meta["size"], meta["last_modified"])
@@ -260,7 +315,8 @@ class Storage:
 
         try:
             with self._reached():
-                await obstore.delete_async(self._store, check_key(key))
+                async with self._promptly():
+                    await obstore.delete_async(self._store, check_key(key))
         except FileNotFoundError:
             return  # local directories say so, S3 does not; both mean it is gone
 
@@ -273,9 +329,16 @@ class Storage:
 
         below = check_key(prefix.rstrip("/")) if prefix.strip("/") else None
         with self._reached():
-            async for batch in obstore.list(self._store, prefix=below):
-                for meta in batch:
-                    yield StoredFile(meta["path"], meta["size"], meta["last_modified"])
+            batches = aiter(obstore.list(self._store, prefix=below))
+        while True:
+            try:
+                with self._reached():
+                    async with self._promptly():
+                        batch = await anext(batches)
+            except StopAsyncIteration:
+                return
+            for meta in batch:
+                yield StoredFile(meta["path"], meta["size"], meta["last_modified"])
 
     async def delete_prefix_async(self, prefix: str, *, before: datetime | None = None) -> int:
         """Remove the files below a folder; with `before`, those last put earlier than that.
