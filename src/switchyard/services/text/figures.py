@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from switchyard.services.text.ocr import Original
 
-FIGURES_VERSION = "figures-1"
+FIGURES_VERSION = "figures-2"
 MOST_FIGURES = 100
 SIDE = 1_500
 """Pixels that a picture is long and wide at most."""
@@ -55,7 +55,7 @@ class Picture:
     page: int
     """From 1."""
     kind: Literal["figure", "table", "image"]
-    """`image`: the document itself is one."""
+    """`image`: a page of an image file."""
     caption: str
     """Empty where none was found."""
     width: int
@@ -73,7 +73,7 @@ def cut(original: Original) -> list[Picture]:
     """
     data = original.storage.get(original.key)
     if original.media_type in IMAGES:
-        return [_of_image(data)]
+        return _of_image(data)
     if original.media_type != PDF:
         raise UnsupportedDocument("plain text has no figures")
     return _of_pdf(data)
@@ -104,11 +104,21 @@ def page_picture(original: Original, number: int) -> Picture:
     return _encoded(drawn, number, "image", "")
 
 
-def _of_image(data: bytes) -> Picture:
+def _of_image(data: bytes) -> list[Picture]:
     from switchyard.services.text import images
 
-    drawn = images.draw(data, 1, pixels=Limits().page_pixels, side=SIDE)
-    return _encoded(drawn, 1, "image", "")
+    limits = Limits()
+    found: list[Picture] = []
+    count = images.count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
+    for number in range(1, min(count, MOST_FIGURES) + 1):
+        try:
+            drawn = images.draw(data, number, pixels=limits.page_pixels, side=SIDE)
+        except CorruptDocument:
+            if count == 1:
+                raise
+            continue
+        found.append(_encoded(drawn, number, "image", ""))
+    return found
 
 
 def _of_pdf(data: bytes) -> list[Picture]:
@@ -129,9 +139,20 @@ def _of_pdf(data: bytes) -> list[Picture]:
 
 
 def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
-    blocks = [block for block in page.get_text("blocks") if block[6] == 0]
-    tables = [tuple(table.bbox) for table in _tables(page)]
-    boxes = _merged([*_drawn(page, tables), *tables])
+    turned = page.rotation
+    page.set_rotation(0)  # of a turned page, some boxes would be as it is shown, others as it lies
+    texts = [(block[:4], block[4]) for block in page.get_text("blocks") if block[6] == 0]
+    found = [tuple(table.bbox) for table in _tables(page)]
+    drawn_boxes = _drawn(page, found)
+    page.set_rotation(turned)
+
+    def as_shown(box: Box) -> Box:
+        x0, y0, x1, y1 = library.Rect(box) * page.rotation_matrix
+        return x0, y0, x1, y1
+
+    blocks = [(as_shown(box), text) for box, text in texts]
+    tables = [as_shown(box) for box in found]
+    boxes = _merged([*map(as_shown, drawn_boxes), *tables])
     cut_out = []
     for box in sorted(boxes, key=lambda box: (box[1], box[0]))[:most]:
         clip = library.Rect(box) & page.rect
@@ -203,10 +224,10 @@ def _shared(one: Box, other: Box) -> float:
     return width * height / area if width > 0 and height > 0 and area else 0.0
 
 
-def _caption(box: Box, blocks: Sequence[Any]) -> str:
+def _caption(box: Box, blocks: Sequence[tuple[Box, str]]) -> str:
     """The nearest text below or above that begins as captions do."""
     near: list[tuple[float, str]] = []
-    for x0, y0, x1, y1, text, *_ in blocks:
+    for (x0, y0, x1, y1), text in blocks:
         if x1 < box[0] or x0 > box[2] or not _CAPTION.match(text):
             continue
         distance = y0 - box[3] if y0 >= box[3] - 5 else box[1] - y1
