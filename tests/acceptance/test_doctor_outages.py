@@ -323,14 +323,19 @@ def test_a_locked_ledger_is_told_within_seconds(jobctl: CommandLine) -> None:
 
 
 def test_a_ledger_that_is_away(jobctl: CommandLine) -> None:
+    fill(jobctl, 1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # not listening: refused
         port = taken.getsockname()[1]
         url = f"postgresql+asyncpg://u:p@127.0.0.1:{port}/jobs"
         jobctl.environment["JOBS_DATABASE_URL"] = url
-        assert "JOBS_DATABASE_URL" in findings(jobctl)["ledger-away"]["remedy"]
+        found = findings(jobctl)
+        assert "JOBS_DATABASE_URL" in found["ledger-away"]["remedy"]
+        assert "queue-unworked" not in found, "workers wait for the ledger, a further one would too"
     del jobctl.environment["JOBS_DATABASE_URL"]
-    assert "ledger-away" not in findings(jobctl)
+    found = findings(jobctl)
+    assert "ledger-away" not in found
+    assert "queue-unworked" in found
 
 
 def test_a_disk_that_is_full(jobctl: CommandLine, small_disk: Path) -> None:

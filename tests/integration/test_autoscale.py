@@ -13,7 +13,7 @@ from switchyard.cli.system.autoscale import Autoscaler, Span
 from switchyard.cli.system.supervisor import Child, Supervisor
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.settings import Settings
+from switchyard.services.settings import LlmServer, Settings
 from tests.support.made import claim, new_job
 
 Start = Callable[[str], int]
@@ -68,3 +68,27 @@ async def test_the_process_with_the_fewest_jobs_retires_and_its_jobs_delay_no_de
         (news,) = await scaler.look(1_050)
         assert news.startswith("llm: 2 → 1 process; 5 jobs run")
         assert [each.name for each in supervisor.children if each.retires] == ["llm-2", "llm-3"]
+
+
+async def test_servers_bear_what_the_settings_of_now_allow_them(
+    supervisor: Supervisor, start: Start, sqlite_url: str
+) -> None:
+    servers = tuple(
+        LlmServer(name=name, base_url=f"http://{name}/v1", most=most)
+        for name, most in (("small", 6), ("large", 8))
+    )
+    settings = Settings(
+        database_url=sqlite_url,
+        amqp_url=None,
+        llm_providers=servers,
+        worker_concurrency=8,
+        llm_concurrency_max=8,
+    )
+    await upgrade(sqlite_url)
+    for name in ("llm", "llm-2", "llm-3", "llm-4"):
+        start(name)
+    async with await Ledger.open(sqlite_url) as ledger:
+        for name in ("small", "large", "of another time"):  # with limits from before
+            await ledger.take_llm_slot(name, name, "me", ttl=60, keep_free=0, first=70, most=70)
+    scaler = Autoscaler(System(settings, Registry(), {}), supervisor, {"llm": Span(1, 4)})
+    assert await scaler.look(1_000) == ["llm: 4 → 2 processes; its servers bear 14 at once"]

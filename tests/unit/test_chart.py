@@ -332,6 +332,18 @@ def test_with_the_operators_broker_its_administrator_only_makes_users(example: s
         }, name
 
 
+def test_the_doctor_prints_commands_for_the_operators_broker_as_they_are_called_there() -> None:
+    name = "JOBS_RABBITMQCTL"
+    for _, pod in pods("small"):
+        (said,) = (each["value"] for each in pod["containers"][0]["env"] if each["name"] == name)
+        before, _, command = said.partition(" -- ")
+        assert command == "rabbitmqctl"
+        server = f"{next(iter(of_kind('small', 'RabbitmqCluster')))}-server-0"
+        assert before == f"kubectl -n jobs exec {server} -c rabbitmq"
+    for _, pod in pods("external-broker"):
+        assert name not in {each["name"] for each in pod["containers"][0]["env"]}
+
+
 def secrets_of(container: Any) -> dict[str, set[str]]:
     asked: dict[str, set[str]] = {}
     for each in container["env"]:

@@ -48,6 +48,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   value: amqp://$(BROKER_USER):$(BROKER_PASSWORD)@{{ include "switchyard.name" . }}-broker:5672/
 - name: JOBS_MANAGEMENT_URL
   value: http://$(BROKER_USER):$(BROKER_PASSWORD)@{{ include "switchyard.name" . }}-broker:15672/
+- name: JOBS_RABBITMQCTL
+  value: kubectl -n {{ .Release.Namespace }} exec {{ include "switchyard.name" . }}-broker-server-0 -c rabbitmq -- rabbitmqctl
 {{- else }}
 {{- $own := dict "publisher" .Values.broker.publisherSecret "worker" .Values.broker.workerSecret }}
 {{- $secret := get $own $.role | default .Values.broker.existingSecret | required "name a secret in broker.existingSecret, or set broker.operator.enabled" }}

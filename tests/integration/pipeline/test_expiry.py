@@ -49,7 +49,9 @@ async def test_by_products_go_after_a_day_and_documents_stay(storage: Storage, l
     put(storage, "intermediate/doc/ocr_pdf/pages/1.json")
     put(storage, "intermediate/jobs/some-job/extract_text/pages/1.json")
     put(storage, "sources/github/0123")
+    put(storage, "health/probe-of-a-process-that-is-gone")
     kept = [
+        put(storage, "health/probe-of-one-that-runs", age=60),
         put(storage, "uploads/incoming/new", age=DAY / 2),
         put(storage, "results/jobs/new-job/result.json", age=DAY / 2),
         put(storage, "uploads/doc/input.pdf"),
@@ -60,7 +62,7 @@ async def test_by_products_go_after_a_day_and_documents_stay(storage: Storage, l
         put(storage, "backfills/lines.jsonl"),
     ]
     done = await clean(storage, ledger, KEPT)
-    assert (done.files, done.bytes, done.kept) == (5, 35, 0)
+    assert (done.files, done.bytes, done.kept) == (6, 42, 0)
     assert await left(storage) == sorted(kept)
     assert (await clean(storage, ledger, KEPT)).files == 0
 

@@ -3,7 +3,6 @@ anything."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
@@ -26,7 +25,7 @@ from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.index.opening import report
-from switchyard.services.index.searching import ANSWERED_WITHIN
+from switchyard.services.index.searching import answered_soon
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.monitoring.worker_status import status_of
 from switchyard.services.records import DeadLetter, DeadLetterFilter, DeadLetterState
@@ -83,8 +82,7 @@ async def workers(state: Shared) -> WorkerList:
 async def index(state: Shared, request: Request) -> IndexView:
     """Show the location of the search index, its embedder, and the progress of a rebuild."""
     try:
-        await state.index.home.load()
-        async with asyncio.timeout(ANSWERED_WITHIN):
+        async with answered_soon(state.index):
             generations = await report(state.index)
         wanted = state.index.wanted.embedder
     except (RetryableError, PermanentError, TimeoutError) as error:

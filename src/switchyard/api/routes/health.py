@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from functools import partial
 from typing import Any
 
@@ -81,8 +82,9 @@ async def _ask_broker(broker: BrokerSide) -> None:
 
 
 def _probe_key() -> str:
-    """A file of this process's own: two that write one file could cross each other."""
-    return f"health/probe-{os.getpid()}"
+    """A file of this process's own: two that write one file could cross each other. `files.expiry`
+    removes it once nobody writes it any more."""
+    return f"health/probe-{socket.gethostname()}-{os.getpid()}"
 
 
 def _view(component: Component) -> ComponentView:

@@ -187,8 +187,8 @@ class Autoscaler:
             load = await ledger.load(socket.gethostname())
             now = ledger.clock.time()
             servers = await ledger.llm_servers() if settings.llm_servers else []
-        named = {each.name for each in settings.llm_servers}
-        bears = sum(each.state.allowed for each in servers if each.name in named)
+        most = {each.name: settings.most_calls(each) for each in settings.llm_servers}
+        bears = sum(each.state.calls(most[each.name]) for each in servers if each.name in most)
         seen = {}
         pids = {each.name: each.process.pid for each in self._supervisor.children if each.process}
         for kind in self._spans:
@@ -202,7 +202,7 @@ class Autoscaler:
                 slots=settings.slots_of(kind),
                 running=sum(self._running[name] for name in names),
                 waited=waited,
-                feeds=int(bears) or None if kind == LLM else None,
+                feeds=bears or None if kind == LLM else None,
             )
         return seen
 

@@ -14,13 +14,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
 from switchyard.broker.lanes import lane_of
 from switchyard.broker.message import JobMessage
-from switchyard.services.files.storage import Storage
+from switchyard.services.files.storage import Storage, directory_of
 from switchyard.services.files.storage_errors import InvalidKey
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.registry import (
@@ -117,7 +116,8 @@ class _RollingBack:
 
 def _is_there(url: str) -> bool:
     """False for a directory that is not there: to look into it would make it."""
-    return not url.startswith("file:") or Path(unquote(urlsplit(url).path)).is_dir()
+    directory = directory_of(url)
+    return directory is None or directory.is_dir()
 
 
 def _copy_index(source: Path, target: Path) -> None:

@@ -14,9 +14,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
-from switchyard.services.files.storage import Storage, StoredFile
+from switchyard.services.files.storage import Storage, StoredFile, directory_of
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.ledger import Ledger
@@ -28,12 +27,12 @@ _OVERLAP = 10.0
 _HOUR = 3600.0
 _BY_PRODUCTS = re.compile(
     r"uploads/incoming/[^/]+|results/jobs/[^/]+/[^/]+|intermediate/[^/]+/[^/]+/pages/[^/]+"
-    r"|intermediate/jobs/.+|sources/[^/]+/[^/]+"
+    r"|intermediate/jobs/.+|sources/[^/]+/[^/]+|health/[^/]+"
 )
 """Uploads that became a document, results of jobs without one, pages that are in the text; what
-other people's servers answered, which is asked for again."""
+other people's servers answered, which is asked for again; probes of processes that are gone."""
 _DOCUMENTS = re.compile(r"uploads/[^/]+/[^/]+|intermediate/.+")
-_FOLDERS = ("uploads", "intermediate", "results/jobs", "sources")
+_FOLDERS = ("uploads", "intermediate", "results/jobs", "sources", "health")
 _UNFINISHED = re.compile(r".+#\d+")
 """What a put that was killed leaves in a directory; no store lists it."""
 
@@ -127,10 +126,9 @@ def _drop_unfinished(storage: Storage, expiry: Expiry, now: float) -> int:
 
 
 def _unfinished(url: str) -> Iterator[Path]:
-    parts = urlsplit(url)
-    if parts.scheme != "file":
+    root = directory_of(url)
+    if root is None:
         return
-    root = Path(unquote(parts.path))
     for folder in _FOLDERS:
         for path in (root / folder).rglob("*#*"):
             if _UNFINISHED.fullmatch(path.name) and path.is_file():

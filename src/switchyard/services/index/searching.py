@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from switchyard.services.errors import InvalidInput
@@ -70,11 +71,10 @@ async def search_documents(
     within = await _within(ledger, filters or Filters())
     if within is not None and not within:
         return []
-    await index.home.load()
     watched: _Watched | None = None
     try:
         async with (
-            asyncio.timeout(ANSWERED_WITHIN) as limit_of_time,
+            answered_soon(index) as limit_of_time,
             index.searched() as (table, embedder),
         ):
             watched = _Watched(embedder)
@@ -88,6 +88,15 @@ async def search_documents(
         if watched is not None and watched.is_asked:
             raise EmbedderAway(f"the embedder {watched.name!r} {said}") from error
         raise IndexAway(f"the index at {index.home.where} {said}") from error
+
+
+@asynccontextmanager
+async def answered_soon(index: OpenIndex) -> AsyncIterator[asyncio.Timeout]:
+    """What is asked of the index has to be answered within ANSWERED_WITHIN seconds, or TimeoutError
+    is raised. That its library is loaded does not count: that is done once in a process."""
+    await index.home.load()
+    async with asyncio.timeout(ANSWERED_WITHIN) as limit_of_time:
+        yield limit_of_time
 
 
 class _Watched:

@@ -22,10 +22,11 @@ async def lanes(system: Examined) -> list[Check]:
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
     found = _full(queues) + await _unworked(system, queues) + await missing(system, report)
     waiting = sum(queue.ready for queue in queues)
+    worked = "" if system.ledger is None else ", and every queue with jobs is worked"
     return found or [
         well(
             "lanes",
-            f"{_jobs(waiting)}, there is room, and every queue with jobs is worked",
+            f"{_jobs(waiting)}, there is room{worked}",
         )
     ]
 
@@ -61,6 +62,8 @@ def _room(queues: list[QueueReport]) -> str:
 
 
 async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
+    if system.ledger is None:
+        return []  # without it workers take no jobs, and another one would not either
     checks = []
     held = [queue for queue in queues if queue.ready or queue.unacked]
     unworked = [queue for queue in held if queue.ready and not queue.consumers]
@@ -70,8 +73,6 @@ async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
         )
         remedy = f"start `jobctl worker {_kinds(unworked)}`"
         checks.append(wrong("consumers", Finding.QUEUE_UNWORKED, detail, remedy))
-    if system.ledger is None:
-        return checks
     alive, silent = await system.workers()
     lively = {kind for worker in alive for kind in worker.kinds}
     frozen = [each for each in held if each not in unworked and _kind(each) not in lively]
