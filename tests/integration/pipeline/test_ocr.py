@@ -197,9 +197,19 @@ async def test_pictures_without_words_end_with_the_reason(pipeline: Pipeline, tm
 
 async def test_a_picture_of_one_line_of_pixels_has_no_words(pipeline: Pipeline, tmp_path: Path):
     strip = io.BytesIO()
-    Image.new("1", (200_000, 100)).save(strip, "PNG")
-    with pytest.raises(NoTextFound, match="no words on its page"):
+    striped = Image.new("1", (200_000, 100))
+    striped.paste(1, (0, 0, 1_000, 100))
+    striped.save(strip, "PNG")
+    with pytest.raises(NoTextFound, match=r"no words on its page$"):
         await taken_in(pipeline, tmp_path, "strip.png", strip.getvalue())
+
+
+async def test_a_picture_that_is_cut_off_fails_for_that_reason(pipeline: Pipeline, tmp_path: Path):
+    whole = io.BytesIO()
+    Image.effect_noise((300, 200), 50).save(whole, "PNG")
+    half = whole.getvalue()[: len(whole.getvalue()) // 2]
+    with pytest.raises(NoTextFound, match=r"1 can't be read: .* image file is truncated"):
+        await taken_in(pipeline, tmp_path, "half.png", half)
 
 
 async def test_one_page_that_stops_the_reading_does_so_with_its_own_error(

@@ -82,6 +82,7 @@ def _check(image: Image, number: int, pixels: int) -> None:
 @contextmanager
 def _opened(data: bytes) -> Iterator[Image]:
     from PIL import Image as Images
+    from PIL import UnidentifiedImageError
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of sizes that are within our own limit
@@ -89,7 +90,11 @@ def _opened(data: bytes) -> Iterator[Image]:
             with Images.open(io.BytesIO(data), formats=_FORMATS) as image:
                 yield image
         except Images.DecompressionBombError as error:
-            raise DocumentTooLarge(f"the image is too large: {error}") from error
+            most = 2 * (Images.MAX_IMAGE_PIXELS or 0)  # Pillow's own limit
+            said = f"the image has more than the {most:,} pixels allowed"
+            raise DocumentTooLarge(said) from error
+        except UnidentifiedImageError as error:
+            raise CorruptDocument("the image is corrupt: its head can't be read") from error
         except (CorruptDocument, DocumentTooLarge, MemoryError):
             raise
         # Its readers of damaged files raise whatever they run into.

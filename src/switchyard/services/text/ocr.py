@@ -79,6 +79,8 @@ class Original:
 
 _SLIMMEST = 100
 """How many times as long as wide a picture may be that has words."""
+_BLANK = 8
+"""Shades, of 256, that differ less on a page without anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,8 @@ def read_picture(picture: Picture, model: str | None = None) -> ReadPage:
     height, width = picture.shape[:2]
     if max(height, width) > _SLIMMEST * min(height, width):
         return ReadPage("", 0.0, 0)  # the engine makes one side of it nothing, and fails
+    if int(picture.max()) - int(picture.min()) < _BLANK:
+        return ReadPage("", 0.0, 0)  # the models would look for lines for as long as elsewhere
     engine = _engine(model or str(_model_of(None, None)))
     picture = np.ascontiguousarray(picture[:, :, ::-1])  # its models have learnt them backwards
     boxes, texts, scores, turned = _read_upright(engine, picture)

@@ -186,7 +186,9 @@ async def _put_back(
     whole = with_ocr(text.result, found, title=about["title"], filename=about["filename"])
     if not whole["word_count"]:
         pages = "page" if whole["page_count"] == 1 else f"{whole['page_count']} pages"
-        raise NoTextFound(f"OCR has found no words on its {pages}")
+        broken = [page["error"] for page in read.values() if page.get("error")]
+        why = f"; {len(broken):,} can't be read: {broken[0]}" if broken else ""
+        raise NoTextFound(f"OCR has found no words on its {pages}{why}")
     return await files.replace_async(EXTRACT, text, whole)
 
 
