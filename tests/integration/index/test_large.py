@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from switchyard.services.identity.postgres import dsn
-from switchyard.services.index import lance_table, postgres_table
+from switchyard.services.index import lance_table, postgres_neighbours, postgres_table
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.generations import Generation
 from switchyard.services.index.lance_table import LanceTable
@@ -127,6 +127,7 @@ async def expect_a_large_table(url: str, *, walks_on: bool = False) -> None:
         await connection.execute(f"ALTER DATABASE {name} SET cpu_operator_cost = 1")
         if not walks_on:
             await connection.execute(f"ALTER DATABASE {name} SET hnsw.max_scan_tuples = 1")
+            await connection.execute(f"ALTER DATABASE {name} SET ivfflat.max_probes = 1")
         await connection.close()
 
 
@@ -146,6 +147,7 @@ async def test_a_narrow_filter_finds_the_nearest_of_what_it_leaves(
                     index, f"far-{number}", [[-v for v in made[number]], *made[number + 9 :: 300]]
                 )
             await index.compact()
+        async with home.table(GENERATION) as index:
             within = ["far-1", "far-3"]
             for query in made[:20]:
                 found = await index.nearest(query, 12, within=within)
@@ -156,14 +158,21 @@ async def test_a_narrow_filter_finds_the_nearest_of_what_it_leaves(
         await home.close()
 
 
+KINDS = pytest.mark.parametrize("graph_from", [10 * LARGE, 0], ids=["lists", "graph"])
+
+
 @pytest.mark.postgres
+@KINDS
 @pytest.mark.parametrize("beyond", [0, 1], ids=["as-many", "one-more"])
 async def test_what_a_filter_leaves_is_compared_exactly_up_to_a_number_and_walked_to_beyond(
-    pgvector_url: str, beyond: int, monkeypatch: pytest.MonkeyPatch
+    pgvector_url: str, beyond: int, graph_from: int, monkeypatch: pytest.MonkeyPatch
 ):
     left = 600
     monkeypatch.setattr(postgres_table, "COMPARED", left - beyond)
-    monkeypatch.setattr(postgres_table, "_LOOKED_AT", 1)  # a walk of such small steps goes astray
+    monkeypatch.setattr(postgres_neighbours, "GRAPH_FROM", graph_from)
+    # A walk of such small steps goes astray, and so does one look into the nearest list.
+    monkeypatch.setattr(postgres_neighbours, "_LOOKED_AT", 1)
+    monkeypatch.setattr(postgres_neighbours, "_SHARE", LARGE)
     await expect_a_large_table(pgvector_url, walks_on=True)
     home = home_at(pgvector_url)
     try:
@@ -172,6 +181,7 @@ async def test_what_a_filter_leaves_is_compared_exactly_up_to_a_number_and_walke
             await put(index, "others", made[left:])
             await put(index, "left", made[:left])
             await index.compact()
+        async with home.table(GENERATION) as index:
             missed = 0
             for query in vectors(2 * LARGE + 50)[2 * LARGE :]:
                 found = await index.nearest(query, 10, within=["left"])
@@ -184,7 +194,11 @@ async def test_what_a_filter_leaves_is_compared_exactly_up_to_a_number_and_walke
 
 
 @pytest.mark.postgres
-async def test_an_index_of_neighbours_is_built_in_memory_that_it_fits_in(pgvector_url: str):
+@KINDS
+async def test_an_index_of_neighbours_is_built_in_memory_that_it_fits_in(
+    pgvector_url: str, graph_from: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(postgres_neighbours, "GRAPH_FROM", graph_from)
     connection: Any = await asyncpg.connect(dsn(pgvector_url))
     name = pgvector_url.rpartition("/")[2]
     for setting in ("maintenance_work_mem = '1MB'", "log_min_messages = notice"):
@@ -207,7 +221,8 @@ async def test_an_index_of_neighbours_is_built_in_memory_that_it_fits_in(pgvecto
 async def test_an_index_of_neighbours_is_built_although_processes_have_too_little_memory_to_share(
     pgvector_url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(postgres_table, "_NODE", 20_000)
+    monkeypatch.setattr(postgres_neighbours, "GRAPH_FROM", 0)
+    monkeypatch.setattr(postgres_neighbours, "_NODE", 20_000)
     connection: Any = await asyncpg.connect(dsn(pgvector_url))
     name = pgvector_url.rpartition("/")[2]
     await connection.execute(f"ALTER DATABASE {name} SET min_parallel_table_scan_size = 0")

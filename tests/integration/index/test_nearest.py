@@ -121,6 +121,7 @@ async def test_many_chunks_get_an_index_of_neighbours_that_misses_hardly_any(
     async with opened(url) as index:
         await index.put("Title", chunks("a", 1_500), vectors)
         await index.compact()
+    async with opened(url) as index:
         await put(index, "later", 1)
         shared = 0
         for query in vectors[:20]:

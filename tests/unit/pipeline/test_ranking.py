@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 import pytest
 
 from switchyard.services.index import ranking
-from switchyard.services.index.ranking import _Ranked, _weighed
+from switchyard.services.index.ranking import _Ranked, _snippet, _weighed
 from switchyard.services.text.chunks import Chunk
-from switchyard.services.text.plain import words
+from switchyard.services.text.plain import may_have, words
 
 TERMS = {"red", "green", "blue", "unbroken"}
 WEIGHT = 0.6
@@ -46,17 +47,33 @@ def test_best_come_first_by_the_weighted_sum_and_equal_ones_by_their_ids(seed: i
 def test_texts_that_can_not_be_among_the_first_are_not_cut_into_words(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    cut = []
+    cut, looked_at = [], []
 
     def noted(text: str) -> list[str]:
         cut.append(text)
         return words(text)
 
+    def noted_too(text: str, some: Collection[str]) -> set[str]:
+        looked_at.append(text)
+        return may_have(text, some)
+
     monkeypatch.setattr(ranking, "words", noted)
+    monkeypatch.setattr(ranking, "may_have", noted_too)
     one = Chunk("one", "a", 0, 1, "red green blue unbroken")
     others = [Chunk(f"id-{n:03}", "a", n, 1, "red, and green") for n in range(100)]
     worded = [_Ranked(chunk, "T", 5.0) for chunk in (*others, one)]
     ranked = _weighed([_Ranked(one, "T", 0.9)], worded, TERMS, WEIGHT)
     assert next(ranked).chunk is one
-    assert cut == [one.text]
-    assert len(list(ranked)) == 100
+    assert looked_at == cut == [one.text]
+    assert next(ranked).chunk is others[0]
+    assert len(looked_at) == 101
+    assert cut == [one.text, others[0].text]
+    assert len(list(ranked)) == 99
+
+
+def test_a_snippet_begins_with_the_first_of_the_sentences_that_have_most_of_the_words():
+    text = "Nothing here. The unbrokenness of red. So red and green. Green is red. Blue."
+    assert _snippet(text, TERMS) == "So red and green. Green is red. Blue."
+    assert _snippet(text, {"grey"}) == text
+    assert _snippet("Red and green", TERMS) == "Red and green"
+    assert _snippet("", TERMS) == ""

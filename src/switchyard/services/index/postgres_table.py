@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from switchyard.services.index.chunk_index import (
@@ -22,6 +23,15 @@ from switchyard.services.index.chunk_index import (
     unit,
 )
 from switchyard.services.index.generations import Generation
+from switchyard.services.index.postgres_neighbours import (
+    EXACTLY,
+    INDEXED_DIMENSIONS,
+    LISTS,
+    MAINTENANCE,
+    index_neighbours,
+    looking,
+    nearest,
+)
 from switchyard.services.index.postgres_words import CHUNK, LONGEST_WORD, chunk_of, with_words
 from switchyard.services.index.words import WORDING
 from switchyard.services.text.chunks import Chunk
@@ -29,31 +39,15 @@ from switchyard.services.text.plain import words
 
 INLINE_DIMENSIONS = 1_900
 """Vectors up to this length lie in the table's own pages of 8 KiB, where a scan is quickest."""
-INDEXED_DIMENSIONS = 2_000
-"""Vectors up to this length can have an index of neighbours (HNSW)."""
-_MAINTENANCE = 24 * 3600.0
-"""Seconds that one statement of maintenance may take."""
-_BUILDING = 512 * 1024**2
-"""Bytes that the server takes at most to build an index of neighbours, if its own setting is less.
-What does not fit is added one by one, from the disk."""
-_NODE = 1_200
-"""Bytes of a vector's links while that is built, and some more."""
 COMPARED = 5_000
 """Chunks within the documents of a filter up to which a search compares all of them."""
-_LOOKED_AT = 800
-"""Vectors that a search looks at in the index of neighbours (`ef_search`), of 1,000 that it can:
-docs/vectors.md tells what it finds so."""
-_LOOKED_AT_FOR_EACH = 200
-"""The same for each of several: what one misses, another one may find."""
-
-_SEARCHING = "SET LOCAL jit = off; SET LOCAL plan_cache_mode = force_custom_plan"
-"""What the server is told for each search: to compile takes longer than it."""
-_EXACTLY = "SET LOCAL enable_indexscan = off"
-"""What it is told so that it compares all vectors that fit a filter."""
-_BY_WORDS = "SET LOCAL enable_seqscan = off; SET LOCAL work_mem = '32MB'"
-"""What it is told besides for a search by words. Words that are together less often than by chance
-would have it read the table; and in a large one, too, the index is to tell the chunks, and not only
-their pages."""
+_BY_WORDS = (
+    "SET LOCAL enable_seqscan = off; SET LOCAL work_mem = '32MB'; "
+    "SET LOCAL plan_cache_mode = force_generic_plan"
+)
+"""What the server is told for a search by words. All are planned alike, once. Words that are
+together less often than by chance would have it read the table; and in a large one, too, the index
+is to tell the chunks, and not only their pages."""
 
 Connect = Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -82,46 +76,47 @@ async def create_table(connection: Any, generation: Generation) -> None:
     await connection.execute(f"COMMENT ON TABLE {name} IS {quoted}")
 
 
-async def made_by(connection: Any, name: str) -> tuple[str, int] | None:
-    """Embedder and length of the vectors of a table; None where there is no such table."""
-    told = await _told_of(connection, name)
-    if told is None:
-        return None
-    try:
-        found = json.loads(told)
-        return str(found["embedder"]), int(found["dimensions"])
-    except (ValueError, KeyError, TypeError):
-        return "unknown", 0
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What is known of a table."""
+
+    embedder: str
+    dimensions: int
+    wording: int = WORDING
+    """How its words were cut, 0 for any way before there were such numbers."""
+    lists: int | None = None
+    """Of its index of neighbours (`postgres_neighbours`); None where it has no such index."""
 
 
-async def wording_of(connection: Any, name: str) -> int | None:
-    """How the words of a table were cut, 0 for any way before there were such numbers; None where
-    there is no such table."""
-    told = await _told_of(connection, name)
-    if told is None:
-        return None
-    try:
-        return int(json.loads(told)["wording"])
-    except (ValueError, KeyError, TypeError):
-        return 0
-
-
-async def _told_of(connection: Any, name: str) -> str | None:
+async def described(connection: Any, name: str) -> Described | None:
+    """None where there is no such table."""
     # Not by to_regclass: what that has once not found, it may find only in the next transaction.
-    told: str | None = await connection.fetchval(
-        "SELECT obj_description(oid, 'pg_class') FROM pg_class "
+    row = await connection.fetchrow(
+        f"SELECT obj_description(oid, 'pg_class') AS told, {LISTS} AS lists FROM pg_class "
         "WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)",
         name,
     )
-    return told
+    if row is None or row["told"] is None:
+        return None
+    try:
+        found = json.loads(row["told"])
+        made = str(found["embedder"]), int(found["dimensions"])
+    except (ValueError, KeyError, TypeError):
+        return Described("unknown", 0, 0)
+    try:
+        wording = int(found["wording"])
+    except (ValueError, KeyError, TypeError):
+        wording = 0
+    return Described(*made, wording, row["lists"])
 
 
 class PostgresTable:
     """A table of PostgreSQL as a ChunkIndex."""
 
-    def __init__(self, connect: Connect, generation: Generation) -> None:
+    def __init__(self, connect: Connect, generation: Generation, lists: int | None) -> None:
         self._connect = connect
         self._name = generation.table
+        self._lists = lists
         self.dimensions = generation.dimensions
 
     async def put(
@@ -211,23 +206,27 @@ class PostgresTable:
         if within is not None:
             values.append(list(within))
             where = "WHERE document_id = ANY($3) "
-        query = (
-            f"SELECT {CHUNK}, vector <=> $1::real[]::vector AS distance FROM {self._name} "
-            f"{where}ORDER BY distance LIMIT $2"
-        )
+        asked = "$1::real[]::vector"
         rows: list[Any] = []
-        async with self._reading(_near(_LOOKED_AT)) as connection:
+        async with self._reading(looking(self._lists)) as connection:
             if not exact and not await self._are_few(connection, within):
-                rows = await connection.fetch(query, *values)
+                rows = await connection.fetch(self._nearest(CHUNK, asked, "$2", where), *values)
             if len(rows) < limit:  # not asked for, or the walk along the index has ended too early
-                await connection.execute(_EXACTLY)
-                rows = await connection.fetch(query, *values)
+                await connection.execute(EXACTLY)
+                rows = await connection.fetch(
+                    nearest(self._name, CHUNK, asked, "$2", where), *values
+                )
         return best_first(
             [
                 Match(chunk_of(row), row["title"], similarity=1 - row["distance"])
                 for row in rows
                 if not math.isnan(row["distance"])
             ]
+        )
+
+    def _nearest(self, columns: str, asked: str, limit: str, where: str) -> str:
+        return nearest(
+            self._name, columns, asked, limit, where, lists=self._lists, dimensions=self.dimensions
         )
 
     async def _are_few(self, connection: Any, within: Collection[str] | None) -> bool:
@@ -246,11 +245,10 @@ class PostgresTable:
         self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
     ) -> list[NearDocument]:
         asked = [json.dumps(list(vector)) for vector in vectors if any(vector)]
-        async with self._reading(_near(_LOOKED_AT_FOR_EACH)) as connection:
+        near = self._nearest("document_id, title", "one::vector", "$3", "WHERE document_id <> $2 ")
+        async with self._reading(looking(self._lists, for_each=True)) as connection:
             rows = await connection.fetch(
-                "SELECT near.* FROM unnest($1::text[]) AS asked CROSS JOIN LATERAL ("
-                "SELECT document_id, title, vector <=> asked::vector AS distance "
-                f"FROM {self._name} WHERE document_id <> $2 ORDER BY distance LIMIT $3) AS near",
+                f"SELECT near.* FROM unnest($1::text[]) AS one CROSS JOIN LATERAL ({near}) AS near",
                 asked,
                 excluding,
                 limit,
@@ -279,17 +277,15 @@ class PostgresTable:
         """A connection for a search, with these settings besides. All that is read is of one
         moment."""
         async with self._connect() as connection:
-            transaction = connection.transaction(isolation="repeatable_read", readonly=True)
-            await transaction.start()
+            await connection.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {told}")
             try:
-                await connection.execute(f"{_SEARCHING}; {told}")
                 yield connection
             except (TimeoutError, asyncio.CancelledError):
                 raise  # the connection is given up: to roll back would take as long again
             except BaseException:
-                await transaction.rollback()
+                await connection.execute("ROLLBACK")
                 raise
-            await transaction.commit()
+            await connection.execute("COMMIT")
 
     async def is_scattered(self) -> bool:
         return False  # the server clears up behind writers by itself
@@ -298,49 +294,14 @@ class PostgresTable:
         """Have the server clear away what was replaced, look at how words and documents are
         spread, and index the vectors where there are many."""
         number = await self.count()
+        if number >= APPROXIMATE_FROM and self.dimensions <= INDEXED_DIMENSIONS:
+            async with self._connect() as connection:
+                try:
+                    await index_neighbours(connection, self._name, self.dimensions, number)
+                finally:
+                    connection.terminate()  # with what was set for that
         async with self._connect() as connection:
-            if number >= APPROXIMATE_FROM and self.dimensions <= INDEXED_DIMENSIONS:
-                await self._index_neighbours(connection, number)
-            await connection.execute(f"VACUUM (ANALYZE) {self._name}", timeout=_MAINTENANCE)
-
-    async def _index_neighbours(self, connection: Any, number: int) -> None:
-        import asyncpg
-
-        is_valid = await connection.fetchval(
-            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass($1)",
-            f"{self._name}_neighbours",
-        )
-        if is_valid:
-            return
-        needed = min(number * (4 * self.dimensions + _NODE), _BUILDING)
-        # The pool resets what is set here.
-        await connection.execute(
-            "SELECT set_config(name, greatest(setting::bigint, $1)::text, false) "
-            "FROM pg_settings WHERE name = 'maintenance_work_mem'",
-            needed // 1024,
-        )
-        try:
-            await self._build_neighbours(connection)
-        except (asyncpg.DiskFullError, asyncpg.OutOfMemoryError):
-            # A container has little of the memory that processes share: one alone needs none.
-            await connection.execute("SET max_parallel_maintenance_workers = 0")
-            await self._build_neighbours(connection)
-
-    async def _build_neighbours(self, connection: Any) -> None:
-        index = f"{self._name}_neighbours"
-        # What is there is what somebody began who was killed.
-        await connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {index}", timeout=_MAINTENANCE)
-        await connection.execute(
-            f"CREATE INDEX CONCURRENTLY {index} ON {self._name} "
-            "USING hnsw (vector vector_cosine_ops)",
-            timeout=_MAINTENANCE,
-        )
-
-
-def _near(number: int) -> str:
-    """Settings of a transaction in which the index of neighbours is looked through in steps of so
-    many vectors, until enough are found."""
-    return f"SET LOCAL hnsw.ef_search = {number}; SET LOCAL hnsw.iterative_scan = strict_order"
+            await connection.execute(f"VACUUM (ANALYZE) {self._name}", timeout=MAINTENANCE)
 
 
 def _rows(

@@ -29,6 +29,9 @@ SNIPPET_LENGTH = 280
 """Characters."""
 _CANDIDATES = 50
 """Chunks that each way of a hybrid search brings at least."""
+_AT_MOST, _MAY_HAVE, _EXACT = range(3)
+"""How well a score is known: with all of the words, with those that may be there, with those that
+are."""
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 
@@ -140,8 +143,8 @@ def _weighed(
 
     Words count by BM25, as a part of the best one's, times the square of how many of the query's
     words are there: who has all of them is what was asked for, who has one of four says little.
-    How many a text can have at most is quickly told, so few texts are cut into their words: those
-    of the first, and of whoever might come before them.
+    Texts are looked at as late as can be: whoever would not be among the first with all of the
+    words, or with those that may be in its text, is not cut into words.
     """
     found = {each.chunk.id: each for each in (*worded, *similar)}
     nearness = {each.chunk.id: weight * min(each.score, 1.0) for each in similar}
@@ -153,19 +156,21 @@ def _weighed(
         share = max(number, 1) / max(len(terms), 1)
         return nearness.get(key, 0.0) + share**2 * relevance[key]
 
-    waiting = [(-nearness[key], key, True) for key in nearness if key not in relevance]
-    for key in relevance:
-        most = len(may_have(found[key].chunk.text, terms))
-        waiting.append((-score(key, most), key, most < 2))
+    # By the score that each can have at most, which is its own once nothing is left to look at.
+    waiting = [(-nearness[key], key, _EXACT) for key in nearness if key not in relevance]
+    waiting += [(-score(key, len(terms)), key, _AT_MOST) for key in relevance]
     heapify(waiting)
     while waiting:
-        less, key, is_certain = heappop(waiting)
+        less, key, known = heappop(waiting)
         each = found[key]
-        if is_certain:
+        if known == _EXACT:
             yield _Ranked(each.chunk, each.title, -less)
+        elif known == _AT_MOST:
+            number = len(may_have(each.chunk.text, terms))
+            heappush(waiting, (-score(key, number), key, _EXACT if number < 2 else _MAY_HAVE))
         else:
             number = len(terms.intersection(words(each.chunk.text)))
-            heappush(waiting, (-score(key, number), key, True))
+            heappush(waiting, (-score(key, number), key, _EXACT))
 
 
 def _hit(found: _Ranked, terms: set[str]) -> Hit:
@@ -187,8 +192,12 @@ def _snippet(text: str, terms: set[str]) -> str:
     parts = [sentence for paragraph in paragraphs(text) for sentence in sentences(paragraph)]
     if not parts:
         return ""
-    shared = [len(terms.intersection(words(part))) for part in parts]
-    best = shared.index(max(shared))
+    best, most = 0, 0
+    for at, part in enumerate(parts if len(parts) > 1 else ()):
+        if len(may_have(part, terms)) > most:
+            number = len(terms.intersection(words(part)))
+            if number > most:
+                best, most = at, number
     return shorten(" ".join(parts[best:]), SNIPPET_LENGTH)
 
 

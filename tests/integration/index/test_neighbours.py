@@ -1,0 +1,120 @@
+"""Which index of neighbours PostgreSQL has, and that searches use it."""
+
+from __future__ import annotations
+
+import random
+
+import asyncpg
+import pytest
+
+from switchyard.services.identity.postgres import dsn
+from switchyard.services.index import postgres_neighbours, postgres_table
+from switchyard.services.index.chunk_index import ChunkIndex
+from switchyard.services.index.postgres_neighbours import looking
+from switchyard.services.index.postgres_table import PostgresTable
+from tests.support.chunk_tables import DIMENSIONS, chunks, opened
+
+pytestmark = pytest.mark.postgres
+LARGE = 1_000
+GRAPH = "chunks_neighbours"
+LISTS = "chunks_lists"
+
+
+@pytest.fixture(autouse=True)
+def large_from_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_table, "APPROXIMATE_FROM", LARGE)
+
+
+def made(count: int) -> list[list[float]]:
+    randomly = random.Random(3)
+    return [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(count)]
+
+
+async def told(url: str, setting: str) -> None:
+    """The database is, for connections to come."""
+    connection = await asyncpg.connect(dsn(url))
+    await connection.execute(f"ALTER DATABASE {url.rpartition('/')[2]} SET {setting}")
+    await connection.close()
+
+
+async def indexes(index: ChunkIndex) -> set[str]:
+    """Of neighbours, those that are there."""
+    assert isinstance(index, PostgresTable)
+    async with index._connect() as connection:
+        rows = await connection.fetch("SELECT indexname FROM pg_indexes WHERE tablename = 'chunks'")
+    return {row["indexname"] for row in rows} & {GRAPH, LISTS}
+
+
+async def plan(index: ChunkIndex) -> str:
+    """Of a search for the nearest."""
+    assert isinstance(index, PostgresTable)
+    statement = index._nearest("id", "$1::real[]::vector", "$2", "")
+    async with index._reading(looking(index._lists)) as connection:
+        rows = await connection.fetch(f"EXPLAIN {statement}", [1.0] * DIMENSIONS, 10)
+    return "\n".join(row[0] for row in rows)
+
+
+async def first_of(index: ChunkIndex, vectors: list[list[float]]) -> list[str]:
+    """Whom searches and links find for vectors that are there."""
+    near = await index.neighbours(vectors[:3], 1, excluding="nobody")
+    assert [each.document_id for each in near] == ["a"]
+    assert near[0].similarity == pytest.approx(1, abs=1e-6)
+    return [(await index.nearest(each, 10))[0].chunk.id for each in vectors]
+
+
+async def test_an_index_of_neighbours_is_of_the_kind_for_so_many_chunks_and_replaces_the_other(
+    pgvector_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    await told(pgvector_url, "cpu_operator_cost = 1")  # as if to compare all would take long
+    vectors = made(LARGE)
+    wanted = [chunk.id for chunk in chunks("a", 20)]
+    async with opened(pgvector_url) as before:
+        await before.put("Title", chunks("a", LARGE), vectors)
+        assert isinstance(before, PostgresTable)
+        async with before._connect() as connection:  # as an earlier version made it
+            await connection.execute(
+                f"CREATE INDEX {GRAPH} ON chunks USING hnsw (vector vector_cosine_ops)"
+            )
+        assert GRAPH in await plan(before)
+        await before.compact()
+        assert await indexes(before) == {LISTS}
+        assert await first_of(before, vectors[:20]) == wanted
+
+        async with opened(pgvector_url) as index:
+            assert f"Index Scan using {LISTS}" in await plan(index)
+            assert await first_of(index, vectors[:20]) == wanted
+            monkeypatch.setattr(postgres_neighbours, "GRAPH_FROM", LARGE)
+            await index.compact()
+            assert await indexes(index) == {GRAPH}
+            assert await first_of(index, vectors[:20]) == wanted
+
+    async with opened(pgvector_url) as index:
+        assert f"Index Scan using {GRAPH}" in await plan(index)
+        assert await first_of(index, vectors[:20]) == wanted
+
+
+async def test_vectors_of_any_length_fit_into_lists_of_halved_numbers(pgvector_url: str):
+    vectors = made(LARGE)
+    async with opened(pgvector_url) as index:
+        await index.put("Title", chunks("a", LARGE), vectors)
+        await index.compact()
+    async with opened(pgvector_url) as index:
+        long = [[scale * value for value in vectors[7]] for scale in (1e9, 1e-9)]
+        await index.put("Title", chunks("long", 2), long)
+        for query in (vectors[7], *long):
+            found = await index.nearest(query, 3)
+            assert {match.chunk.id for match in found[:3]} == {
+                chunks("a", 8)[7].id,
+                *(chunk.id for chunk in chunks("long", 2)),
+            }
+
+
+async def test_what_is_set_to_build_an_index_is_for_nothing_else(pgvector_url: str):
+    await told(pgvector_url, "maintenance_work_mem = '1MB'")
+    async with opened(pgvector_url) as index:
+        assert isinstance(index, PostgresTable)
+        await index.put("Title", chunks("a", LARGE), made(LARGE))
+        await index.compact()
+        assert await indexes(index) == {LISTS}
+        async with index._connect() as connection:
+            assert await connection.fetchval("SHOW maintenance_work_mem") == "1MB"
