@@ -1,8 +1,9 @@
 """`jobctl` without the half second of its start: each command runs in a fork of one process.
 
-That process has imported what commands need, and has not begun anything. A command gets its own
-environment, directory and standard streams, ends as it always does (`_end`), and has a process to
-itself, which ends with this one. Another program of the tests runs so too: a module with a `main`.
+That process, the run's `Template`, has imported what commands need, and has not begun anything. A
+command gets its own environment, directory and standard streams, ends as it always does (`_end`),
+and has a process to itself, which ends with the one that asked for it. Another program of the tests
+runs so too: a module with a `main`.
 The start is for those to see who start `jobctl` itself:
 `CommandLine.launched`, tests/acceptance/test_system.py and tests/unit/test_cli_start.py.
 """
@@ -34,6 +35,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 NEEDED = (
     "aio_pika",
+    "asyncpg",
     "anyio._backends._asyncio",
     "alembic.command",
     "alembic.config",
@@ -43,6 +45,7 @@ NEEDED = (
     "switchyard.broker.topology.reconcile",
     "httpx",
     "httpcore",
+    "lance_namespace",  # two thirds of what LanceDB takes to load; the rest starts threads
     "switchyard.api.client",
     "switchyard.api.server",
     "pydantic_settings",
@@ -65,18 +68,38 @@ _FDS = 4
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
-class Commands:
-    """Runs commands; ends with this process."""
+class Template:
+    """The process whose forks run commands: one for all that may connect to its socket. It ends
+    with the process that made it."""
 
-    def __init__(self) -> None:
-        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with other:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(path))
+            listener.listen()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(other.fileno())],
-                pass_fds=[other.fileno()],
+                [sys.executable, "-m", __name__, str(listener.fileno())],
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.PIPE,
                 cwd=ROOT,
                 start_new_session=True,
             )
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+class Commands:
+    """Runs commands; they end with this process."""
+
+    def __init__(self, template: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(str(template))
+        self.pid = int(self._socket.recv(32))
+        """Of the process whose children they are."""
 
     def run(
         self,
@@ -198,8 +221,17 @@ class Running:
 
 @cache
 def commands() -> Commands:
-    """Those of this process."""
-    return Commands()
+    """Those of this process, from the run's template; without a run, from one of its own."""
+    from tests.support.servers import ADDRESS, ask_for
+
+    if ADDRESS in os.environ:
+        return Commands(ask_for("commands")["path"])
+    return Commands(_own_template().path)
+
+
+@cache
+def _own_template() -> Template:
+    return Template(Path(tempfile.mkdtemp(prefix="switchyard-commands-")) / "socket")
 
 
 async def jobctl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -219,6 +251,21 @@ def _write(fd: int, text: str) -> None:
 
 
 # --- what runs in the process ---------------------------------------------------------------
+
+
+def _serve_all(listener: socket.socket) -> str:
+    """Returns in the process of each command, and nowhere else: the module to run."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that serve
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            os._exit(0)  # who started this has ended
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            connection.send(str(os.getpid()).encode())
+            return _serve(connection)
+        connection.close()
 
 
 def _serve(requests: socket.socket) -> str:
@@ -319,4 +366,4 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the directory, which `jobctl` does not have there
     gc.freeze()  # a command that ends would go through all of it, and take a copy
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has no threads"
-    _end(importlib.import_module(_serve(socket.socket(fileno=int(sys.argv[1])))).main)
+    _end(importlib.import_module(_serve_all(socket.socket(fileno=int(sys.argv[1])))).main)

@@ -16,11 +16,14 @@ from typing import Any
 
 from switchyard.cli.system.node import LocalNode
 from tests.support.brokers import new_node
+from tests.support.commands import Template
 from tests.support.postgres import PostgresServer
 
 ADDRESS = "SWITCHYARD_TEST_SERVERS"
 KEY = "SWITCHYARD_TEST_SERVERS_KEY"
+NAMES = ("3.10", "4.3", "postgres", "pgvector", "commands")
 
+Server = LocalNode | PostgresServer | Template
 
 MEMORY = Path("/dev/shm")
 ROOM = 4 * 1024**3
@@ -43,8 +46,8 @@ class Servers:
     def __init__(self) -> None:
         self._dir = Path(tempfile.mkdtemp(prefix="switchyard-tests-", dir=_in_memory()))
         self._dir.chmod(0o711)  # PostgreSQL has a user of its own, and a directory in here
-        self._locks = {name: threading.Lock() for name in ("3.10", "4.3", "postgres", "pgvector")}
-        self._started: dict[str, LocalNode | PostgresServer] = {}
+        self._locks = {name: threading.Lock() for name in NAMES}
+        self._started: dict[str, Server] = {}
         self._failed: dict[str, Exception] = {}
         key = secrets.token_bytes(16)
         self._listener = Listener(str(self._dir / "socket"), "AF_UNIX", authkey=key)
@@ -91,6 +94,8 @@ class Servers:
         if name not in self._started:
             self._started[name] = self._start(name)
         server = self._started[name]
+        if isinstance(server, Template):
+            return {"path": server.path}
         if isinstance(server, PostgresServer):
             names = ("base_dir", "port", "password", "with_vectors")
             return {name: getattr(server, name) for name in names}
@@ -98,10 +103,12 @@ class Servers:
         known = ("base_dir", "password", *ports)
         return {name: getattr(server, name) for name in known} | {"version": server.version}
 
-    def _start(self, name: str) -> LocalNode | PostgresServer:
+    def _start(self, name: str) -> Server:
         base_dir = self._dir / name
         base_dir.mkdir()
-        server: LocalNode | PostgresServer
+        server: Server
+        if name == "commands":
+            return Template(base_dir / "socket")
         if name in ("postgres", "pgvector"):
             server = PostgresServer(base_dir, with_vectors=name == "pgvector")
             server.start()
@@ -114,8 +121,7 @@ class Servers:
 
 
 def ask_for(name: str) -> dict[str, Any]:
-    """How to reach the server "3.10", "4.3", "postgres" or "pgvector". Raises what its start
-    raised."""
+    """How to reach the server of that name, one of NAMES. Raises what its start raised."""
     with Client(os.environ[ADDRESS], authkey=bytes.fromhex(os.environ[KEY])) as connection:
         connection.send(name)
         answer = connection.recv()
