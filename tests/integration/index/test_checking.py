@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from switchyard.services.identity.places import MARKER
 from switchyard.services.identity.postgres import is_postgres
 from switchyard.services.index import checking
 from switchyard.services.index.opening import home_at, open_index
@@ -24,6 +25,16 @@ async def test_only_who_has_to_answer_may_be_late(url: str, monkeypatch: pytest.
         (check,) = await checking.index(settings)
     late = ("wrong", Finding.INDEX_AWAY) if is_postgres(url) else ("ok", None)
     assert (check.status, check.finding) == late
+
+
+async def test_an_index_that_is_marked_as_a_systems_own_is_empty_still(tmp_path: Path):
+    """Every process of the system marks it when it starts."""
+    settings = Settings(data_dir=tmp_path, embed_offline="hashed")
+    directory = Path(settings.vectors_url)
+    directory.mkdir()
+    (directory / MARKER).touch()
+    (check,) = await checking.index(settings)
+    assert (check.status, check.detail) == ("ok", "nothing has been indexed yet")
 
 
 @pytest.mark.parametrize(("said", "then"), [(None, "error"), ("info", "info")])
