@@ -105,17 +105,16 @@ async def test_a_deleted_queue_and_a_deleted_policy(
     until_gone(jobctl, "topology-missing")
 
 
-@pytest.mark.parametrize("away", ["delete_queue", "purge_queue"])
-def test_jobs_of_a_queue_that_somebody_emptied(
+@pytest.mark.parametrize("away", ["hot.tester", "hot.tester/contents"])
+async def test_jobs_of_a_queue_that_somebody_emptied(
     jobctl: CommandLine, broker310: TestBroker, away: str
 ) -> None:
     fill(jobctl, 3)
-    vhost = jobctl.environment["JOBS_AMQP_URL"].rpartition("/")[2]
     with closing(sqlite3.connect(jobctl.ledger_file)) as database, database:
         database.execute("UPDATE jobs SET updated_at = updated_at - 100")
     assert "jobs-missing" not in findings(jobctl)
-    broker310.node.rabbitmqctl("-p", vhost, away, "hot.tester")
-    if away == "delete_queue":
+    await broker310.management.delete(f"/queues/{{vhost}}/{away}")
+    if away == "hot.tester":
         assert "jobs-missing" not in findings(jobctl)  # they have nowhere to go yet
         jobctl.ok("topology", "apply")
     found = findings(jobctl)["jobs-missing"]
@@ -123,9 +122,9 @@ def test_jobs_of_a_queue_that_somebody_emptied(
     ((_, *command),) = commands(found, "jobctl")
     jobctl.ok(*command, "--yes")
     with jobctl.worker(), jobctl.started("scheduler"):
-        until_gone(jobctl, "jobs-missing", "queue-unworked")
         for job in json.loads(jobctl.ok("jobs", "list", "--json")):
             jobctl.until_state(job["id"], "succeeded")
+        until_gone(jobctl, "jobs-missing", "queue-unworked")
 
 
 async def test_jobs_that_waited_for_their_next_attempt_in_a_queue_that_somebody_deleted(
