@@ -1,6 +1,7 @@
 """Job types of a user's own, which the command line finds through JOBS_MODULES."""
 
 import asyncio
+import ctypes
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,8 @@ class Work(BaseModel):
     """How long it takes."""
     until: Path | None = None
     """It goes on until there is such a file."""
+    fault: bool = False
+    """It reads memory that is not its own."""
     spool: Annotated[str | None, LocalOnly()] = None
 
 
@@ -28,6 +31,8 @@ class Work(BaseModel):
 async def work(payload: Work, ctx: JobContext) -> Outcome:
     if payload.fail:
         raise PermanentError(payload.text or "it was told to")
+    if payload.fault:
+        ctypes.string_at(0)
     if payload.seconds:
         ctx.progress(0.5, f"half of it {payload.text}")
         ctx.checkpoint(payload.n)
@@ -35,6 +40,12 @@ async def work(payload: Work, ctx: JobContext) -> Outcome:
     if payload.until:
         await eventually(payload.until.exists, 60)
     return Done({"n": payload.n} | ({"text": payload.text} if payload.text else {}))
+
+
+@job("isolated", worker="tester", lanes=("hot",), timeout=60, isolation="process")
+def isolated(payload: Work, ctx: JobContext) -> Outcome:
+    """The same in a process of its own."""
+    return asyncio.run(work(payload, ctx))
 
 
 class Staged(BaseModel):

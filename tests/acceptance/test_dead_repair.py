@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import time
@@ -250,3 +251,19 @@ def test_replay_runs_it_here_and_touches_nothing(jobctl: CommandLine, dead_ids: 
     assert "jobctl dead redrive" in jobctl.fails("dead", "replay", job_id, code=2)
     assert jobctl.json("jobs", "show", job_id) == before
     assert {each["id"] for each in jobctl.json("dead", "list")} == set(dead_ids)
+
+
+def test_replay_of_what_crashes_says_by_which_signal_and_where(jobctl: CommandLine) -> None:
+    with jobctl.worker():
+        ids = [jobctl.publish(key, fail=True) for key in ("hot.work", "hot.isolated")]
+        for job_id in ids:
+            jobctl.until_state(job_id, "dead")
+    changed = ("--set", "payload.fail=false", "--set", "payload.fault=true")
+    here, there = (jobctl.run("dead", "replay", each, "--local", *changed) for each in ids)
+    assert here.returncode == -signal.SIGSEGV  # it runs in the command's own process
+    assert there.returncode == 1
+    assert "would be tried again" in there.stdout
+    assert "the handler's process was killed by SIGSEGV" in there.stdout
+    for done in (here, there):
+        assert "Fatal Python error: Segmentation fault" in done.stderr
+        assert re.search(r"job_types.py\", line \d+ in work", done.stderr)

@@ -7,6 +7,7 @@ a line (a message's id, an error) neither steers the terminal nor pretends to be
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import math
@@ -80,7 +81,10 @@ class Repeats:
 
 
 def configure(level: str = "info", form: str = "auto") -> None:
-    """Send this process's logs to stderr. `level` and `form` as in the settings' `log_…`."""
+    """Send this process's logs to stderr. `level` and `form` as in the settings' `log_…`. Where a
+    library crashes, its trace is the last that is said."""
+    if not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__ or 2, all_threads=False)
     threshold = getattr(logging, level.upper())
     as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
     stream: Any = LogStream(sys.stderr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import resource
@@ -63,6 +64,9 @@ def prepare() -> None:
     # Ctrl-C reaches the whole process group; the parent decides what becomes of its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable(
+        sys.__stderr__ or 2, all_threads=False
+    )  # or nobody learned where a library has crashed
     if sys.platform == "linux":
         control = ctypes.CDLL(None).prctl
         # With the process that it was forked from, too: nobody else could tell how it ended.

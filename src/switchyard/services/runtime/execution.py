@@ -115,7 +115,7 @@ class Executor:
             if error.exitcode in (OUT_OF_MEMORY, WORN_OUT):
                 raise MemoryError(_too_big(name, memory_limit_mb)) from error
             raise ProcessCrashed(
-                f"the process of {name} ended with exit code {error.exitcode}"
+                f"the process of {name} {_how_it_ended(error.exitcode)}"
             ) from error
 
     async def _run_in_process(
@@ -146,7 +146,7 @@ class Executor:
                 return _too_much_work(job_type)
             return Failure(
                 "ProcessCrashed",
-                f"the handler's process ended with exit code {error.exitcode}",
+                f"the handler's process {_how_it_ended(error.exitcode)}",
                 crashed=True,
             )
         except Exception as error:
@@ -191,6 +191,16 @@ class Executor:
         if pool is not None:
             pool.stop()  # type: ignore[no-untyped-call]
             await asyncio.to_thread(pool.join)
+
+
+def _how_it_ended(exit_code: int) -> str:
+    """Of a process that nobody wanted to end."""
+    if exit_code == -signal.SIGKILL:
+        return "was killed by SIGKILL, as the kernel does where memory is short"
+    if -exit_code in signal.valid_signals():
+        name = signal.Signals(-exit_code).name
+        return f"was killed by {name}: the trace in the log says where"
+    return f"ended with exit code {exit_code}"
 
 
 async def _run_alone(job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
