@@ -13,6 +13,7 @@ from switchyard.services.index import postgres_words
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.postgres_table import _BY_WORDS, PostgresTable
 from switchyard.services.index.postgres_words import combinations
+from switchyard.services.index.words import MAX_QUERY_WORDS
 from switchyard.services.text.chunks import Chunk, chunk_id
 from tests.support.chunk_tables import DIMENSIONS, opened
 
@@ -61,6 +62,9 @@ async def test_words_that_all_chunks_have_cost_no_more_than_others(
     found = await index.with_words("common rare half", 10)
     first = {match.chunk.document_id for match in found[:3]}
     assert first == {"doc-03", "doc-13", "doc-23"}
+    assert [match.has for match in found] == [
+        len({"common", "rare", "half"} & set(match.chunk.text.split())) for match in found
+    ]
     assert len(await index.with_words("common", 10)) == 10
     assert max(compared) <= 30
 
@@ -110,6 +114,13 @@ async def test_words_are_found_by_their_index_before_any_compaction_and_behind_i
             plan = await connection.fetch(f"EXPLAIN (ANALYZE) {statement}", *values)
             told = "\n".join(row[0] for row in plan)
             assert "Bitmap Index Scan on chunks_words" in told, told
+
+
+async def test_of_a_query_that_is_cut_off_it_is_not_told_how_many_words_a_chunk_has(
+    index: ChunkIndex,
+):
+    many = " ".join(["common", *(f"word{number}" for number in range(MAX_QUERY_WORDS))])
+    assert {match.has for match in await index.with_words(many, 10)} == {None}
 
 
 def test_words_are_looked_for_together_first_and_the_least_telling_one_is_left_out_first():

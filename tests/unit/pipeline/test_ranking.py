@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
 from switchyard.services.index import ranking
+from switchyard.services.index.chunk_index import WordMatch
 from switchyard.services.index.ranking import _Ranked, _snippet, _weighed
 from switchyard.services.text.chunks import Chunk
 from switchyard.services.text.plain import may_have, words
@@ -16,7 +18,7 @@ TERMS = {"red", "green", "blue", "unbroken"}
 WEIGHT = 0.6
 
 
-def found(seed: int, count: int) -> tuple[list[_Ranked], list[_Ranked]]:
+def found(seed: int, count: int) -> tuple[list[_Ranked], list[WordMatch]]:
     """Chunks that are similar and chunks that have words; many of either are both, and some only
     look as if they had a word."""
     randomly = random.Random(seed)
@@ -25,7 +27,7 @@ def found(seed: int, count: int) -> tuple[list[_Ranked], list[_Ranked]]:
         Chunk(f"id-{n:03}", "a", n, 1, " ".join(randomly.choices(known, k=6))) for n in range(count)
     ]
     similar = [_Ranked(chunk, "T", randomly.choice([0.2, 0.5, 1.2])) for chunk in made[::2]]
-    worded = [_Ranked(chunk, "T", randomly.choice([1.0, 3.0, 7.5])) for chunk in made[::3]]
+    worded = [WordMatch(chunk, "T", randomly.choice([1.0, 3.0, 7.5])) for chunk in made[::3]]
     return similar, worded
 
 
@@ -33,10 +35,10 @@ def found(seed: int, count: int) -> tuple[list[_Ranked], list[_Ranked]]:
 def test_best_come_first_by_the_weighted_sum_and_equal_ones_by_their_ids(seed: int):
     similar, worded = found(seed, 60)
     scores = {each.chunk.id: WEIGHT * min(each.score, 1.0) for each in similar}
-    best = max(each.score for each in worded)
+    best = max(each.relevance for each in worded)
     for each in worded:
         share = max(len(TERMS & set(words(each.chunk.text))), 1) / len(TERMS)
-        added = share**2 * ((1 - WEIGHT) * each.score / best)
+        added = share**2 * ((1 - WEIGHT) * each.relevance / best)
         scores[each.chunk.id] = scores.get(each.chunk.id, 0.0) + added
     wanted = sorted(scores, key=lambda key: (-scores[key], key))
     ranked = list(_weighed(similar, worded, TERMS, WEIGHT))
@@ -61,7 +63,7 @@ def test_texts_that_can_not_be_among_the_first_are_not_cut_into_words(
     monkeypatch.setattr(ranking, "may_have", noted_too)
     one = Chunk("one", "a", 0, 1, "red green blue unbroken")
     others = [Chunk(f"id-{n:03}", "a", n, 1, "red, and green") for n in range(100)]
-    worded = [_Ranked(chunk, "T", 5.0) for chunk in (*others, one)]
+    worded = [WordMatch(chunk, "T", 5.0) for chunk in (*others, one)]
     ranked = _weighed([_Ranked(one, "T", 0.9)], worded, TERMS, WEIGHT)
     assert next(ranked).chunk is one
     assert looked_at == cut == [one.text]
@@ -69,6 +71,12 @@ def test_texts_that_can_not_be_among_the_first_are_not_cut_into_words(
     assert len(looked_at) == 101
     assert cut == [one.text, others[0].text]
     assert len(list(ranked)) == 99
+
+    looked_at.clear()
+    told = [replace(each, has=len(TERMS & set(words(each.chunk.text)))) for each in worded]
+    again = _weighed([_Ranked(one, "T", 0.9)], told, TERMS, WEIGHT)
+    assert list(again) == list(_weighed([_Ranked(one, "T", 0.9)], worded, TERMS, WEIGHT))
+    assert len(looked_at) == len(worded)  # of the second only
 
 
 def test_a_snippet_begins_with_the_first_of_the_sentences_that_have_most_of_the_words():

@@ -60,6 +60,8 @@ class WordMatch:
     """BM25: above 0, without an upper limit, and only to be compared within one answer."""
     similarity: float = 0.0
     """Cosine to the vector that was given with the words, from -1 to 1; 0 without one."""
+    has: int | None = None
+    """Of how many words of the query it has any; None where the index does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

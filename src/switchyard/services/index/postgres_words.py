@@ -48,7 +48,8 @@ async def with_words(
     """The chunks of the table that have words of the text, the most relevant first, within these
     documents, and compared with that vector."""
     told = (word[:LONGEST_WORD] for word in content_words(text) or words(text))
-    terms = list(dict.fromkeys(told))[:MAX_QUERY_WORDS]
+    all_terms = list(dict.fromkeys(told))
+    terms = all_terms[:MAX_QUERY_WORDS]
     if not terms:
         return []
     weights = _weights(await connection.fetch(_KNOWN.format(table=table, most=_COUNTED), terms))
@@ -61,15 +62,19 @@ async def with_words(
     found = await connection.fetch(
         f"SELECT {CHUNK}, NULLIF(1 - (vector <=> $2::real[]::vector), 'NaN') AS similarity "
         f"FROM {table} WHERE id = ANY($1)",
-        [key for _, key in best],
+        [key for _, key, _ in best],
         None if near is None else list(near),
     )
     known = {row["id"]: row for row in found}
     return [
         WordMatch(
-            chunk_of(known[key]), known[key]["title"], relevance, known[key]["similarity"] or 0.0
+            chunk_of(known[key]),
+            known[key]["title"],
+            relevance,
+            known[key]["similarity"] or 0.0,
+            has if len(terms) == len(all_terms) else None,
         )
-        for relevance, key in best
+        for relevance, key, has in best
     ]
 
 
@@ -122,9 +127,9 @@ def _weights(rows: Sequence[Any]) -> dict[str, float]:
     }
 
 
-def _by_relevance(rows: Sequence[Any], weights: Sequence[float]) -> list[tuple[float, str]]:
-    """BM25 and id of the candidates that have any of the words, best first; the usual length of a
-    chunk is theirs."""
+def _by_relevance(rows: Sequence[Any], weights: Sequence[float]) -> list[tuple[float, str, int]]:
+    """BM25, id and number of words of the candidates that have any of them, best first; the usual
+    length of a chunk is theirs."""
     usual = sum(row["length"] for row in rows) / max(len(rows), 1)
     found = []
     for row in rows:
@@ -134,7 +139,7 @@ def _by_relevance(rows: Sequence[Any], weights: Sequence[float]) -> list[tuple[f
             for number, weight in zip(row["counts"], weights, strict=True)
         )
         if relevance > 0:
-            found.append((relevance, row["id"]))
+            found.append((relevance, row["id"], sum(map(bool, row["counts"]))))
     return sorted(found, key=lambda each: (-each[0], each[1]))
 
 

@@ -100,7 +100,7 @@ async def search(
         similar = _similar(nearest, least)
         known = {one.chunk.id for one in similar}
         similar += _similar([one for one in with_words if one.chunk.id not in known], 0.0)
-        ranked = _weighed(similar, _worded(with_words), terms, embedder.scale.weight)
+        ranked = _weighed(similar, with_words, terms, embedder.scale.weight)
     hits: list[Hit] = []
     taken: Counter[str] = Counter()
     for found in ranked:
@@ -137,19 +137,21 @@ def _worded(matches: Iterable[WordMatch]) -> list[_Ranked]:
 
 
 def _weighed(
-    similar: Sequence[_Ranked], worded: Sequence[_Ranked], terms: set[str], weight: float
+    similar: Sequence[_Ranked], worded: Sequence[WordMatch], terms: set[str], weight: float
 ) -> Iterator[_Ranked]:
     """By the weighted sum of similarity and words, each from 0 to 1, best first.
 
     Words count by BM25, as a part of the best one's, times the square of how many of the query's
     words are there: who has all of them is what was asked for, who has one of four says little.
-    Texts are looked at as late as can be: whoever would not be among the first with all of the
-    words, or with those that may be in its text, is not cut into words.
+    Where the index does not tell how many, texts are looked at as late as can be: whoever would not
+    be among the first with all of the words, or with those that may be in its text, is not cut into
+    words.
     """
-    found = {each.chunk.id: each for each in (*worded, *similar)}
+    both: tuple[_Ranked | WordMatch, ...] = (*worded, *similar)
+    found = {each.chunk.id: each for each in both}
     nearness = {each.chunk.id: weight * min(each.score, 1.0) for each in similar}
-    best = max((each.score for each in worded), default=0.0)
-    relevance = {each.chunk.id: (1 - weight) * each.score / best for each in worded}
+    best = max((each.relevance for each in worded), default=0.0)
+    relevance = {each.chunk.id: (1 - weight) * each.relevance / best for each in worded}
 
     def score(key: str, number: int) -> float:
         # The index knows words where no spaces are written: it found one even if we see none.
@@ -158,18 +160,20 @@ def _weighed(
 
     # By the score that each can have at most, which is its own once nothing is left to look at.
     waiting = [(-nearness[key], key, _EXACT) for key in nearness if key not in relevance]
-    waiting += [(-score(key, len(terms)), key, _AT_MOST) for key in relevance]
+    for each in worded:
+        number, known = (len(terms), _AT_MOST) if each.has is None else (each.has, _EXACT)
+        waiting.append((-score(each.chunk.id, number), each.chunk.id, known))
     heapify(waiting)
     while waiting:
         less, key, known = heappop(waiting)
-        each = found[key]
+        chunk = found[key].chunk
         if known == _EXACT:
-            yield _Ranked(each.chunk, each.title, -less)
+            yield _Ranked(chunk, found[key].title, -less)
         elif known == _AT_MOST:
-            number = len(may_have(each.chunk.text, terms))
+            number = len(may_have(chunk.text, terms))
             heappush(waiting, (-score(key, number), key, _EXACT if number < 2 else _MAY_HAVE))
         else:
-            number = len(terms.intersection(words(each.chunk.text)))
+            number = len(terms.intersection(words(chunk.text)))
             heappush(waiting, (-score(key, number), key, _EXACT))
 
 
