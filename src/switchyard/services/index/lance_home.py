@@ -29,6 +29,7 @@ from switchyard.services.index.generations import (
     encoded,
 )
 from switchyard.services.index.lance_table import WORDS_COLUMN, LanceTable, columns_of
+from switchyard.services.index.native_memory import share_heaps
 from switchyard.services.index.words import WORDING, add_word_index
 
 _CREATION_TIMEOUT = 30.0
@@ -62,6 +63,7 @@ def _library() -> Any:
     """LanceDB. Its own log goes to stderr as plain text, among lines of JSON, and warns of what
     nobody has to mend: only its errors are told, unless LANCEDB_LOG says otherwise."""
     os.environ.setdefault("LANCEDB_LOG", "error")
+    share_heaps()  # before it begins its threads
     return import_module("lancedb")
 
 

@@ -28,6 +28,7 @@ from switchyard.services.index.chunk_index import (
     unit,
 )
 from switchyard.services.index.commits import retried
+from switchyard.services.index.native_memory import give_back
 from switchyard.services.index.words import (
     add_word_index,
     has_word_index,
@@ -213,6 +214,12 @@ class LanceTable:
     async def compact(self) -> None:
         """Merge small files, drop versions older than _KEPT, index the column that writes and
         filters look up, and vectors where there are many."""
+        try:
+            await self._compact()
+        finally:
+            await asyncio.to_thread(give_back)
+
+    async def _compact(self) -> None:
         from lancedb.index import BTree, IvfSq
 
         # First, for this writes the rows to other places, and then the indexes anew.

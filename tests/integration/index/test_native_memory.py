@@ -1,0 +1,70 @@
+"""A process that has compacted a large table in LanceDB is no larger for it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.chunk_tables import opened, put
+
+LARGE = 100_000_000
+PIECE = 10_000
+HEAPS = """
+import ctypes, os, pathlib, sys, threading
+from switchyard.services.index.lance_home import LanceHome
+import asyncio
+asyncio.run(LanceHome(sys.argv[1]).load())
+number = 4 * os.cpu_count() + 4
+together = threading.Barrier(number)
+def take():
+    bytes(10_000)
+    together.wait()
+threads = [threading.Thread(target=take) for _ in range(number)]
+for each in threads: each.start()
+for each in threads: each.join()
+c = ctypes.CDLL(None)
+c.fopen.restype = ctypes.c_void_p
+told = pathlib.Path(sys.argv[1], "heaps.xml")
+file = ctypes.c_void_p(c.fopen(str(told).encode(), b"w"))
+c.malloc_info(0, file)
+c.fclose(file)
+print(told.read_text().count("<heap nr="))
+"""
+glibc = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this is about glibc"
+)
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+@glibc
+def test_threads_share_a_heap_for_each_processor_in_a_process_that_has_loaded_lancedb(
+    tmp_path: Path,
+):
+    told = subprocess.run(
+        [sys.executable, "-c", HEAPS, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert int(told.stdout) <= (os.cpu_count() or 1)
+
+
+@glibc
+async def test_a_compaction_gives_back_what_is_free(tmp_path: Path):
+    async with opened(str(tmp_path / "index")) as index:
+        await put(index, "a", 3)
+        before = resident()
+        taken = [bytes(PIECE) for _ in range(LARGE // PIECE)]
+        last = taken.pop()  # at the end of the heap, which else shrinks by itself
+        taken.clear()
+        assert resident() - before > LARGE / 2
+        await index.compact()
+        assert resident() - before < LARGE / 2
+        assert len(last) == PIECE
