@@ -284,9 +284,7 @@ async def test_a_client_that_sends_too_slowly_is_given_up(system: System, limit:
             b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 100\r\n\r\n{"
         )
-        began = time.monotonic()
-        answer = await asyncio.wait_for(reader.read(), 5)
-        assert time.monotonic() - began < 3
+        answer = await asyncio.wait_for(reader.read(), 8)  # the other limit is 10 s or 30
         assert b" 408 " in answer.splitlines()[0]
         assert b"/problems/request-timeout" in answer
         writer.close()

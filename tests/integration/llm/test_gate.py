@@ -113,7 +113,7 @@ async def test_a_retry_after_stops_other_processes_at_once(ledger: Ledger) -> No
         began = time.monotonic()
         with pytest.raises(LlmBusy, match="429") as raised:
             await other.enter(HOT, patience=30)
-        assert time.monotonic() - began < 2, "nobody waits here for a minute"
+        assert time.monotonic() - began < 15, "nobody waits here for his patience"
         assert raised.value.after is not None
         assert 55 < raised.value.after < 70
         assert not raised.value.counts
