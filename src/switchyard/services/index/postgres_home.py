@@ -22,8 +22,8 @@ from switchyard.services.index.generations import (
 )
 from switchyard.services.index.lance_home import mismatch
 from switchyard.services.index.postgres_table import (
-    Described,
     PostgresTable,
+    TableDescription,
     create_table,
     described,
 )
@@ -86,7 +86,7 @@ class PostgresHome:
                     found = await described(connection, generation.table)
                     if found is None:
                         await create_table(connection, generation)
-                        found = Described(generation.embedder, generation.dimensions)
+                        found = TableDescription(generation.embedder, generation.dimensions)
         if (found.embedder, found.dimensions) != (generation.embedder, generation.dimensions):
             raise mismatch(found.embedder, found.dimensions, generation)
         yield PostgresTable(self._connection, generation, found.lists)

@@ -77,7 +77,7 @@ async def create_table(connection: Any, generation: Generation) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class TableDescription:
     """What is known of a table."""
 
     embedder: str
@@ -88,7 +88,7 @@ class Described:
     """Of its index of neighbours (`postgres_neighbours`); None where it has no such index."""
 
 
-async def described(connection: Any, name: str) -> Described | None:
+async def described(connection: Any, name: str) -> TableDescription | None:
     """None where there is no such table."""
     # Not by to_regclass: what that has once not found, it may find only in the next transaction.
     row = await connection.fetchrow(
@@ -102,12 +102,12 @@ async def described(connection: Any, name: str) -> Described | None:
         found = json.loads(row["told"])
         made = str(found["embedder"]), int(found["dimensions"])
     except (ValueError, KeyError, TypeError):
-        return Described("unknown", 0, 0)
+        return TableDescription("unknown", 0, 0)
     try:
         wording = int(found["wording"])
     except (ValueError, KeyError, TypeError):
         wording = 0
-    return Described(*made, wording, row["lists"])
+    return TableDescription(*made, wording, row["lists"])
 
 
 class PostgresTable:

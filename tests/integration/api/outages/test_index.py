@@ -10,7 +10,6 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from switchyard.api.routes import admin
 from switchyard.services.index import searching
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import send, serving
@@ -45,7 +44,6 @@ async def test_a_search_does_not_wait_for_a_database_that_is_frozen(
             sent = await send(client, b"The tide rises twice a day.", name="tide.txt")
             assert sent.status_code == 201, sent.text
             monkeypatch.setattr(searching, "ANSWERED_WITHIN", SOON)
-            monkeypatch.setattr(admin, "ANSWERED_WITHIN", SOON)
             proxy.pause()
             # The first one waits on a connection that there was, the second for a new one.
             for mode in ("hybrid", "keyword"):
