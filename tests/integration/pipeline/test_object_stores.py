@@ -19,7 +19,8 @@ from switchyard.services.files.keys import result_key
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import FileTooLarge, NotStored, StorageRefuses
 from switchyard.services.identity.places import WrongPlace, claim_places
-from switchyard.services.index.generations import Generation
+from switchyard.services.index.chunk_index import IndexAway
+from switchyard.services.index.generations import Generation, IndexHome
 from switchyard.services.index.opening import home_at, open_index
 from switchyard.services.index.ranking import search
 from switchyard.services.ledger import Ledger
@@ -118,10 +119,17 @@ async def test_a_bucket_that_is_not_there_is_no_file_that_is_not_there(place: st
         lambda: anext(storage.stream_async("a")),
     )
     for call in calls:
-        with pytest.raises(StorageRefuses, match="there is no bucket or container"):
+        with pytest.raises(StorageRefuses, match="has no bucket or container there"):
             await call()
     with pytest.raises(StorageRefuses):
         storage.get("a")
+    with pytest.raises(IndexAway, match="has no bucket or container there"):
+        await opened(home_at(place.replace(CONTAINER, "nobodys", 1)))
+
+
+async def opened(home: IndexHome) -> None:
+    async with home.table(Generation("chunks", "hashed", 4)):
+        pass
 
 
 @pytest.mark.parametrize("place", ["azure"], indirect=True)
@@ -139,6 +147,8 @@ async def test_wrong_credentials_are_waited_out_as_an_outage_is(
         await storage.get_async("a")
     with refused:
         await storage.size_async()
+    with pytest.raises(IndexAway, match=r"refuses access \(AuthorizationFailure\)"):
+        await opened(home_at(place))
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", right)
     assert await Storage(place).get_async("a") == b"one"
 

@@ -45,7 +45,11 @@ _CODES = (
     re.compile(r"\b([1-5]\d\d [A-Z][A-Za-z ]{1,30}):"),
 )
 """How obstore quotes what a store answers: the code in its body, and the status."""
-_REFUSED = ("401 Unauthorized:", "403 Forbidden:", "<Code>ExpiredToken<", "<Code>InvalidToken<")
+_REFUSED = (
+    *("401 Unauthorized:", "403 Forbidden:", "<Code>ExpiredToken<", "<Code>InvalidToken<"),
+    *("status: 401", "status: 403"),  # as LanceDB quotes it
+    *("lacked valid authentication", "lacked the necessary privileges"),
+)
 _NO_BUCKET = ("<Code>NoSuchBucket<", "<Code>ContainerNotFound<")
 
 
@@ -54,16 +58,26 @@ def is_without_bucket(error: Exception) -> bool:
     return any(each in str(error) for each in _NO_BUCKET)
 
 
-def away(url: str, error: Exception) -> StorageAway:
-    """What is told of an error of obstore that says nothing of a file."""
+def is_refusal(error: Exception) -> bool:
+    """Whether to wait does not help."""
+    return is_without_bucket(error) or any(each in str(error) for each in _REFUSED)
+
+
+def trouble(error: Exception) -> str:
+    """What an error of a store that says nothing of a file is told as, after the store's name."""
     said = str(error)
     if is_without_bucket(error):
-        return StorageRefuses(f"there is no bucket or container for the file storage at {url}")
+        return "has no bucket or container there"
     found = next((match.group(1) for code in _CODES if (match := code.search(said))), None)
-    if any(each in said for each in _REFUSED):
-        return StorageRefuses(f"the file storage at {url} refuses access ({found})")
-    how = "" if found is None else f" as it should ({found})"
-    return StorageAway(f"the file storage at {url} does not answer{how}")
+    if is_refusal(error):
+        return "refuses access" + (f" ({found})" if found else "")
+    return "does not answer" + (f" as it should ({found})" if found else "")
+
+
+def away(url: str, error: Exception) -> StorageAway:
+    """What is told of an error of obstore that says nothing of a file."""
+    said = f"the file storage at {url} {trouble(error)}"
+    return StorageRefuses(said) if is_refusal(error) else StorageAway(said)
 
 
 NO_ROOM = ("os error 28)", "os error 122)")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from switchyard.services.files.storage import Storage
-from switchyard.services.files.storage_errors import NotStored, StorageAway
+from switchyard.services.files.storage_errors import NotStored, StorageAway, trouble
 from switchyard.services.identity.postgres import without_credentials
 from switchyard.services.index.chunk_index import ChunkIndex, IndexAway, IndexMismatch, way_back
 from switchyard.services.index.commits import FIRST_WAIT
@@ -57,6 +57,7 @@ _AWAY = (
     "lacked valid authentication",
 )
 """How it says that an object store does not answer, or refuses."""
+_SILENT = "does not answer"
 
 
 def _library() -> Any:
@@ -170,13 +171,14 @@ class LanceHome:
         try:
             yield
         except StorageAway as error:
-            raise IndexAway(f"the index at {self.where} does not answer") from error
+            told = trouble(error.__cause__) if isinstance(error.__cause__, Exception) else _SILENT
+            raise IndexAway(f"the index at {self.where} {told}") from error
         except (RuntimeError, ValueError, OSError) as error:
             # Lance has no class for it; an error of those who use a table has one of its own.
             said = str(error)
             if type(error) not in _LANCE_RAISES or not any(each in said for each in _AWAY):
                 raise
-            raise IndexAway(f"the index at {self.where} does not answer") from error
+            raise IndexAway(f"the index at {self.where} {trouble(error)}") from error
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
