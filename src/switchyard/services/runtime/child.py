@@ -64,9 +64,8 @@ def prepare() -> None:
     # Ctrl-C reaches the whole process group; the parent decides what becomes of its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    faulthandler.enable(
-        sys.__stderr__ or 2, all_threads=False
-    )  # or nobody learned where a library has crashed
+    # Or nobody learned where a library has crashed.
+    faulthandler.enable(sys.__stderr__ or 2, all_threads=False)
     if sys.platform == "linux":
         control = ctypes.CDLL(None).prctl
         # With the process that it was forked from, too: nobody else could tell how it ended.
