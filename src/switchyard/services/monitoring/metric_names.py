@@ -42,8 +42,7 @@ class Metric:
         """These values of a counter or gauge, as Prometheus reads them."""
         lines = []
         for labels, value in samples.items():
-            inside = ",".join(self._pairs(labels))
-            lines.append(f"{self.name}{{{inside}}} {float(value)!r}")
+            lines.append(f"{self.name}{_braced(self._pairs(labels))} {float(value)!r}")
         return self._headed(lines)
 
     def histogram_text(self, distributions: Distributions) -> str:
@@ -51,12 +50,12 @@ class Metric:
         lines = []
         for labels, each in distributions.items():
             pairs = self._pairs(labels)
-            inside = ",".join(pairs)
+            inside = _braced(pairs)
             before = ",".join([*pairs, "le="])
             buckets = each.buckets()
             lines += [f'{self.name}_bucket{{{before}"{bound}"}} {at!r}' for bound, at in buckets]
-            lines.append(f"{self.name}_count{{{inside}}} {buckets[-1][1]!r}")
-            lines.append(f"{self.name}_sum{{{inside}}} {each.sum!r}")
+            lines.append(f"{self.name}_count{inside} {buckets[-1][1]!r}")
+            lines.append(f"{self.name}_sum{inside} {each.sum!r}")
         return self._headed(lines)
 
     def _pairs(self, labels: tuple[str, ...]) -> list[str]:
@@ -70,6 +69,10 @@ class Metric:
     def _headed(self, lines: list[str]) -> str:
         head = f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"
         return head + "".join(f"{line}\n" for line in lines)
+
+
+def _braced(pairs: list[str]) -> str:
+    return f"{{{','.join(pairs)}}}" if pairs else ""
 
 
 _ESCAPED: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
