@@ -16,7 +16,7 @@ from tests.support.chunk_tables import opened, put
 LARGE = 100_000_000
 PIECE = 10_000
 HEAPS = """
-import ctypes, os, pathlib, sys, threading
+import ctypes, os, pathlib, re, sys, threading
 from switchyard.services.index.lance_home import LanceHome
 import asyncio
 asyncio.run(LanceHome(sys.argv[1]).load())
@@ -28,13 +28,17 @@ def take():
 threads = [threading.Thread(target=take) for _ in range(number)]
 for each in threads: each.start()
 for each in threads: each.join()
+bytes(16_000_000)  # behind which glibc would take as much from a heap
+large = bytes(8_000_000)
 c = ctypes.CDLL(None)
 c.fopen.restype = ctypes.c_void_p
 told = pathlib.Path(sys.argv[1], "heaps.xml")
 file = ctypes.c_void_p(c.fopen(str(told).encode(), b"w"))
 c.malloc_info(0, file)
 c.fclose(file)
-print(told.read_text().count("<heap nr="))
+text = told.read_text()
+outside = re.findall('type="mmap" count="[0-9]+" size="([0-9]+)"', text)
+print(text.count("<heap nr="), int(outside[-1]) >= len(large))
 """
 glibc = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this is about glibc"
@@ -53,7 +57,9 @@ def test_threads_share_a_heap_for_each_processor_in_a_process_that_has_loaded_la
     told = subprocess.run(
         [sys.executable, "-c", HEAPS, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert int(told.stdout) <= (os.cpu_count() or 1)
+    heaps, is_large_outside = told.stdout.split()
+    assert int(heaps) <= (os.cpu_count() or 1)
+    assert is_large_outside == "True"
 
 
 @glibc

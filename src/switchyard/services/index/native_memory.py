@@ -11,6 +11,10 @@ import ctypes
 import os
 
 _MOST_HEAPS = -8  # M_ARENA_MAX of mallopt(3)
+_OUTSIDE_FROM = -3  # M_MMAP_THRESHOLD
+_LARGE = 1024**2
+"""Bytes from which memory is given back as soon as it is free. By itself, glibc takes more and more
+from the heaps, up to 32 MiB at once."""
 
 
 def share_heaps() -> None:
@@ -19,6 +23,7 @@ def share_heaps() -> None:
     option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have neither
     if option is not None and "MALLOC_ARENA_MAX" not in os.environ:
         option(_MOST_HEAPS, os.cpu_count() or 1)
+        option(_OUTSIDE_FROM, _LARGE)
 
 
 def give_back() -> None:
