@@ -10,6 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as Family
+
 from switchyard.services.monitoring.distribution import Distribution
 
 OTHER = "other"
@@ -38,44 +45,22 @@ class Metric:
         """An empty one, to add a histogram's values to."""
         return Distribution(self.buckets)
 
-    def text(self, samples: Samples) -> str:
-        """These values of a counter or gauge, as Prometheus reads them."""
-        lines = []
+    def family(self, samples: Samples) -> Family:
+        """These values of a counter or gauge, as they are shown."""
+        make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
+        family = make(self.name, self.help, labels=self.labels)
         for labels, value in samples.items():
-            lines.append(f"{self.name}{_braced(self._pairs(labels))} {float(value)!r}")
-        return self._headed(lines)
+            family.add_metric(labels, value)
+        return family
 
-    def histogram_text(self, distributions: Distributions) -> str:
-        """These values of a histogram, as Prometheus reads them."""
-        lines = []
+    def histogram(self, distributions: Distributions) -> Family:
+        """These values of a histogram, as they are shown."""
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
         for labels, each in distributions.items():
-            pairs = self._pairs(labels)
-            inside = _braced(pairs)
-            before = ",".join([*pairs, "le="])
-            buckets = each.buckets()
-            lines += [f'{self.name}_bucket{{{before}"{bound}"}} {at!r}' for bound, at in buckets]
-            lines.append(f"{self.name}_count{inside} {buckets[-1][1]!r}")
-            lines.append(f"{self.name}_sum{inside} {each.sum!r}")
-        return self._headed(lines)
-
-    def _pairs(self, labels: tuple[str, ...]) -> list[str]:
-        """prometheus_client looks at each sample's names whether they are valid, which is most of
-        what its own text costs."""
-        return [
-            f'{name}="{value.translate(_ESCAPED)}"'
-            for name, value in zip(self.labels, labels, strict=True)
-        ]
-
-    def _headed(self, lines: list[str]) -> str:
-        head = f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"
-        return head + "".join(f"{line}\n" for line in lines)
+            family.add_metric(labels, each.buckets(), each.sum)
+        return family
 
 
-def _braced(pairs: list[str]) -> str:
-    return f"{{{','.join(pairs)}}}" if pairs else ""
-
-
-_ESCAPED: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _LONG = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0)
 _WAIT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 14400.0)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
 import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric as Family
 
 from switchyard.broker.lanes import LANES
 from switchyard.services.monitoring.distribution import Distribution
@@ -36,6 +38,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
+        self._registry.register(_Source(self._collect))
         self._log = structlog.get_logger("metrics")
         self._looks: list[Callable[[], Awaitable[None]]] = []
         self._values: list[Callable[[], Iterable[tuple[Metric, Samples]]]] = []
@@ -50,19 +53,19 @@ class Metrics:
         """The same for histograms."""
         self._histograms.append(source)
 
-    def _texts(self) -> Iterable[str]:
+    def _collect(self) -> Iterable[Family]:
         values: dict[Metric, dict[tuple[str, ...], float]] = {}
         for metric, samples in chain.from_iterable(source() for source in self._values):
             sums = values.setdefault(metric, {})
             for labels, value in samples.items():
                 sums[labels] = sums.get(labels, 0.0) + value
-        yield from (metric.text(sums) for metric, sums in values.items())
+        yield from (metric.family(sums) for metric, sums in values.items())
         histograms: dict[Metric, defaultdict[tuple[str, ...], Distribution]] = {}
         for metric, parts in chain.from_iterable(source() for source in self._histograms):
             totals = histograms.setdefault(metric, defaultdict(metric.distribution))
             for labels, part in parts.items():
                 totals[labels].add_all(part)
-        yield from (metric.histogram_text(totals) for metric, totals in histograms.items())
+        yield from (metric.histogram(totals) for metric, totals in histograms.items())
 
     def look(self, refresh: Callable[[], Awaitable[None]]) -> None:
         """Await `refresh` before every scrape. What it raises is logged, and the scrape goes on."""
@@ -77,7 +80,14 @@ class Metrics:
                 self._log.warning(
                     "metrics could not be refreshed", error=str(error) or type(error).__name__
                 )
-        return generate_latest(self._registry) + "".join(self._texts()).encode()
+        return generate_latest(self._registry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A collector of values that are kept elsewhere."""
+
+    collect: Callable[[], Iterable[Family]]
 
 
 def watch_ledger(metrics: Metrics) -> Callable[[str, float, bool], None]:
