@@ -40,6 +40,10 @@ async def test_an_index_is_shown_built_anew_and_compacted(jobctl: CommandLine) -
     ]
     assert "active: wordllama-1-256, 1 chunk (chunks)" in jobctl.ok("index", "show")
     assert "Nothing is being built" in jobctl.run("index", "abandon").stderr
+    # There is no worker yet.
+    waited = jobctl.run("index", "compact", "--wait", "--timeout", "100ms")
+    assert waited.returncode == 1, waited.stdout
+    assert "give both" in jobctl.run("index", "rebuild", "--timeout", "1s").stderr
     with jobctl.started("worker", "reindex"):
         jobctl.ok("index", "rebuild", "--offline", "hashed", "--dimensions", "64", "--wait")
         jobctl.ok("index", "compact", "--wait")

@@ -112,4 +112,4 @@ def test_jobctl_says_that_it_sends_a_file_again(
         done = CliRunner().invoke(app, ["upload", str(tmp_path / "tide.txt")])
     assert done.exit_code == 0, done.output
     assert done.stdout == f"d-1  {tmp_path / 'tide.txt'}\n"
-    assert done.stderr == "The lane is full; trying again in 0 s\n"
+    assert done.stderr == "trying again in 0 s: The lane is full\n"

@@ -55,7 +55,7 @@ def advice(error: ApiError) -> str:
 
 def _say_retry(error: ApiError, pause: float) -> None:
     if pause > SHORT_PAUSE:
-        say(f"{error}; trying again in {pause:.0f} s")
+        say(f"trying again in {pause:.0f} s: {error}")
 
 
 def file_trouble(error: OSError) -> str:

@@ -1,11 +1,33 @@
-"""Options that several commands have: declared once, and handed to each as one value."""
+"""Options that several commands have, declared once; some are handed to each as one value."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+
+from switchyard.cli.base.durations import DURATION_HELP, parse_duration
+from switchyard.cli.base.errors import WrongUsage
+
+TimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help=f"Stop waiting after this time, {DURATION_HELP}. Default: no limit."
+    ),
+]
+
+
+def seconds_to_wait(timeout: str | None, *, waits: bool) -> float | None:
+    """Of a TimeoutOption beside a `--wait`. Raises WrongUsage for one that is no duration, or has
+    nothing to wait for."""
+    if timeout is None:
+        return None
+    if not waits:
+        raise WrongUsage("--timeout is for --wait: give both, or neither")
+    return parse_duration(timeout)
 
 
 def with_options(

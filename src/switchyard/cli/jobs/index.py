@@ -17,6 +17,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.output import JsonOption, echo, print_json, print_rows, say
+from switchyard.cli.base.shared_options import TimeoutOption, seconds_to_wait
 
 if TYPE_CHECKING:
     from switchyard.cli.jobs.publishing import Options
@@ -73,6 +74,7 @@ def rebuild(
         bool, typer.Option("--force", help="Rebuild even if the index already uses this embedder.")
     ] = False,
     wait: WaitOption = False,
+    timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Build a new search index beside the current one, then swap them.
@@ -90,17 +92,20 @@ def rebuild(
         "maintenance.rebuild_index",
         {name: value for name, value in payload.items() if value is not None},
         wait=wait,
+        timeout=timeout,
         as_json=as_json,
     )
 
 
 @app.command()
-def compact(wait: WaitOption = False, as_json: JsonOption = False) -> None:
+def compact(
+    wait: WaitOption = False, timeout: TimeoutOption = None, as_json: JsonOption = False
+) -> None:
     """Merge fragments of the index, index new rows and remove replaced ones.
 
     Searches and ingestion continue in the meantime. Needs a running `jobctl worker reindex`.
     """
-    _publish("maintenance.compact_storage", {}, wait=wait, as_json=as_json)
+    _publish("maintenance.compact_storage", {}, wait=wait, timeout=timeout, as_json=as_json)
 
 
 @app.command()
@@ -147,7 +152,9 @@ async def _abandon() -> str | None:
     return None if building is None else building.embedder
 
 
-def _publish(routing_key: str, payload: dict[str, Any], *, wait: bool, as_json: bool) -> None:
+def _publish(
+    routing_key: str, payload: dict[str, Any], *, wait: bool, timeout: str | None, as_json: bool
+) -> None:
     from switchyard.cli.jobs.publishing import Options, Wait
 
     quiet_logs()
@@ -159,7 +166,7 @@ def _publish(routing_key: str, payload: dict[str, Any], *, wait: bool, as_json: 
         expires_in=None,
         key=None,
         wait=Wait.PIPELINE if wait else None,
-        timeout=None,
+        timeout=seconds_to_wait(timeout, waits=wait),
         as_json=as_json,
     )
     run(_published(options, payload))

@@ -18,9 +18,9 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.durations import DURATION_HELP, optional_duration
-from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
+from switchyard.cli.base.shared_options import seconds_to_wait
 from switchyard.cli.jobs.bound import require_binding
 from switchyard.cli.jobs.publishing import Options, Wait, job_publisher, publish_one
 
@@ -116,8 +116,6 @@ def publish(
     ```
     """
     waits = Wait.PIPELINE if wait_for_pipeline else Wait.JOB if wait else None
-    if timeout is not None and waits is None:
-        raise WrongUsage("--timeout is for --wait: give both, or neither")
     options = Options(
         routing_key=routing_key,
         priority=priority,
@@ -126,7 +124,7 @@ def publish(
         expires_in=optional_duration(expires_in),
         key=key,
         wait=waits,
-        timeout=optional_duration(timeout),
+        timeout=seconds_to_wait(timeout, waits=waits is not None),
         as_json=as_json,
         notify=notify,
     )

@@ -26,9 +26,10 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
+from switchyard.cli.base.shared_options import TimeoutOption, seconds_to_wait
 from switchyard.cli.look.classes import ClassOption, classify, hint_of, shown
 from switchyard.cli.look.figures import figures
-from switchyard.cli.look.options import DocumentIdArgument, TimeoutOption
+from switchyard.cli.look.options import DocumentIdArgument
 from switchyard.cli.look.references import bibliography, references
 from switchyard.cli.look.samples import generate_documents
 
@@ -97,9 +98,7 @@ def upload(
 
     if len(files) > 1 and (source is not None or title is not None):
         raise WrongUsage("--source and --title are of one document: send one file")
-    if timeout is not None and not wait:
-        raise WrongUsage("--timeout is for --wait: give both, or neither")
-    seconds = optional_duration(timeout)
+    seconds = seconds_to_wait(timeout, waits=wait)
     trouble = 0
     sent: list[tuple[str, Path]] = []
     with calling() as client:

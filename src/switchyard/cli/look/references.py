@@ -22,7 +22,8 @@ from switchyard.cli.base.output import (
     say,
     table,
 )
-from switchyard.cli.look.options import DocumentIdArgument, TimeoutOption
+from switchyard.cli.base.shared_options import TimeoutOption
+from switchyard.cli.look.options import DocumentIdArgument
 
 
 class BibliographyFormat(StrEnum):
