@@ -230,13 +230,24 @@ class LanceTable:
         indexed = {index.columns[0]: index for index in await self._table.list_indices()}
         if "document_id" not in indexed:
             await retried(partial(self._table.create_index, "document_id", config=BTree()))
-        if "id" in indexed:  # earlier versions made one
+        if "id" in indexed:  # earlier versions made one, by which upserts missed each other
+            await self._drop_doubles()
             await retried(partial(self._table.drop_index, indexed["id"].name))
         segments = await self._segments(indexed.get("vector"))
         if number >= APPROXIMATE_FROM and not 0 < segments < _SEGMENTS:
             # Into as many parts as LanceDB takes by itself: smaller ones it would join again.
             config = IvfSq(distance_type="cosine")
             await retried(partial(self._table.create_index, "vector", config=config))
+
+    async def _drop_doubles(self) -> None:
+        """Keep one row of each id. Safe beside writers: what they write, or move, has new row ids,
+        and the old ones are not used again."""
+        rows = await self._table.query().select(["id"]).with_row_id().to_arrow()
+        first = rows.group_by("id").aggregate([("_rowid", "min")]).column("_rowid_min")
+        doubles = sorted(set(rows.column("_rowid").to_pylist()).difference(first.to_pylist()))
+        for start in range(0, len(doubles), BATCH):
+            some = ", ".join(map(str, doubles[start : start + BATCH]))
+            await retried(partial(self._table.delete, f"_rowid IN ({some})"))
 
     async def _segments(self, index: Any | None) -> int:
         """How many an index of neighbours has; 0 without one, and of the kind that earlier versions
