@@ -107,7 +107,7 @@ def test_a_skewed_page_keeps_its_order():
 
 def test_a_page_without_anything_costs_no_model_its_time():
     """Of 2,000 such pages, which a file of 300 KB may have, each took more than two seconds."""
-    page = np.full((200, 100, 3), 255, np.uint8)
+    page = np.full((200, 100, 3), (255, 240, 200), np.uint8)
     assert read_picture(page, "no/model.onnx").text == ""
     page[100, 10:50] = 0
     with pytest.raises(OcrNotInstalled):

@@ -23,13 +23,15 @@ def text_of(number: int) -> str:
 
 
 def heap(pages: int) -> bytes:
-    """A PDF whose pages are pictures, each in the colour of its number."""
+    """A PDF whose pages are pictures, each in the colour of its number, with a white corner: a page
+    of one colour is not read."""
     import pymupdf
 
     document = pymupdf.open()
     for number in range(1, pages + 1):
         picture = pymupdf.Pixmap(pymupdf.csRGB, pymupdf.IRect(0, 0, 20, 20))
         picture.set_rect(picture.irect, (number // 256, number % 256, 0))
+        picture.set_rect(pymupdf.IRect(0, 0, 2, 2), (255, 255, 255))
         page = document.new_page(width=100, height=100)
         page.insert_image(page.rect, pixmap=picture)
     return bytes(document.tobytes(no_new_id=True))

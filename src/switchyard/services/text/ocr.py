@@ -136,7 +136,7 @@ def read_picture(picture: Picture, model: str | None = None) -> ReadPage:
     height, width = picture.shape[:2]
     if max(height, width) > _SLIMMEST * min(height, width):
         return ReadPage("", 0.0, 0)  # the engine makes one side of it nothing, and fails
-    if int(picture.max()) - int(picture.min()) < _BLANK:
+    if (np.ptp(picture, axis=(0, 1)) < _BLANK).all():
         return ReadPage("", 0.0, 0)  # the models would look for lines for as long as elsewhere
     engine = _engine(model or str(_model_of(None, None)))
     picture = np.ascontiguousarray(picture[:, :, ::-1])  # its models have learnt them backwards
