@@ -20,6 +20,15 @@ def findings(jobctl: CommandLine) -> dict[str, dict[str, str]]:
     return {check["finding"]: check for check in checks if check["finding"]}
 
 
+def until_found(jobctl: CommandLine, name: str) -> dict[str, dict[str, str]]:
+    """All findings, as soon as this is one of them: the broker's figures are seconds old."""
+    deadline = time.monotonic() + PATIENCE
+    while name not in (found := findings(jobctl)):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)  # as in until_gone
+    return found
+
+
 def until_gone(jobctl: CommandLine, *names: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while left := {name: each for name, each in findings(jobctl).items() if name in names}:

@@ -20,7 +20,7 @@ from switchyard.broker.wire.connection import connected
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.ledger import Ledger
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
-from tests.acceptance.doctor import PATIENCE, commands, findings, until_gone
+from tests.acceptance.doctor import PATIENCE, commands, findings, until_found, until_gone
 from tests.support.brokers import TestBroker
 from tests.support.small_disk import SIZE_MIB, small_disk
 
@@ -117,7 +117,7 @@ async def test_jobs_of_a_queue_that_somebody_emptied(
     if away == "hot.tester":
         assert "jobs-missing" not in findings(jobctl)  # they have nowhere to go yet
         jobctl.ok("topology", "apply")
-    found = findings(jobctl)["jobs-missing"]
+    found = until_found(jobctl, "jobs-missing")["jobs-missing"]
     assert "0 of 3 jobs of hot.tester" in found["detail"]
     ((_, *command),) = commands(found, "jobctl")
     jobctl.ok(*command, "--yes")
@@ -139,7 +139,7 @@ async def test_jobs_that_waited_for_their_next_attempt_in_a_queue_that_somebody_
         database.execute("UPDATE jobs SET updated_at = updated_at - 100")
     assert "jobs-missing" not in findings(jobctl)
     await broker310.management.delete("/queues/{vhost}/jobs.retry.300s")
-    found = findings(jobctl)
+    found = until_found(jobctl, "jobs-missing")
     assert "0 of 1 job of hot.tester" in found["jobs-missing"]["detail"]
     for _, *command in (
         *commands(found["topology-missing"], "jobctl"),
