@@ -23,6 +23,8 @@ from switchyard.services.records.llm import AnswerClaimed, AnswerKept, AnswerUnd
 from switchyard.services.settings import Settings
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking
+from tests.support.object_stores import CONTAINER, s3_server
+from tests.support.tcp_proxy import TcpProxy
 
 QUESTION = {"servers": [["http://there/v1", "m"]], "asked": {"messages": ["hello"]}}
 
@@ -124,6 +126,36 @@ async def test_an_answer_kept_by_a_worker_killed_at_once_is_found(
     await answers._keep(content_hash(QUESTION), QUESTION, Answer("paid", "m", "stop", {}))
     assert await ledger.drop_llm_answers(max_age=0, max_bytes=0) == [content_hash(QUESTION)]
     assert await get(answers, Asked()) == "paid again"
+
+
+async def test_an_answer_that_the_storage_does_not_take_is_kept_until_it_does(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its process; others wait for it."""
+    monkeypatch.setattr(module, "CLAIM", 3.0)
+    with s3_server() as environment:
+        host, _, port = environment["AWS_ENDPOINT_URL"].removeprefix("http://").partition(":")
+        async with TcpProxy(host, int(port)) as proxy:
+            environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{proxy.port}"
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+            ask = Asked()
+
+            async def ask_as_it_goes_away(within: float) -> Answer:
+                proxy.refuse()
+                proxy.cut()
+                return await ask(within)
+
+            url = f"s3://{CONTAINER}/files"
+            one, other = [Answers(Storage(url), ledger, max_age=3600.0) for _ in range(2)]
+            assert await get(one, ask_as_it_goes_away) == "answer 1"
+            assert await get(one, ask) == "answer 1 again"
+            waiting = asyncio.create_task(get(other, ask, within=60.0))
+            await proxy.accept()
+            assert await waiting == "answer 1 again"
+            await eventually(lambda: not one._unwritten)
+            await one.close()
+            assert ask.times == 1
 
 
 async def test_who_waits_too_long_for_anothers_answer_goes_back(

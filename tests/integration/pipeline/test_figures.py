@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,9 @@ from switchyard.services.workers.figures import NoPictureTaken, NoSuchFigure
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import chunk_count, document, find
 from tests.support import llm_server as server
+from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
-from tests.support.site import Request
+from tests.support.site import Request, held
 
 SEEN = "A zeppelin hovers above two bars of a chart."
 
@@ -125,6 +128,26 @@ async def test_a_model_that_is_away_is_asked_again_later(
     with pytest.raises(RetryableError):
         await seeing.one("describe_figures", {"document_id": document_id})
     assert not await seeing.storage.exists_async(figures_key(document_id))
+
+
+async def test_an_answer_under_way_is_kept_although_another_picture_fails(
+    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+):
+    sample = with_figures()
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    goes_on = threading.Event()
+    llm.always(held(goes_on, server.answers(SEEN)))
+    llm.next(server.fails(500))
+    job = asyncio.create_task(seeing.one("describe_figures", {"document_id": document_id}))
+    try:
+        await eventually(lambda: len(llm.requests) > 1)
+    finally:
+        goes_on.set()
+    with pytest.raises(RetryableError):
+        await job
+    paid = len(llm.requests)
+    await seeing.run("describe_figures", {"document_id": document_id})
+    assert len(llm.requests) == paid + 1
 
 
 async def test_a_picture_that_the_model_declines_does_not_hold_up_the_others(

@@ -23,7 +23,7 @@ import structlog
 from switchyard.broker.background import Background
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.storage import Storage
-from switchyard.services.files.storage_errors import NotStored
+from switchyard.services.files.storage_errors import DiskFull, NotStored, StorageAway
 from switchyard.services.instance import new_instance_id
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmBusy
@@ -36,6 +36,8 @@ CLAIM = 15.0
 """Seconds after which the question of a process that has died is asked by another."""
 FIRST_LOOK, LAST_LOOK = 0.05, 0.5
 """Seconds between looks for the answer to what another process asks."""
+MOST_UNWRITTEN = 1_000
+"""Answers that a process keeps in memory while the file storage takes none."""
 DAY = 24 * 3600.0
 MIB = 1024 * 1024
 
@@ -50,12 +52,20 @@ class Answers:
         self._holder = new_instance_id()
         self._asking: dict[str, tuple[asyncio.Lock, int]] = {}
         """Questions under way in this process, with how many wait for each."""
+        self._unwritten: dict[str, tuple[Answer, bytes]] = {}
+        """Answers that the storage did not take, and their files."""
         self._log = structlog.get_logger("llm")
+        self._writing: Background | None = None
 
     @classmethod
     def of(cls, settings: Settings, ledger: Ledger | None) -> Answers:
         max_age = settings.llm_answers_days * DAY
         return cls(Storage(settings.files_url), ledger, max_age=max_age)
+
+    async def close(self) -> None:
+        """What the storage has not taken by now is paid for again."""
+        if self._writing is not None:
+            await self._writing.close()
 
     async def get(
         self,
@@ -75,6 +85,8 @@ class Answers:
         if fresh:
             return await self._keep(key, question, await ask(within)), False
         async with self._turn(key):
+            if key in self._unwritten:
+                return self._unwritten[key][0], True
             left = deadline - time.monotonic()
             kept = await self._find_or_claim(key, left)
             if kept is not None:
@@ -85,11 +97,13 @@ class Answers:
 
     async def keep(self, question: Mapping[str, Any], answer: Answer) -> None:
         """Keep an answer that came another way. Raises StorageError."""
-        await self._keep(content_hash(question), question, answer)
+        key = content_hash(question)
+        await self._write(key, self._file_of(question, answer))
 
     async def forget(self, question: Mapping[str, Any]) -> None:
         """Keep the answer no longer. Raises LedgerError, StorageError."""
         key = content_hash(question)
+        self._unwritten.pop(key, None)
         if self._ledger is not None:
             await self._ledger.forget_llm_answer(key)
         await self._storage.delete_async(_file(key))
@@ -163,8 +177,26 @@ class Answers:
                 self._log.warning("can't renew a claim", error=str(error))
 
     async def _keep(self, key: str, question: Mapping[str, Any], answer: Answer) -> Answer:
+        """Where the storage does not take it, it is kept here until the storage does."""
+        encoded = self._file_of(question, answer)
+        self._unwritten.pop(key, None)  # an older one
+        try:
+            await self._write(key, encoded)
+        except (StorageAway, DiskFull) as error:
+            if len(self._unwritten) >= MOST_UNWRITTEN:
+                raise
+            self._log.warning("an answer could not be stored; it is tried again", error=str(error))
+            self._unwritten[key] = answer, encoded
+            if self._writing is None:
+                self._writing = Background(self._log)
+                self._writing.start("write answers", self._write_again)
+        return answer
+
+    def _file_of(self, question: Mapping[str, Any], answer: Answer) -> bytes:
         body = {"made_at": self._time(), "answer": asdict(answer), "servers": question["servers"]}
-        encoded = json.dumps(body, ensure_ascii=False).encode()
+        return json.dumps(body, ensure_ascii=False).encode()
+
+    async def _write(self, key: str, encoded: bytes) -> None:
         await self._storage.put_async(_file(key), encoded)
         if self._ledger is not None:
             try:
@@ -172,7 +204,23 @@ class Answers:
             except LedgerError as error:
                 # The answer is there, and is found when the same is asked again.
                 self._log.warning("an answer could not be stored", error=str(error))
-        return answer
+
+    async def _write_again(self) -> None:
+        """Write what the storage did not take, and hold the claims until then: other processes wait
+        for the answers and do not ask."""
+        while True:
+            await asyncio.sleep(CLAIM / 3)
+            try:
+                for key in tuple(self._unwritten):
+                    if self._ledger is not None:
+                        await self._ledger.renew_llm_answer(key, self._holder, CLAIM)
+                async with asyncio.timeout(CLAIM / 3):
+                    for key, kept in tuple(self._unwritten.items()):
+                        await self._write(key, kept[1])
+                        if self._unwritten.get(key) is kept:
+                            del self._unwritten[key]
+            except (LedgerError, StorageAway, DiskFull, TimeoutError) as error:
+                self._log.warning("answers could not be stored yet", error=str(error) or "time-out")
 
     def _time(self) -> float:
         return time.time() if self._ledger is None else self._ledger.clock.time()

@@ -92,6 +92,7 @@ class LlmLane:
             collector = Collector.of(settings, ledger, till)
             hedges = Hedges(settings.llm_hedge_share)
             answers = Answers.of(settings, ledger)
+            stack.push_async_callback(answers.close)
             yield cls(servers, clients, gate, answers, till, hedges, collector)
 
     async def answer(

@@ -135,14 +135,14 @@ async def _described(
 async def _together(
     asking: Iterable[Coroutine[Any, Any, dict[str, Any]]],
 ) -> list[dict[str, Any]]:
-    """All answers, or the first error: a group of errors would say nothing to who decides whether
-    to try again."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in asking]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]
+    """All answers, or the first error, when all have ended: an answer under way is paid for, and
+    would be again if it were given up because another one failed."""
+    answers: list[dict[str, Any]] = []
+    for ended in await asyncio.gather(*asking, return_exceptions=True):
+        if isinstance(ended, BaseException):
+            raise ended
+        answers.append(ended)
+    return answers
 
 
 @job("analyze_image", worker="ocr", lanes=("vlm_ocr",), timeout=FIGURES_TIMEOUT)
