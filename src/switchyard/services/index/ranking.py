@@ -213,7 +213,7 @@ def highlights(text: str, terms: set[str]) -> tuple[tuple[int, int], ...]:
     spans: list[tuple[int, int]] = []
     for match in _WORD.finditer(text):
         start, word = match.start(), match.group()
-        parts = words(word)
+        parts = [word.casefold()] if word.isascii() else words(word)  # the same, and sooner
         if len(parts) < 2 or not is_in_pairs(word):
             found = [(start, match.end())] if terms.intersection(parts) else []
         else:  # pairs of characters that overlap, each as long as it is in the text
