@@ -1,6 +1,7 @@
 """Every way in which a publish can fail ends in an error of ours."""
 
 import asyncio
+import errno
 import inspect
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -133,6 +134,20 @@ def test_whatever_the_peer_does_the_blocking_publisher_says_so_too(peer: Peer) -
     assert_away(away.value)
 
 
+def test_a_peer_that_resets_while_pika_looks_at_it_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_: socket) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(socket, "getpeername", gone)
+    with (
+        listening(says_nothing) as url,
+        BlockingPublisher(settings_of(url)) as publisher,
+        pytest.raises(BrokerAway, match="endpoint is not connected") as away,
+    ):
+        publisher.publish(job(), "hot.crawl")
+    assert_away(away.value)
+
+
 @addresses
 async def test_an_address_without_a_broker_is_named(url: str) -> None:
     with pytest.raises(BrokerAway, match=r"can't connect to the broker at (127|no-such)") as away:
@@ -151,15 +166,6 @@ def test_a_publisher_without_an_address_says_what_to_set() -> None:
         BlockingPublisher(BrokerSettings(amqp_url=None))
     with pytest.raises(ValueError, match="JOBS_AMQP_URL"):
         Publisher(BrokerSettings(amqp_url=None))
-
-
-async def test_many_publishes_wait_for_one_attempt_to_connect() -> None:
-    """The silent broker costs all of them one time-out, not one each in turn."""
-    with listening(says_nothing) as url:
-        async with Publisher(settings_of(url)) as publisher, asyncio.timeout(CONNECT_TIMEOUT + 1):
-            publishes = (publisher.publish(job(), "hot.crawl") for _ in range(20))
-            results = await asyncio.gather(*publishes, return_exceptions=True)
-    assert [type(result) for result in results] == [BrokerAway] * 20
 
 
 async def test_a_batch_looks_for_the_broker_once() -> None:

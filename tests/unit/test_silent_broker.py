@@ -9,15 +9,19 @@ import pytest
 import structlog
 from pamqp import commands as spec
 from pamqp import frame as pamqp_frame
+from pydantic import SecretStr
 
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.errors import BrokerAway
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.away import ANSWER_LIMIT
 from switchyard.broker.wire.channel import open_channel
-from switchyard.broker.wire.connection import connected, underlying
+from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connected, underlying
 from switchyard.broker.wire.depths import ask_queues, queue_depths, waiting_in
 from switchyard.broker.wire.link import Link
-from tests.support.peers import falls_silent_once_open, listening, open_
+from tests.support.peers import falls_silent_once_open, listening, open_, says_nothing
 
 
 def falls_silent_with_a_channel(peer: socket) -> None:
@@ -70,3 +74,16 @@ async def test_scans_and_questions_take_a_few_seconds() -> None:
         works = itertools.product((scans, looks_into_queues, asks), (one, other))
         async with asyncio.timeout(ANSWER_LIMIT + 5):
             await asyncio.gather(*(fails(work, url) for work, url in works))
+
+
+async def test_many_publishes_wait_for_one_attempt_to_connect() -> None:
+    """The silent broker costs all of them one time-out, not one each in turn."""
+    with listening(says_nothing) as url:
+        settings, job = (
+            BrokerSettings(amqp_url=SecretStr(url)),
+            JobMessage(job_type="crawl", payload={}),
+        )
+        async with Publisher(settings) as publisher, asyncio.timeout(CONNECT_TIMEOUT + 1):
+            publishes = (publisher.publish(job, "hot.crawl") for _ in range(20))
+            results = await asyncio.gather(*publishes, return_exceptions=True)
+    assert [type(result) for result in results] == [BrokerAway] * 20

@@ -300,7 +300,7 @@ async def test_a_server_does_not_choose_whom_we_ask(
 async def test_an_event_without_an_end_is_given_up_by_its_size(
     llm: LlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch, part: bytes
 ):
-    monkeypatch.setattr("switchyard.services.llm.bounded.MAX_EVENT", 4_000_000)
+    monkeypatch.setattr("switchyard.services.llm.bounded.MAX_EVENT", 1_000_000)
     llm.always(endless(200, "text/event-stream", part))
     with pytest.raises(LlmNonsense, match="longer than"):
         await ask(asking)

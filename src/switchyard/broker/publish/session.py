@@ -174,7 +174,14 @@ class Session:
         self._loop.close()
 
     def _turn(self) -> None:
-        self._loop.poll()
+        try:
+            self._loop.poll()
+        except ValueError as error:
+            # A peer that resets at once: pika looks for it behind its connecting and in front of
+            # its TLS and AMQP, and what it finds there it tells no callback.
+            if self._decided():
+                raise
+            self._lose(_reason(error.__context__ or error))
         self._loop.process_timeouts()
         self._driven_at = time.monotonic()
 
