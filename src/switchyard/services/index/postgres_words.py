@@ -151,16 +151,13 @@ WITH total AS MATERIALIZED (
     FROM pg_class WHERE oid = to_regclass('{table}')
 ),
 common AS MATERIALIZED (
-    SELECT each.word, each.part * chunks AS number
+    SELECT stats.most_common_elems::text::text[] AS words, stats.most_common_elem_freqs AS parts
     FROM total CROSS JOIN pg_stats AS stats JOIN pg_class ON relname = stats.tablename
-        AND relnamespace::regnamespace::text = stats.schemaname,
-        unnest(stats.most_common_elems::text::text[], stats.most_common_elem_freqs)
-            AS each(word, part)
+        AND relnamespace::regnamespace::text = stats.schemaname
     WHERE chunks >= 10000 AND pg_class.oid = to_regclass('{table}') AND stats.attname = 'words'
-        AND each.word = ANY($1::text[])
 )
 SELECT asked.word, total.chunks, coalesce(
-    (SELECT number FROM common WHERE common.word = asked.word),
+    (SELECT parts[array_position(words, asked.word)] * total.chunks FROM common),
     (SELECT count(*) FROM
         (SELECT FROM {table} WHERE words @> ARRAY[asked.word] LIMIT {most}) AS counted)
 ) AS number
