@@ -4,6 +4,7 @@ import asyncio
 import re
 from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -73,6 +74,17 @@ async def test_a_histogram_is_shown_as_the_client_of_prometheus_shows_one() -> N
     }
     assert shown == expected
     assert len(shown) == len(names.LEDGER_SECONDS.buckets) + 3  # +Inf, count and sum
+
+
+def test_values_count_the_same_together_as_one_by_one() -> None:
+    values = [5_000.0, 0.0, 0.25, 0.001, 10.0, 0.0011, 0.25, 10.1]
+    together, each = names.LEDGER_SECONDS.distribution(), names.LEDGER_SECONDS.distribution()
+    for some in (values, [0.003], []):  # a second time, what is there stays
+        together.add_each(some)
+        for value in some:
+            each.add(value)
+        assert together.buckets() == each.buckets()
+        assert together.sum == pytest.approx(each.sum)
 
 
 async def test_a_label_may_hold_anything() -> None:

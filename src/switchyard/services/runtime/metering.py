@@ -98,22 +98,23 @@ class Meter:
             self._count_ends()
 
     def _count_starts(self) -> None:
+        waits: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
         for job_type, lane, entered, started in self._starts:
-            waited = max(0.0, started - entered.timestamp())
-            self._waits[self._worker_of.get(job_type, OTHER), lane].add(waited)
+            worker = self._worker_of.get(job_type, OTHER)
+            waits[worker, lane].append(max(0.0, started - entered.timestamp()))
+        for labels, waited in waits.items():
+            self._waits[labels].add_each(waited)
         self._starts.clear()
 
     def _count_ends(self) -> None:
         for (job_type, lane, outcome, used), noted in self._ends.items():
             worker = self._worker_of.get(job_type, OTHER)
             self._ended[worker, lane, job_type, outcome] += len(noted)
-            into = [self._seconds[worker, job_type]]
+            took = [max(0.0, seconds) for seconds in noted]
+            self._seconds[worker, job_type].add_each(took)
             if worker == LLM and outcome == SUCCEEDED:
                 # An attempt that went back for want of a server would pass for a slow answer.
-                into.append(self._answered[job_type,])
-            for distribution in into:
-                for seconds in noted:
-                    distribution.add(max(0.0, seconds))
+                self._answered[job_type,].add_each(took)
             if used is not None:
                 self._attempts[worker, job_type].add(used, times=len(noted))
         self._ends.clear()
