@@ -107,9 +107,11 @@ async def test_words_are_found_by_their_index_before_any_compaction_and_behind_i
     await index.put("Title", [Chunk("new", "doc-new", 0, 1, "rare brandnew")], [[1.0] * DIMENSIONS])
     assert [match.chunk.id for match in await index.with_words("brandnew", 10)] == ["new"]
     async with index._reading(_BY_WORDS) as connection:
+        found = postgres_words._FOUND.format(table="chunks")
+        compared = postgres_words._COMPARED.format(table="chunks", ids=found)
         for statement, values in (
             (postgres_words._KNOWN.format(table="chunks", most=9), [["rare"]]),
-            (postgres_words._FOUND.format(table="chunks"), [["rare common"], None, 9]),
+            (compared, [["common", "rare"], ["rare common"], None, 9]),
         ):
             plan = await connection.fetch(f"EXPLAIN (ANALYZE) {statement}", *values)
             told = "\n".join(row[0] for row in plan)

@@ -55,10 +55,8 @@ async def with_words(
     weights = _weights(await connection.fetch(_KNOWN.format(table=table, most=_COUNTED), terms))
     if not weights:
         return []
-    ids = await _candidates(connection, table, weights, limit * _CANDIDATES, within)
-    asked = sorted(weights)
-    rows = await connection.fetch(_COMPARED.format(table=table), ids, asked)
-    best = _by_relevance(rows, [weights[word] for word in asked])[:limit]
+    rows = await _candidates(connection, table, weights, limit * _CANDIDATES, within)
+    best = _by_relevance(rows, [weights[word] for word in sorted(weights)])[:limit]
     found = await connection.fetch(
         f"SELECT {CHUNK}, NULLIF(1 - (vector <=> $2::real[]::vector), 'NaN') AS similarity "
         f"FROM {table} WHERE id = ANY($1)",
@@ -89,18 +87,19 @@ async def _candidates(
     weights: Mapping[str, float],
     limit: int,
     within: Collection[str] | None,
-) -> list[str]:
-    """Ids of the chunks with the most telling words; of few chunks all."""
+) -> Sequence[Any]:
+    """The chunks with the most telling words, of few chunks all: how long each is, and how often it
+    has each of the words, these in their order."""
     documents = None if within is None else list(within)
+    ids, values = _FOUND.format(table=table), [combinations(weights), documents, limit]
     if documents is not None and len(documents) < _FEW:
         few: list[str] = await connection.fetchval(_OF_FEW.format(table=table, few=_FEW), documents)
         if len(few) < _FEW:
-            return few
-    combined = combinations(weights)
-    found: list[str] = await connection.fetchval(
-        _FOUND.format(table=table), combined, documents, limit
-    )
-    return found
+            ids, values = "$2", [few]
+    # They are compared in the statement that finds them: a round trip less.
+    statement = _COMPARED.format(table=table, ids=ids)
+    rows: Sequence[Any] = await connection.fetch(statement, sorted(weights), *values)
+    return rows
 
 
 def combinations(weights: Mapping[str, float]) -> list[str]:
@@ -171,12 +170,12 @@ WITH RECURSIVE step AS (
     SELECT number + 1, ids || ARRAY(
         SELECT id FROM (
             SELECT id, document_id FROM {table}
-            WHERE words @> string_to_array(($1::text[])[number + 1], ' ') OFFSET 0
+            WHERE words @> string_to_array(($2::text[])[number + 1], ' ') OFFSET 0
         ) AS chunk
-        WHERE id <> ALL(ids) AND ($2::text[] IS NULL OR document_id = ANY($2))
-        LIMIT $3 - cardinality(ids)
+        WHERE id <> ALL(ids) AND ($3::text[] IS NULL OR document_id = ANY($3))
+        LIMIT $4 - cardinality(ids)
     )
-    FROM step WHERE cardinality(ids) < $3 AND number < cardinality($1)
+    FROM step WHERE cardinality(ids) < $4 AND number < cardinality($2)
 )
 SELECT ids FROM step ORDER BY number DESC LIMIT 1
 """
@@ -188,8 +187,8 @@ FROM (SELECT id FROM {table} WHERE document_id = ANY($1) LIMIT {few}) AS few
 _COMPARED = """
 SELECT id, cardinality(words) AS length,
     ARRAY(SELECT cardinality(array_positions(words, asked.word))
-        FROM unnest($2::text[]) WITH ORDINALITY AS asked(word, at) ORDER BY at) AS counts
-FROM (SELECT id, words[:] AS words FROM {table} WHERE id = ANY($1) OFFSET 0) AS chunk
+        FROM unnest($1::text[]) WITH ORDINALITY AS asked(word, at) ORDER BY at) AS counts
+FROM (SELECT id, words[:] AS words FROM {table} WHERE id = ANY(({ids})::text[]) OFFSET 0) AS chunk
 """
 """The slice is all of the words, read from beside the table and unpacked once for each chunk: else
 it would be once for each word that is asked for."""
