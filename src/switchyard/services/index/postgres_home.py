@@ -22,10 +22,12 @@ from switchyard.services.index.generations import (
 )
 from switchyard.services.index.lance_home import mismatch
 from switchyard.services.index.postgres_table import (
+    DESCRIBED,
     PostgresTable,
     TableDescription,
     create_table,
     described,
+    description_of,
 )
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.ledger.sql.servers import (
@@ -40,6 +42,11 @@ _TIMEOUT = 60.0
 """Seconds that a statement may take; maintenance has no limit."""
 _CATALOGUE = "chunk_index_generations"
 _NOTES = "chunk_index_notes"
+_STANDS = (
+    f"SELECT * FROM (SELECT (SELECT state FROM {_CATALOGUE} ORDER BY number DESC LIMIT 1)) "
+    f"AS latest LEFT JOIN ({DESCRIBED}) AS described ON true"
+)
+"""The catalogue's last state, and the description of a table; of each NULL where there is none."""
 _LOCK = 0x5357_4944
 """Of those who make tables: two at once would be in each other's way."""
 
@@ -58,12 +65,10 @@ class PostgresHome:
 
     async def generations(self, first: Generation) -> Generations:
         async with self._connection() as connection:
-            text = await connection.fetchval(
-                f"SELECT state FROM {_CATALOGUE} ORDER BY number DESC LIMIT 1"
-            )
-            if text is not None:
-                return decoded(text)
-            found = await described(connection, FIRST_TABLE)
+            row = await connection.fetchrow(_STANDS, FIRST_TABLE)
+        if row["state"] is not None:
+            return decoded(row["state"])
+        found = description_of(row)
         return Generations(
             first if found is None else Generation(FIRST_TABLE, found.embedder, found.dimensions)
         )

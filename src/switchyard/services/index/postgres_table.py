@@ -88,14 +88,16 @@ class TableDescription:
     """Of its index of neighbours (`postgres_neighbours`); None where it has no such index."""
 
 
-async def described(connection: Any, name: str) -> TableDescription | None:
-    """None where there is no such table."""
+DESCRIBED = (
     # Not by to_regclass: what that has once not found, it may find only in the next transaction.
-    row = await connection.fetchrow(
-        f"SELECT obj_description(oid, 'pg_class') AS told, {LISTS} AS lists FROM pg_class "
-        "WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)",
-        name,
-    )
+    f"SELECT obj_description(oid, 'pg_class') AS told, {LISTS} AS lists FROM pg_class "
+    "WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)"
+)
+"""What `description_of` reads, of a table of that name."""
+
+
+def description_of(row: Any) -> TableDescription | None:
+    """None where there is no such table."""
     if row is None or row["told"] is None:
         return None
     try:
@@ -108,6 +110,11 @@ async def described(connection: Any, name: str) -> TableDescription | None:
     except (ValueError, KeyError, TypeError):
         wording = 0
     return TableDescription(*made, wording, row["lists"])
+
+
+async def described(connection: Any, name: str) -> TableDescription | None:
+    """None where there is no such table."""
+    return description_of(await connection.fetchrow(DESCRIBED, name))
 
 
 class PostgresTable:
