@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,14 @@ COUNTED = (0.2, 0.9)
 """Of the jobs, those that `cpu_of_jobs` counts: neither the start nor the last few."""
 
 
-def cpu_of_jobs(command: Sequence[str], env: Mapping[str, str], count: int) -> float:
-    """Start a worker on a queue that holds `count` jobs: its CPU time for each, in µs."""
+def cpu_of_jobs(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    count: int,
+    each_second: Callable[[], None] = lambda: None,
+) -> float:
+    """Start a worker on a queue that holds `count` jobs: its CPU time for each, in µs. Calls
+    `each_second` for every second of CPU that it uses once jobs run."""
     path = Path(env[SAMPLES])
     path.unlink(missing_ok=True)
     output = path.with_suffix(".log").open("wb")
@@ -111,26 +117,39 @@ def cpu_of_jobs(command: Sequence[str], env: Mapping[str, str], count: int) -> f
             command, env=dict(env), stdout=output, stderr=output, start_new_session=True
         )
         try:
-            first, began = _at_job(process, path, count * COUNTED[0])
-            last, ended = _at_job(process, path, count * COUNTED[1])
+            first, began = _at_job(process, path, count * COUNTED[0], each_second)
+            last, ended = _at_job(process, path, count * COUNTED[1], each_second)
         finally:
             end_group(process)
     return (ended - began) / (last - first) * 1e6
 
 
 def _at_job(
-    process: subprocess.Popen[bytes], path: Path, number: float, timeout: float = 180
+    process: subprocess.Popen[bytes],
+    path: Path,
+    number: float,
+    each_second: Callable[[], None],
+    timeout: float = 180,
 ) -> tuple[int, float]:
     """Once so many jobs have run: how many, and the seconds of CPU that the process has used."""
     deadline = time.monotonic() + timeout
+    used = _cpu_of(process)
     while (ran := len(read_samples(path)) * SAMPLE_EVERY) < number:
         if process.poll() is not None or time.monotonic() > deadline:
             tail = path.with_suffix(".log").read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{ran} jobs of {number:,.0f} ran\n{tail}")
         time.sleep(0.02)
-    # Nanoseconds of each thread, which `ps` tells in hundredths of a second only.
-    threads = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
-    return ran, sum(int(each.read_text().split()[0]) for each in threads) / 1e9
+        before, used = used, _cpu_of(process)
+        if ran and int(used) > int(before):
+            each_second()
+    return ran, _cpu_of(process)
+
+
+def _cpu_of(process: subprocess.Popen[bytes]) -> float:
+    """Seconds, of all threads that it has and had."""
+    # What clock_getcpuclockid(3) makes of a process id: Linux has a clock for each, to the
+    # nanosecond, where `ps` tells hundredths of a second.
+    return time.clock_gettime((~process.pid << 3) | 2)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
