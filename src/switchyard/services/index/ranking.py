@@ -18,20 +18,17 @@ from switchyard.services.text.chunks import Chunk
 from switchyard.services.text.plain import (
     content_words,
     is_in_pairs,
-    may_have,
     paragraphs,
     sentences,
     shorten,
     words,
+    words_of,
 )
 
 SNIPPET_LENGTH = 280
 """Characters."""
 _CANDIDATES = 50
 """Chunks that each way of a hybrid search brings at least."""
-_AT_MOST, _MAY_HAVE, _EXACT = range(3)
-"""How well a score is known: with all of the words, with those that may be there, with those that
-are."""
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 
@@ -143,9 +140,8 @@ def _weighed(
 
     Words count by BM25, as a part of the best one's, times the square of how many of the query's
     words are there: who has all of them is what was asked for, who has one of four says little.
-    Where the index does not tell how many, texts are looked at as late as can be: whoever would not
-    be among the first with all of the words, or with those that may be in its text, is not cut into
-    words.
+    Where the index does not tell how many, texts are looked at as late as can be: not those of whom
+    would not be among the first with all of the words.
     """
     both: tuple[_Ranked | WordMatch, ...] = (*worded, *similar)
     found = {each.chunk.id: each for each in both}
@@ -159,22 +155,19 @@ def _weighed(
         return nearness.get(key, 0.0) + share**2 * relevance[key]
 
     # By the score that each can have at most, which is its own once nothing is left to look at.
-    waiting = [(-nearness[key], key, _EXACT) for key in nearness if key not in relevance]
+    waiting = [(-nearness[key], key, True) for key in nearness if key not in relevance]
     for each in worded:
-        number, known = (len(terms), _AT_MOST) if each.has is None else (each.has, _EXACT)
-        waiting.append((-score(each.chunk.id, number), each.chunk.id, known))
+        number = len(terms) if each.has is None else each.has
+        waiting.append((-score(each.chunk.id, number), each.chunk.id, each.has is not None))
     heapify(waiting)
     while waiting:
-        less, key, known = heappop(waiting)
+        less, key, is_exact = heappop(waiting)
         chunk = found[key].chunk
-        if known == _EXACT:
+        if is_exact:
             yield _Ranked(chunk, found[key].title, -less)
-        elif known == _AT_MOST:
-            number = len(may_have(chunk.text, terms))
-            heappush(waiting, (-score(key, number), key, _EXACT if number < 2 else _MAY_HAVE))
         else:
-            number = len(terms.intersection(words(chunk.text)))
-            heappush(waiting, (-score(key, number), key, _EXACT))
+            number = len(words_of(chunk.text, terms))
+            heappush(waiting, (-score(key, number), key, True))
 
 
 def _hit(found: _Ranked, terms: set[str]) -> Hit:
@@ -198,10 +191,9 @@ def _snippet(text: str, terms: set[str]) -> str:
         return ""
     best, most = 0, 0
     for at, part in enumerate(parts if len(parts) > 1 else ()):
-        if len(may_have(part, terms)) > most:
-            number = len(terms.intersection(words(part)))
-            if number > most:
-                best, most = at, number
+        number = len(words_of(part, terms))
+        if number > most:
+            best, most = at, number
     return shorten(" ".join(parts[best:]), SNIPPET_LENGTH)
 
 
@@ -213,7 +205,9 @@ def highlights(text: str, terms: set[str]) -> tuple[tuple[int, int], ...]:
     spans: list[tuple[int, int]] = []
     for match in _WORD.finditer(text):
         start, word = match.start(), match.group()
-        parts = [word.casefold()] if word.isascii() else words(word)  # the same, and sooner
+        if word.isascii() and word.casefold() not in terms:
+            continue  # most of them, at once
+        parts = words(word)
         if len(parts) < 2 or not is_in_pairs(word):
             found = [(start, match.end())] if terms.intersection(parts) else []
         else:  # pairs of characters that overlap, each as long as it is in the text

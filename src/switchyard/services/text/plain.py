@@ -32,6 +32,9 @@ _CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CJK = re.compile(f"[{_CJK_RANGES}]+")
 _CJK_BREAK = re.compile(f"(?<=[{_CJK_RANGES}])\n(?=[{_CJK_RANGES}])")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+_GOES_ON_BEFORE = re.compile(r".?[^\W_]|[^\W_]['’]", re.DOTALL)
+_GOES_ON = re.compile(r"['’]?[^\W_]")
+"""What a word has before and behind a part of it."""
 _RAISED = re.compile("[⁰¹²³⁴-⁹]++")
 _LOWERED_NUMBER = re.compile("[₀-₉]")
 _APART = frozenset("\u00ad\u2060⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")
@@ -121,7 +124,21 @@ def words(text: str) -> list[str]:
     Normalised: compatibility forms folded, lower case, without accents and vowel marks. Numbers
     that stand raised or lowered hide no word: `day¹²` is `day` and `12`, `CO₂` is `co2` and `co`.
     """
+    return _cut(_folded(text, _without_accents))
+
+
+def words_of(text: str, some: Collection[str]) -> set[str]:
+    """Those of some `words` that are among the text's. The text is not cut for the few: takes a
+    small part of the time."""
     plain = _folded(text, _without_accents)
+    found = {word for word in some if word in plain}
+    if found and is_in_pairs(plain):
+        return found.intersection(_cut(plain))
+    return {word for word in found if _stands_alone(word, plain)}
+
+
+def _cut(plain: str) -> list[str]:
+    """The words of a folded text."""
     if not is_in_pairs(plain):  # most texts: looked at once, and not word by word
         return _WORD.findall(plain)
     found: list[str] = []
@@ -133,11 +150,15 @@ def words(text: str) -> list[str]:
     return found
 
 
-def may_have(text: str, some: Collection[str]) -> set[str]:
-    """Those of some words, normalised, that may be among the text's `words`: no others are. Takes
-    a small part of the time."""
-    plain = _folded(text, _without_accents)
-    return {word for word in some if word in plain}
+def _stands_alone(word: str, plain: str) -> bool:
+    """Whether a folded text has a word not only as a part of longer ones."""
+    end = 0
+    while (start := plain.find(word, end)) >= 0:
+        end = start + len(word)
+        is_begun = _GOES_ON_BEFORE.fullmatch(plain, max(start - 2, 0), start) is not None
+        if not is_begun and _GOES_ON.match(plain, end) is None:
+            return True
+    return False
 
 
 def normalised(text: str) -> str:
@@ -156,7 +177,7 @@ def _numbers_apart(text: str) -> str:
 
 def is_in_pairs(word: str) -> bool:
     """Whether a word is cut into pairs of characters: it has Chinese or Japanese ones."""
-    return _CJK.search(word) is not None
+    return not word.isascii() and _CJK.search(word) is not None
 
 
 def content_words(text: str) -> list[str]:
