@@ -120,6 +120,17 @@ def test_the_text_of_a_file(shell: CommandLine, tmp_path: Path) -> None:
     assert "No such file" in shell.fails("documents", "text", str(tmp_path / "none"))
 
 
+@pytest.mark.parametrize(
+    ("command", "instead"), [("text", "page {} 1"), ("bibliography", "references {}")]
+)
+def test_an_id_in_place_of_a_file_is_told_which_command_takes_ids(
+    shell: CommandLine, command: str, instead: str
+) -> None:
+    document_id = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
+    told = shell.fails("documents", command, document_id, code=2)
+    assert f"`jobctl documents {instead.format(document_id)}`" in told
+
+
 def test_what_fails_is_one_line_and_says_what_to_do(shell: CommandLine, papers: list[str]) -> None:
     assert "there is no document none" in shell.fails("documents", "show", "none")
     assert "JOBS_API_KEY" in shell.fails("documents", "list", JOBS_API_KEY="wrong")

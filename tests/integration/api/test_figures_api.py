@@ -59,7 +59,11 @@ async def test_a_picture_is_what_it_says_and_nothing_else(client: httpx.AsyncCli
 
 
 async def test_what_there_is_not_is_said(client: httpx.AsyncClient, settings: Settings):
-    none_yet = await client.get("/documents/other/figures")
+    unknown = await client.get("/documents/unknown/figures")
+    assert unknown.status_code == 404
+    assert unknown.json()["detail"] == "there is no document unknown"
+    sent = await client.post("/documents", files={"file": ("tides.md", b"# Tides\n\nThey rise.")})
+    none_yet = await client.get(f"/documents/{sent.json()['document_id']}/figures")
     assert none_yet.status_code == 404
     assert "vlm_ocr.describe_figures" in none_yet.json()["detail"]
     assert "has no figure 2" in (await client.get("/documents/some/figures/2")).json()["detail"]

@@ -12,7 +12,7 @@ import pytest
 from switchyard.broker.message import JobMessage
 from switchyard.services.files.expiry import Expiry, clean
 from switchyard.services.files.storage import Storage
-from switchyard.services.jobs.outcomes import Done
+from switchyard.services.jobs.outcomes import Done, Next
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import NewJob
 from tests.integration.pipeline.conftest import Pipeline
@@ -116,6 +116,23 @@ async def test_a_file_that_is_put_anew_while_others_are_cleaned_away_stays(
     monkeypatch.setattr(ledger, "names_needed", slowly)
     assert (await clean(storage, ledger, Expiry(24, documents=240))).files == 0
     assert await left(storage) == [key]
+
+
+async def test_what_an_old_document_that_is_sent_again_begins_with_stays(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    """Between its first job and the second one no job names the document."""
+    path = tmp_path / "tides.md"
+    path.write_text("# Tides\n\nThe tide rises.")
+    await pipeline.run("ingest_document", {"path": str(path)})
+    for file in Path(pipeline.storage.url.removeprefix("file://")).rglob("*.*"):
+        os.utime(file, (time.time() - 11 * DAY,) * 2)
+    outcome = await pipeline.one("ingest_document", {"path": str(path), "force": True})
+    assert isinstance(outcome, Next)
+    assert pipeline.ledger is not None
+    assert (await clean(pipeline.storage, pipeline.ledger, Expiry(24, documents=240))).files
+    (extract,) = outcome.jobs
+    assert isinstance(await pipeline.one(extract.job_type, dict(extract.payload)), Next)
 
 
 @pytest.mark.parametrize("whose", ["host", "ledger"])

@@ -29,7 +29,7 @@ from switchyard.cli.base.output import (
 from switchyard.cli.base.shared_options import TimeoutOption, seconds_to_wait
 from switchyard.cli.look.classes import ClassOption, classify, hint_of, shown
 from switchyard.cli.look.figures import figures
-from switchyard.cli.look.options import DocumentIdArgument
+from switchyard.cli.look.options import DocumentIdArgument, FileArgument, refuse_id
 from switchyard.cli.look.references import bibliography, references
 from switchyard.cli.look.samples import generate_documents
 
@@ -224,11 +224,12 @@ def page(
 
 @app.command()
 def text(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text file.")],
+    file: FileArgument,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the text of a file, without storing it as a document."""
+    refuse_id(file, "jobctl documents page {} 1")
     with calling() as client:
         made = client.text_of(file, timeout=optional_duration(timeout))
     if as_json:

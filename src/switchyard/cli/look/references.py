@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +22,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.base.shared_options import TimeoutOption
-from switchyard.cli.look.options import DocumentIdArgument
+from switchyard.cli.look.options import DocumentIdArgument, FileArgument, refuse_id
 
 
 class BibliographyFormat(StrEnum):
@@ -57,7 +56,7 @@ def references(
 
 
 def bibliography(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text file.")],
+    file: FileArgument,
     written: Annotated[
         BibliographyFormat | None,
         typer.Option("--format", help="Print the references as BibTeX, CSL-JSON or TEI."),
@@ -66,6 +65,7 @@ def bibliography(
     as_json: JsonOption = False,
 ) -> None:
     """Show the references of a file, without storing it as a document."""
+    refuse_id(file, "jobctl documents references {}")
     if written is not None and as_json:
         raise WrongUsage("--format and --json are two formats: give one of them")
     with calling() as client:

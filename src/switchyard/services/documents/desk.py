@@ -246,6 +246,7 @@ class DocumentDesk:
         """
         found = await self._json(figures_key(document_id))
         if found is None:
+            await self.status(document_id)
             raise UnknownDocument(
                 f"the figures of document {document_id} have not been described: publish "
                 "vlm_ocr.describe_figures with its document_id"

@@ -88,7 +88,9 @@ class Arrival:
                 return kept
 
             input_hash = content_hash([self.identity.sha256, kept])
-            await files.reuse_or_run_async(INGEST, input_hash, work, content=None)
+            # Written although it may be there: cleaned away by age, it would be missed by the next
+            # stage, and no job names the document yet.
+            await files.reuse_or_run_async(INGEST, input_hash, work, content=None, force=True)
         await note(ctx, document_id, EXTRACT, "queued")
 
 
