@@ -38,6 +38,12 @@ def test_no_broker(jobctl: CommandLine) -> None:
     assert found["ledger"] == "ok"
 
 
+def test_a_setting_that_is_misspelt(jobctl: CommandLine) -> None:
+    jobctl.environment["JOBS_STORAGE_URI"] = "s3://secret"
+    found = findings(jobctl)["setting-unknown"]
+    assert found["detail"] == "JOBS_STORAGE_URI is no setting: JOBS_STORAGE_URL?"
+
+
 def test_a_file_of_classes_that_says_nothing(jobctl: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "classes.toml"
     jobctl.environment["JOBS_CLASSES"] = str(path)

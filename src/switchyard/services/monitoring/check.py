@@ -13,6 +13,7 @@ Status = Literal["ok", "warning", "wrong"]
 class Finding(StrEnum):
     """What the doctor can find. docs/doctor.md has a line for each: its cause, and the remedy."""
 
+    SETTING_UNKNOWN = "setting-unknown"
     MODULE_MISSING = "module-missing"
     BROKER_AWAY = "broker-away"
     BROKER_REFUSES = "broker-refuses"

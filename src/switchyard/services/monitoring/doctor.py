@@ -52,6 +52,7 @@ class _Step:
 
 
 OUTER = (
+    _Step(host.variables),
     _Step(broker.broker),
     _Step(broker.version, broker=True),
     _Step(management.management, broker=True),

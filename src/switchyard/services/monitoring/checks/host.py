@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 
 from switchyard.broker.wording import counted
@@ -17,6 +18,7 @@ from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.records.errors import LedgerFull
 from switchyard.services.settings import Settings
 
+PREFIX = str(Settings.model_config["env_prefix"])
 MIB = 1024 * 1024
 FULL = 16 * MIB
 """Bytes that are left on a disk that counts as full: a ledger's log alone may grow by as much."""
@@ -27,6 +29,21 @@ STORAGE_TIMEOUT, MEASURE_TIMEOUT = 2.0, 5.0
 QUOTA_NEAR = 0.9
 LEAST_KEY = 24
 """Characters of a key that nobody guesses."""
+
+
+async def variables(system: Examined) -> list[Check]:
+    """Settings of this process's environment that there are none of: a name that is misspelt is
+    ignored, and its default used."""
+    known = [f"{PREFIX}{name.upper()}" for name in type(system.settings).model_fields]
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    if not unknown:
+        return []
+    told = []
+    for name in unknown:
+        alike = get_close_matches(name, known, 1)
+        told.append(f"{name} is no setting" + (f": {alike[0]}?" if alike else ""))
+    remedy = "correct or remove it: docs/settings.md lists all"
+    return [warning("settings", Finding.SETTING_UNKNOWN, some(told), remedy)]
 
 
 async def disk(system: Examined) -> list[Check]:
