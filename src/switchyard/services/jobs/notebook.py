@@ -54,6 +54,10 @@ class Notebook:
         self._progress: tuple[float | None, str] | None = None
         self._checkpoint: str | None = None
 
+    def wake_nobody(self) -> None:
+        """Who took notes takes those that are there, and no more."""
+        self._wake = _nobody
+
     def report(self, fraction: float | None, note: str = "") -> None:
         """Raises TypeError or ValueError for what is no number, or no text."""
         # Ten thousand times a second: the record is made when somebody takes it.

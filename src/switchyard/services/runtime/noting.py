@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,17 +36,12 @@ class NoteTaker:
     ledger: Ledger
     pause: float = PAUSE
 
-    @asynccontextmanager
-    async def notebook_of(
+    def notebook_of(
         self, message: JobMessage, claim_id: str, heard: Heard = _no_one
-    ) -> AsyncIterator[Notebook]:
+    ) -> AbstractAsyncContextManager[Notebook]:
         """What the attempt under that claim writes into, for as long as it runs. `heard` is told of
         progress that is recorded."""
-        writing = _Writing(self, message, claim_id, heard)
-        try:
-            yield writing.notebook
-        finally:
-            await writing.close()
+        return _Writing(self, message, claim_id, heard)
 
     async def last_checkpoint(self, message: JobMessage) -> Any:
         """What an earlier attempt has kept; None where there is nothing. Raises LedgerError."""
@@ -54,11 +49,11 @@ class NoteTaker:
         return None if kept is None else json.loads(kept)
 
 
-class _Writing:
+class _Writing(AbstractAsyncContextManager[Notebook]):
     """The notes of one attempt. Nothing runs for a job that says nothing."""
 
     def __init__(self, taker: NoteTaker, message: JobMessage, claim_id: str, heard: Heard) -> None:
-        self.notebook = Notebook(self._wake)
+        self._notebook = Notebook(self._wake)
         self._taker = taker
         self._message = message
         self._claim_id = claim_id
@@ -66,15 +61,18 @@ class _Writing:
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-        self._log = structlog.get_logger("worker").bind(job_id=message.job_id)
 
-    async def close(self) -> None:
+    async def __aenter__(self) -> Notebook:
+        return self._notebook
+
+    async def __aexit__(self, *_: object) -> None:
         """Write the last word. Once: whatever keeps the ledger away keeps away the attempt's end,
         too, which is what counts."""
         self._closed = True
+        self._notebook.wake_nobody()  # else each would keep the other until it is collected
         if self._task is not None:
             await end_tasks(self._task)
-        notes = self.notebook.take()
+        notes = self._notebook.take()
         if notes is not None:
             await self._write(notes)
 
@@ -88,7 +86,7 @@ class _Writing:
 
     async def _write_on(self) -> None:
         try:
-            while (notes := self.notebook.take()) is not None:
+            while (notes := self._notebook.take()) is not None:
                 await self._write(notes)
                 await asyncio.sleep(self._taker.pause)
         finally:
@@ -102,8 +100,12 @@ class _Writing:
         try:
             counts = await ledger.note(request)
         except LedgerError as error:
-            self._log.warning("the progress of a job could not be recorded", error=str(error))
-            self.notebook.put_back(notes)
+            structlog.get_logger("worker").warning(
+                "the progress of a job could not be recorded",
+                job_id=self._message.job_id,
+                error=str(error),
+            )
+            self._notebook.put_back(notes)
             return
         if counts and notes.progress is not None:
             self._heard(notes.progress)

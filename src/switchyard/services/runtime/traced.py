@@ -19,6 +19,9 @@ def attempting(job: RunningJob) -> Iterator[Callable[[Ending], None]]:
     A job of a publisher that does not trace begins a trace here; the retry or the dead letter of
     this attempt carries it on.
     """
+    if tracing.tracer() is None:
+        yield _tell_nobody
+        return
     message, delivery = job.message, job.delivery
     metadata = message.metadata
     about: dict[str, tracing.Value | None] = {
@@ -48,3 +51,7 @@ def attempting(job: RunningJob) -> Iterator[Callable[[Ending], None]]:
                 running.failed(ending.failure.error_type)
 
         yield tell
+
+
+def _tell_nobody(ending: Ending) -> None:
+    """Nobody traces."""
