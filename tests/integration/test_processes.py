@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pebble.pool.process import PoolManager
 
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.services.jobs.context import JobContext
@@ -135,6 +137,24 @@ async def test_when_the_process_is_killed_that_others_are_forked_from_work_goes_
     # The system kills it as its parent dies, maybe a moment after we have noticed that.
     await eventually(lambda: not is_running(child))
     assert isinstance(await crunch(executor, "pid"), Done)
+
+
+async def test_a_job_that_is_given_to_a_pool_that_is_breaking_is_run_by_the_next(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when an idle process is killed: the pool had told all that it knew of, and not this one,
+    which nobody told of anything for ever."""
+    await crunch(executor, "pid")
+    schedule = PoolManager.schedule
+
+    def late(manager: PoolManager, task: Any) -> None:
+        monkeypatch.undo()
+        manager.handle_broken_pool(BrokenProcessPool("All workers expired"))
+        schedule(manager, task)
+
+    monkeypatch.setattr(PoolManager, "schedule", late)
+    async with asyncio.timeout(20):
+        assert isinstance(await crunch(executor, "pid"), Done)
 
 
 PARENT = """

@@ -37,6 +37,9 @@ from switchyard.services.runtime.starting import start_method
 
 LOOK = 0.5
 """Seconds between looks at what a job in a process of its own says of itself."""
+LOST_AFTER = 1.0
+"""Seconds between looks at whether the pool that has a job still works; it tells of all that it
+knows of sooner than that."""
 TASKS_PER_PROCESS = 100
 """A process is replaced after so many jobs, so that what a C library leaks stays bounded."""
 SUSPECTS_AT_ONCE = 4
@@ -163,15 +166,30 @@ class Executor:
         """
         left = self._processes
         while True:
-            running = (await self._opened(args[0])).schedule(work, args=args, timeout=timeout)
+            pool = await self._opened(args[0])
+            running = asyncio.wrap_future(pool.schedule(work, args=args, timeout=timeout))
             try:
-                return await asyncio.wrap_future(running)
+                return await self._ended(running, pool)
             except (ProcessExpired, BrokenProcessPool) as error:
                 # The pool breaks, with all that it has, when an idle process of it is killed.
                 worn = isinstance(error, BrokenProcessPool) or error.exitcode == WORN_OUT
                 if not worn or not left:
                     raise
                 left -= 1
+
+    async def _ended(self, running: asyncio.Future[Any], pool: ProcessPool) -> Any:
+        """What comes of it. A pool that breaks ends what it knows of, but not what it is given at
+        that moment: nobody would hear of it again."""
+        is_broken = False
+        try:
+            while not running.done():
+                if is_broken:
+                    raise BrokenProcessPool("given to a pool that was breaking")
+                await asyncio.wait([running], timeout=LOST_AFTER)
+                is_broken = self._pool is not None and not pool.active
+            return await running
+        finally:
+            running.cancel()
 
     async def _opened(self, first: Callable[..., Any]) -> ProcessPool:
         if self._pool is not None and not self._pool.active:
