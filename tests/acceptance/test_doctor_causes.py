@@ -15,7 +15,7 @@ import pytest
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.ledger import upgrade
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
-from tests.acceptance.doctor import PATIENCE, commands, findings, until_gone
+from tests.acceptance.doctor import PATIENCE, commands, findings, until_found, until_gone
 from tests.support.brokers import TestBroker
 from tests.support.cluster import LocalCluster
 from tests.support.management import Management
@@ -54,13 +54,6 @@ def at(jobctl: CommandLine, node: LocalNode) -> Management:
     return Management(node.management_url, "/")
 
 
-def until_found(jobctl: CommandLine, finding: str) -> dict[str, str]:
-    deadline = time.monotonic() + PATIENCE
-    while finding not in (found := findings(jobctl)):
-        assert time.monotonic() < deadline, found
-    return found[finding]
-
-
 PERMITTED = {"deprecated_features.permit.transient_nonexcl_queues": "true"}
 SOME_FLAGS = (
     "[{rabbit, [{forced_feature_flags_on_init, [quorum_queue, stream_queue, user_limits, "
@@ -86,8 +79,8 @@ async def test_a_node_near_its_watermarks_whose_flags_are_not_all_enabled(
     (now,) = await management.get("/nodes")
     node.rabbitmqctl("set_vm_memory_high_watermark", "absolute", str(int(now["mem_used"] / 0.88)))
     node.rabbitmqctl("set_disk_free_limit", str(int(now["disk_free"] / 1.5)))
-    memory = until_found(jobctl, "memory-high")
-    disk = until_found(jobctl, "broker-disk-low")
+    memory = until_found(jobctl, "memory-high")["memory-high"]
+    disk = until_found(jobctl, "broker-disk-low")["broker-disk-low"]
     for check, word in ((memory, "set_vm_memory"), (disk, "set_disk_free")):
         assert check["status"] == "warning"
         node.rabbitmqctl(
@@ -105,7 +98,7 @@ async def test_somebody_who_uses_what_the_next_release_refuses(
     assert "deprecated-used" not in findings(jobctl), "Switchyard itself uses nothing of it"
     body = {"durable": False, "auto_delete": False, "arguments": {}}
     await management.put("/queues/{vhost}/transient", body)
-    found = until_found(jobctl, "deprecated-used")
+    found = until_found(jobctl, "deprecated-used")["deprecated-used"]
     assert "transient_nonexcl_queues" in found["detail"]
     ((_, *look),) = commands(found, "rabbitmqctl")
     assert "transient" in node.rabbitmqctl(*(each.replace("VHOST", "/") for each in look))

@@ -79,10 +79,8 @@ async def test_scans_and_questions_take_a_few_seconds() -> None:
 async def test_many_publishes_wait_for_one_attempt_to_connect() -> None:
     """The silent broker costs all of them one time-out, not one each in turn."""
     with listening(says_nothing) as url:
-        settings, job = (
-            BrokerSettings(amqp_url=SecretStr(url)),
-            JobMessage(job_type="crawl", payload={}),
-        )
+        settings = BrokerSettings(amqp_url=SecretStr(url))
+        job = JobMessage(job_type="crawl", payload={})
         async with Publisher(settings) as publisher, asyncio.timeout(CONNECT_TIMEOUT + 1):
             publishes = (publisher.publish(job, "hot.crawl") for _ in range(20))
             results = await asyncio.gather(*publishes, return_exceptions=True)

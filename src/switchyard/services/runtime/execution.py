@@ -180,13 +180,10 @@ class Executor:
     async def _ended(self, running: asyncio.Future[Any], pool: ProcessPool) -> Any:
         """What comes of it. A pool that breaks ends what it knows of, but not what it is given at
         that moment: nobody would hear of it again."""
-        is_broken = False
         try:
-            while not running.done():
-                if is_broken:
+            while not (await asyncio.wait([running], timeout=LOST_AFTER))[0]:
+                if self._pool is not None and not pool.active:
                     raise BrokenProcessPool("given to a pool that was breaking")
-                await asyncio.wait([running], timeout=LOST_AFTER)
-                is_broken = self._pool is not None and not pool.active
             return await running
         finally:
             running.cancel()
