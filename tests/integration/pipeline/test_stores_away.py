@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 
 from switchyard.cli.system.ports import LOOPBACK, free_port
 from switchyard.services.files import storage as storing
+from switchyard.services.files.quota import Quota
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import StorageAway
 from switchyard.services.identity.places import claim_places
@@ -120,6 +121,22 @@ async def test_an_upload_to_a_store_that_says_nothing_is_refused_soon(
     assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
     assert answer.json()["detail"].startswith("the file storage does not answer")
     assert "Retry-After" in answer.headers
+
+
+async def test_uploads_do_not_wait_for_one_another_where_the_store_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(storing, "PROMPT", 1.0)
+    async with silence() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        quota = Quota(Storage("s3://switchyard/files", prompt=True), 1_000)
+        began = time.monotonic()
+        checks = (quota.check() for _ in range(20))
+        refused = await asyncio.gather(*checks, return_exceptions=True)
+        assert time.monotonic() - began < 10
+        assert {type(each) for each in refused} == {StorageAway}
+        with pytest.raises(StorageAway):  # the next one asks the store itself
+            await quota.check()
 
 
 @pytest.mark.parametrize("slow", ["store", "sender"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable
 
 from switchyard.services.errors import NotNow
 from switchyard.services.files.storage import Storage
@@ -29,21 +29,32 @@ class Quota:
         self._limit = limit
         """Bytes; None for no limit."""
         self._used = 0
+        self._under_way = 0
+        """Bytes of uploads that have not come to their end, which no store lists."""
         self._measured_at: float | None = None
-        self._measuring = asyncio.Lock()
+        self._measuring: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
         """Raises StorageFull when nothing more may be taken in."""
         if self._limit is None:
             return
-        async with self._measuring:
-            at = time.monotonic()
-            if self._measured_at is None or at - self._measured_at > MEASURE_EVERY:
-                self._used = await self._storage.size_async()
-                self._measured_at = at
+        at = self._measured_at
+        if at is None or time.monotonic() - at > MEASURE_EVERY:
+            if self._measuring is None:
+                self._measuring = asyncio.create_task(self._measure())
+            # One for all who come meanwhile: a store that says nothing is not waited for in turn.
+            await asyncio.shield(self._measuring)
         self._refuse_over(self._limit)
 
-    async def metered(self, parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    async def _measure(self) -> None:
+        try:
+            at = time.monotonic()
+            self._used = await self._storage.size_async() + self._under_way
+            self._measured_at = at
+        finally:
+            self._measuring = None
+
+    async def metered(self, parts: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """The same parts, counted. Raises StorageFull as soon as they exceed the quota; what was
         counted of an upload that does not come to its end is given back."""
         if self._limit is None:
@@ -56,10 +67,12 @@ class Quota:
             async for part in parts:
                 counted += len(part)
                 self._used += len(part)
+                self._under_way += len(part)
                 self._refuse_over(self._limit, at_least=1)
                 yield part
             whole = True
         finally:
+            self._under_way -= counted
             if not whole:
                 self._used -= counted
 
