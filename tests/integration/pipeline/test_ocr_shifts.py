@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,30 @@ async def test_pages_that_were_read_before_a_death_are_kept(
     await one.run("ocr_pdf", {"document_id": document_id}, lane="vlm_ocr")
     assert read == [1, 2, 3]
     assert text_of(one, document_id) == list(SLIPS)
+
+
+async def test_a_page_under_way_is_kept_although_another_fails(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    document = await extracted_slips(pipeline, tmp_path)
+    under_way, failed, read = asyncio.Event(), asyncio.Event(), list[int]()
+    inner = ocr_worker._Pages._recognised
+
+    async def recognised(pages: Any, number: int) -> dict[str, Any]:
+        if number == 1 and not failed.is_set():
+            await under_way.wait()
+            failed.set()
+            raise ConnectionError("the storage is away")
+        under_way.set()
+        await failed.wait()
+        read.append(number)
+        return await inner(pages, number)
+
+    monkeypatch.setattr(ocr_worker._Pages, "_recognised", recognised)
+    monkeypatch.setattr(ocr_worker._Pages, "_at_once", lambda _: 2)
+    with pytest.raises(ConnectionError):
+        await pipeline.one("ocr_pdf", document, lane="vlm_ocr")
+    assert read == [2]
+    await pipeline.one("ocr_pdf", document, lane="vlm_ocr")
+    assert sorted(read) == [1, 2, 3]
+    assert text_of(pipeline, document["document_id"]) == list(SLIPS)

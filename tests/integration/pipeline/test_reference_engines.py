@@ -3,8 +3,10 @@ one before it can't."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +15,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from switchyard.services.citations.engines import choice
 from switchyard.services.citations.engines import grobid as grobid_engine
 from switchyard.services.files.keys import references_key
+from switchyard.services.jobs.outcomes import RetryableError
 from switchyard.services.settings import Settings
 from switchyard.services.sources.errors import (
     SourceBusy,
@@ -24,10 +28,20 @@ from switchyard.services.sources.errors import (
 )
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import llm_server
+from tests.support.eventually import eventually
 from tests.support.grobid_server import KUHN, GrobidServer, tei
 from tests.support.llm_server import LlmServer
 from tests.support.pdfs import pdf
-from tests.support.site import Behaviour, cut, cut_in_the_middle, fails, packed, says, throttled
+from tests.support.site import (
+    Behaviour,
+    cut,
+    cut_in_the_middle,
+    fails,
+    held,
+    packed,
+    says,
+    throttled,
+)
 
 STRUCTURE = "Kuhn, T S. The structure of scientific revolutions. University of Chicago Press, 1962."
 SEA = "Smith, A. The sea. Oxford University Press, Oxford, 2004."
@@ -222,6 +236,26 @@ async def test_what_a_model_leaves_out_and_what_it_can_t_do_the_next_engine_does
     assert [each["engine"] for each in await parsed(asks, SEA)] == ["offline"]
     llm.always(llm_server.fails(500))
     assert [each["engine"] for each in await parsed(asks, SEA)] == ["offline"]
+
+
+async def test_an_answer_under_way_is_kept_although_another_question_fails(
+    llm_pipeline: Pipeline, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(choice, "BATCH", 1)
+    goes_on = threading.Event()
+    llm.always(held(goes_on, answers_references()))
+    llm.next(llm_server.fails(500))
+    asks = asking(llm_pipeline, "llm")
+    job = asyncio.create_task(parsed(asks, STRUCTURE, SEA))
+    try:
+        await eventually(lambda: len(llm.requests) > 1)
+    finally:
+        goes_on.set()
+    with pytest.raises(RetryableError):
+        await job
+    paid = len(llm.requests)
+    assert [each["engine"] for each in await parsed(asks, STRUCTURE, SEA)] == ["llm", "llm"]
+    assert len(llm.requests) == paid + 1
 
 
 def test_an_engine_without_its_server_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -15,6 +14,7 @@ from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job
+from switchyard.services.jobs.together import together
 from switchyard.services.workers.outputs import DocumentFiles, StageOutput, encoded
 from switchyard.services.workers.stages import (
     DESCRIBE_FIGURES,
@@ -105,10 +105,11 @@ async def _described(
         if time.monotonic() > ends_at or ctx.is_cancelled():
             raise _ShiftOver
         some = pictures[start : start + _AT_ONCE]
-        answers = await _together(
+        asking = (
             _answer_or_refusal(ctx, each.content, MEDIA_TYPES[each.suffix], each.caption)
             for each in some
         )
+        answers = await together(asking, at_once=_AT_ONCE)
         for number, (picture, answer) in enumerate(zip(some, answers, strict=True), start + 1):
             key = figure_key(files.document_id, number, picture.suffix)
             await files.require_async(original.content)
@@ -130,19 +131,6 @@ async def _described(
     if described and all(each.get("refused") for each in described):
         raise NoPictureTaken(f"the model takes none of the pictures: {described[0]['refused']}")
     return described
-
-
-async def _together(
-    asking: Iterable[Coroutine[Any, Any, dict[str, Any]]],
-) -> list[dict[str, Any]]:
-    """All answers, or the first error, when all have ended: an answer under way is paid for, and
-    would be again if it were given up because another one failed."""
-    answers: list[dict[str, Any]] = []
-    for ended in await asyncio.gather(*asking, return_exceptions=True):
-        if isinstance(ended, BaseException):
-            raise ended
-        answers.append(ended)
-    return answers
 
 
 @job("analyze_image", worker="ocr", lanes=("vlm_ocr",), timeout=FIGURES_TIMEOUT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
@@ -21,6 +20,7 @@ from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job
+from switchyard.services.jobs.together import together
 from switchyard.services.workers.outputs import DocumentFiles, StageOutput
 from switchyard.services.workers.stages import (
     EXTRACT,
@@ -227,25 +227,17 @@ class _Pages:
     async def read(self, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
         """The pages by number, as they are kept: those that are done when the shift is over."""
         found: dict[int, Mapping[str, Any]] = {}
-        left = iter(numbers)
 
-        async def work() -> None:
-            for number in left:
-                page = await self._kept(number)
-                if page is None and not self._is_over():
-                    page = await self._fresh(number)
-                if page is not None:
-                    found[number] = page
-                    told = f"page {len(found)} of {len(numbers)}"
-                    self._ctx.progress(len(found) / len(numbers), told)
+        async def one(number: int) -> None:
+            page = await self._kept(number)
+            if page is None and not self._is_over():
+                page = await self._fresh(number)
+            if page is not None:
+                found[number] = page
+                told = f"page {len(found)} of {len(numbers)}"
+                self._ctx.progress(len(found) / len(numbers), told)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(len(numbers), self._at_once())):
-                    group.create_task(work())
-        except ExceptionGroup as errors:
-            # A group says nothing to who decides whether to try again.
-            raise errors.exceptions[0] from errors
+        await together(map(one, numbers), at_once=self._at_once())
         return found
 
     def _at_once(self) -> int:

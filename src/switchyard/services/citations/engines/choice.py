@@ -3,7 +3,6 @@ before it has failed."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,6 +15,7 @@ from switchyard.services.citations.parsing import OfflineParser
 from switchyard.services.citations.reference import Reference
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.jobs.together import together
 from switchyard.services.llm.errors import LlmAway
 from switchyard.services.settings import Settings
 
@@ -91,19 +91,9 @@ async def parse_all(texts: Sequence[str], ctx: JobContext) -> list[Reference]:
     engines = engines_of(ctx)
     if engines[0].name == OfflineEngine.name:
         return list(await OfflineEngine(ctx).parse(texts))
-    slots = asyncio.Semaphore(AT_ONCE)
-
-    async def parse(batch: Sequence[str]) -> list[Reference]:
-        async with slots:
-            return await _first_that_can(engines, batch)
-
     batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(parse(batch)) for batch in batches]
-    except ExceptionGroup as group_error:
-        raise group_error.exceptions[0] from group_error
-    return list(itertools.chain.from_iterable(task.result() for task in tasks))
+    parsing = (_first_that_can(engines, batch) for batch in batches)
+    return list(itertools.chain.from_iterable(await together(parsing, at_once=AT_ONCE)))
 
 
 async def _first_that_can(
