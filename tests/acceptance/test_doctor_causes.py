@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import sqlite3
 import subprocess
 import time
@@ -187,6 +188,32 @@ async def test_a_database_server_that_has_no_connection_left_for_us(
     )
     postgres_server.execute(f"ALTER ROLE {name} CONNECTION LIMIT -1")
     assert "ledger-crowded" not in findings(jobctl)
+
+
+async def test_a_database_that_takes_no_writes(
+    jobctl: CommandLine, postgres_server: PostgresServer
+) -> None:
+    url = postgres_server.create_database()
+    await upgrade(url)
+    name = url.rpartition("/")[2]
+    postgres_server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    jobctl.environment["JOBS_DATABASE_URL"] = url
+    found = findings(jobctl)["ledger-read-only"]
+    asks, mends = commands(found, "psql")
+    login = {"PGPASSWORD": postgres_server.password, "PGHOST": "127.0.0.1", "PGUSER": "test"}
+    place = {"PGPORT": str(postgres_server.port), "PGDATABASE": name}
+    for command in (asks, mends):
+        subprocess.run(command, env=os.environ | login | place, check=True)
+    assert "ledger-read-only" not in findings(jobctl)
+
+
+def test_a_broker_that_takes_connections_and_says_nothing(jobctl: CommandLine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        port = frozen.getsockname()[1]
+        jobctl.environment["JOBS_AMQP_URL"] = f"amqp://guest:guest@127.0.0.1:{port}/"
+        found = findings(jobctl)["broker-away"]
+    assert "no answer in time" in found["detail"]
+    assert "frozen" in found["remedy"]
 
 
 async def test_a_database_server_that_is_frozen(

@@ -10,6 +10,7 @@ import typer
 
 from switchyard.cli.base.durations import begin_reading, measure_by
 from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.output import say
 
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry
@@ -127,7 +128,8 @@ def require_broker(settings: Settings) -> str:
 
 @asynccontextmanager
 async def open_ledger(settings: Settings, *, wait: bool = False) -> AsyncIterator[Ledger]:
-    """The ledger, its tables checked; with `wait`, once it is there.
+    """The ledger, its tables checked; with `wait`, once it is there. Without, whoever typed the
+    command is told that it waits for a ledger that is frozen, locked or busy.
 
     Raises LedgerError, which says `jobctl db upgrade`.
     """
@@ -135,7 +137,8 @@ async def open_ledger(settings: Settings, *, wait: bool = False) -> AsyncIterato
     from switchyard.services.monitoring.waiting import once_there
 
     async def opened() -> Ledger:
-        return await Ledger.open(settings.ledger_url, check=True)
+        on_wait = None if wait else _say_what_is_waited_for
+        return await Ledger.open(settings.ledger_url, check=True, on_wait=on_wait)
 
     ledger = await (once_there("ledger", opened) if wait else opened())
     measure_by(ledger.clock.time)
@@ -143,6 +146,10 @@ async def open_ledger(settings: Settings, *, wait: bool = False) -> AsyncIterato
         yield ledger
     finally:
         await ledger.close()
+
+
+def _say_what_is_waited_for(ledger: str) -> None:
+    say(f"waiting for the ledger at {ledger} …")
 
 
 def quiet_logs(level: str = "error") -> None:

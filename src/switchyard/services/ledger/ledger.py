@@ -36,7 +36,7 @@ from switchyard.services.ledger.room import RoomLook
 from switchyard.services.ledger.schedules import ScheduleBook
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.ledger.sql.tables import SCHEMA_REVISION
-from switchyard.services.ledger.sql.timed import Observe, TimedDatabase
+from switchyard.services.ledger.sql.timed import Observe, OnWait, TimedDatabase, WaitedForDatabase
 from switchyard.services.ledger.system import Systems
 from switchyard.services.ledger.workers import Workers
 from switchyard.services.records.errors import LedgerMissing, SchemaOutdated
@@ -86,14 +86,18 @@ class Ledger(
     """
 
     @classmethod
-    async def open(cls, url: str, *, check: bool = False, prompt: bool = False) -> Ledger:
+    async def open(
+        cls, url: str, *, check: bool = False, prompt: bool = False, on_wait: OnWait | None = None
+    ) -> Ledger:
         """A ledger at that SQLAlchemy address (SQLite or PostgreSQL); connections are made when
         they are needed. With `check`, raises what `check` raises. A `prompt` one, for somebody who
-        waits for an answer, says within two seconds that the database is locked or away.
+        waits for an answer, says within two seconds that the database is locked or away; others
+        wait for longer, and `on_wait` is told of it.
 
         Raises LedgerError for an address that is not to be used.
         """
-        ledger = cls(connect(url, prompt=prompt))
+        database = connect(url, prompt=prompt)
+        ledger = cls(database if on_wait is None else WaitedForDatabase(database, on_wait))
         if check:
             try:
                 await ledger.check()

@@ -38,6 +38,7 @@ class Finding(StrEnum):
     LEDGER_REFUSES = "ledger-refuses"
     LEDGER_CROWDED = "ledger-crowded"
     LEDGER_LOCKED = "ledger-locked"
+    LEDGER_READ_ONLY = "ledger-read-only"
     LEDGER_TABLES = "ledger-tables"
     LEDGER_ADDRESS = "ledger-address"
     SYSTEM_OTHER = "system-other"

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 from switchyard.broker.errors import BrokerAway, ManagementError, ManagementForbidden
-from switchyard.services.monitoring.check import Check, Finding, wrong
+from switchyard.services.monitoring.check import Check
 from switchyard.services.monitoring.checks import (
     alarms,
     broker,
@@ -133,7 +133,6 @@ async def _answers(step: _Step, system: Examined) -> list[Check]:
     except ManagementError as error:
         return [management.unreachable(error)]
     except BrokerAway as error:
-        remedy = "start the broker, or correct JOBS_AMQP_URL"
-        return [wrong("broker", Finding.BROKER_AWAY, str(error), remedy)]
+        return [broker.away(error)]
     except LedgerError as error:
         return [ledger.unusable(system, error)]

@@ -5,6 +5,7 @@ LedgerError
 │   ├── TransactionRaced   other processes wrote the same rows at the same time, time and again
 │   ├── LedgerFull         its disk has no room
 │   ├── LedgerCrowded      its server has no connection left for us
+│   ├── LedgerReadOnly     its server answers and takes no writes
 │   └── LedgerRefuses      the server lets nobody in by this user, password and database
 ├── LedgerMisconfigured    no ledger can be had at that address, or with that library
 ├── LedgerClosed           this process has closed it
@@ -47,6 +48,10 @@ class LedgerFull(LedgerUnavailable):
 
 class LedgerCrowded(LedgerUnavailable):
     """The database's server is there, and all connections that it permits are taken."""
+
+
+class LedgerReadOnly(LedgerUnavailable):
+    """The database can be read, and takes no writes: it is a standby, or was set to that."""
 
 
 class LedgerMisconfigured(LedgerError, Misconfigured):

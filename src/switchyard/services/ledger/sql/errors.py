@@ -10,6 +10,7 @@ from switchyard.services.records.errors import (
     LedgerCrowded,
     LedgerError,
     LedgerFull,
+    LedgerReadOnly,
     LedgerRefuses,
     LedgerUnavailable,
     RowRejected,
@@ -35,6 +36,9 @@ _SQLITE_FULL = "disk is full"
 _PG_CROWDED = "53300"
 
 
+_PG_READ_ONLY = "25006"
+
+
 _PG_REPEAT = ("40001", "40P01")
 
 
@@ -54,6 +58,8 @@ def translate(error: Exception) -> Exception:
             return LedgerFull(f"the disk of the ledger's database is full: {text}")
         if state == _PG_CROWDED:
             return LedgerCrowded(f"the ledger's database has no connection left: {text}")
+        if state == _PG_READ_ONLY:
+            return LedgerReadOnly(f"the ledger's database takes no writes: {text}")
         if state in _PG_OUTDATED:
             return _outdated(text)
         if state[:2] in _PG_REJECTED:
@@ -74,7 +80,11 @@ def translate(error: Exception) -> Exception:
         return LedgerUnavailable(f"the ledger's database can't be used: {text}")
     if isinstance(error, TimeoutError) and not str(error):
         return LedgerUnavailable("the ledger's database does not answer")
-    if isinstance(error, exc.TimeoutError | OSError):
+    if isinstance(error, exc.TimeoutError):  # SQLAlchemy's, of its pool
+        return LedgerUnavailable(
+            "the ledger's database does not answer: all connections of this process wait for it"
+        )
+    if isinstance(error, OSError):
         return LedgerUnavailable(f"the ledger's database can't be reached: {text}")
     if isinstance(error, exc.StatementError | OverflowError | UnicodeEncodeError):
         return RowRejected(text)

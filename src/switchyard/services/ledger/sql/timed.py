@@ -1,9 +1,11 @@
-"""A database whose transactions are timed, for metrics."""
+"""A database whose transactions are timed: for metrics, and for somebody who waits for them."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from switchyard.services.ledger.sql.database import Database, Work
@@ -11,6 +13,10 @@ from switchyard.services.ledger.sql.database import Database, Work
 T = TypeVar("T")
 Observe = Callable[[str, float, bool], None]
 """Told of every transaction: `read` or `write`, its seconds, and whether it came to its end."""
+OnWait = Callable[[str], None]
+"""Told where the database is."""
+LONG_WAIT = 3.0
+"""Seconds of a transaction after which whoever waits for it is told."""
 
 
 class TimedDatabase:
@@ -43,3 +49,35 @@ class TimedDatabase:
 
     async def close(self) -> None:
         await self._database.close()
+
+
+class WaitedForDatabase:
+    """Another database, and somebody who is told where it is when a transaction has taken
+    LONG_WAIT: it is frozen, locked or busy, and whoever waits sees nothing else of that."""
+
+    def __init__(self, database: Database, on_wait: OnWait) -> None:
+        self._database = database
+        self._on_wait = on_wait
+        self.dialect = database.dialect
+        self.where = database.where
+        self.clock = database.clock
+
+    async def read(self, work: Work[T]) -> T:
+        with self._waiting():
+            return await self._database.read(work)
+
+    async def write(self, work: Work[T]) -> T:
+        with self._waiting():
+            return await self._database.write(work)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        telling = loop.call_later(LONG_WAIT, self._on_wait, self.where)
+        try:
+            yield
+        finally:
+            telling.cancel()

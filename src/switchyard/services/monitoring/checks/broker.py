@@ -30,9 +30,19 @@ async def broker(system: Examined) -> list[Check]:
         )
         return [wrong("broker", Finding.BROKER_REFUSES, str(error), remedy)]
     except BrokerAway as error:
-        remedy = "start the broker, or correct host and port in JOBS_AMQP_URL"
-        return [wrong("broker", Finding.BROKER_AWAY, str(error), remedy)]
+        return [away(error)]
     return [well("broker", f"reached at {address_of(url)}")]
+
+
+def away(error: BrokerAway) -> Check:
+    """It is not there, or says nothing, and what to do about it."""
+    remedy = "start the broker, or correct host and port in JOBS_AMQP_URL"
+    if isinstance(error.__cause__, TimeoutError):
+        remedy = (
+            "its host is cut off, or the broker is frozen: look at the host and the network; kill "
+            "a frozen broker, and start it; or correct host and port in JOBS_AMQP_URL"
+        )
+    return wrong("broker", Finding.BROKER_AWAY, str(error), remedy)
 
 
 async def version(system: Examined) -> list[Check]:

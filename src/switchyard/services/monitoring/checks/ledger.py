@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql.servers import KEPT_CONNECTIONS, MORE_CONNECTIONS
@@ -18,6 +19,7 @@ from switchyard.services.records.errors import (
     LedgerCrowded,
     LedgerFull,
     LedgerMissing,
+    LedgerReadOnly,
     LedgerRefuses,
 )
 
@@ -85,6 +87,14 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
                 "'SELECT spcname, pg_tablespace_location(oid) FROM pg_tablespace'` and `psql -c "
                 "'SHOW data_directory'` say where, on its server"
             )
+        case LedgerReadOnly():
+            return Finding.LEDGER_READ_ONLY, (
+                "`psql -c 'SELECT pg_is_in_recovery()'` says `t` of a standby: correct "
+                "JOBS_DATABASE_URL, or promote it; otherwise somebody has set it so, or a provider "
+                "whose disk is nearly full: make room, then `psql -c 'SET "
+                "default_transaction_read_only = off' -c 'ALTER DATABASE "
+                f"{_name(system)} SET default_transaction_read_only = off'`"
+            )
         case LedgerUnavailable() if any(each in str(error) for each in LOCKED):
             return Finding.LEDGER_LOCKED, (
                 f"end whoever holds it, or let it go on: `fuser -v {file}` shows who has it open"
@@ -104,3 +114,9 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
                 if is_sqlite
                 else "start the database, or correct JOBS_DATABASE_URL"
             )
+
+
+def _name(system: Examined) -> str:
+    """Of PostgreSQL's database, as SQL has it."""
+    name = urlsplit(system.settings.ledger_url).path.strip("/")
+    return '"' + unquote(name).replace('"', '""') + '"'
