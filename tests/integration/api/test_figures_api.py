@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.keys import figure_key, figures_key
 from switchyard.services.files.storage import Storage
 from switchyard.services.settings import Settings
@@ -38,7 +39,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(settings) as opened:
-        key = figure_key("some", 1, "png")
+        key = figure_key("some", content_hash(PNG), "png")
         storage = Storage(settings.files_url)
         kept = {"content": "x", "figures": [{**FIGURE, "key": key, "answer_reused": False}]}
         await storage.put_async(figures_key("some"), json.dumps(kept).encode())
@@ -67,5 +68,5 @@ async def test_what_there_is_not_is_said(client: httpx.AsyncClient, settings: Se
     assert none_yet.status_code == 404
     assert "vlm_ocr.describe_figures" in none_yet.json()["detail"]
     assert "has no figure 2" in (await client.get("/documents/some/figures/2")).json()["detail"]
-    await Storage(settings.files_url).delete_async(figure_key("some", 1, "png"))
+    await Storage(settings.files_url).delete_async(figure_key("some", content_hash(PNG), "png"))
     assert (await client.get("/documents/some/figures/1")).status_code == 404

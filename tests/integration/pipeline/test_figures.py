@@ -102,6 +102,39 @@ async def test_an_equal_picture_is_paid_for_once(seeing: Pipeline, llm: LlmServe
     assert seeing.result("embed_content")["reused"] is True
 
 
+async def test_pictures_stay_those_of_their_list_until_others_are_described(
+    seeing: Pipeline, llm: LlmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sample = with_figures()
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    await seeing.run("describe_figures", {"document_id": document_id})
+    before = kept(seeing, document_id)
+    pictures = [seeing.storage.get(each["key"]) for each in before]
+    assert len(set(pictures)) > 1
+    cut, others = figures.cut, list[figures.Picture]()
+
+    def otherwise(original: Any) -> list[figures.Picture]:
+        first, *rest = cut(original)
+        others[:] = [*rest, replace(first, caption="Not asked about yet.")]
+        return others
+
+    monkeypatch.setattr(figures, "cut", otherwise)
+    monkeypatch.setattr(figures_worker, "_AT_ONCE", 1)
+    llm.always(server.fails(500))
+    with pytest.raises(RetryableError):
+        await seeing.one("describe_figures", {"document_id": document_id, "force": True})
+    assert kept(seeing, document_id) == before
+    assert [seeing.storage.get(each["key"]) for each in before] == pictures
+
+    llm.always(server.answers(SEEN))
+    other = replace(others[0], content=pictures[-1] + b" ")
+    monkeypatch.setattr(figures, "cut", lambda _: [other])
+    await seeing.run("describe_figures", {"document_id": document_id, "force": True})
+    (after,) = kept(seeing, document_id)
+    folder = seeing.storage.list_async(f"results/{document_id}/figures")
+    assert [stored.key async for stored in folder] == [after["key"]]
+
+
 async def test_tables_are_told_from_figures(seeing: Pipeline, tmp_path: Path):
     sample = next(generate(1, seed=1, kinds=["tables"], languages=["en"]))
     document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)

@@ -28,6 +28,8 @@ from switchyard.services.files.media import (
         (b"\xff\xd8\xff\xe0...", None, JPEG),
         (b"II*\x00...", "a.tif", TIFF),
         (b"MM\x00*...", "a.tif", TIFF),
+        (b"II+\x00...", "big.tif", TIFF),
+        (b"MM\x00+...", "big.tif", TIFF),
         (b"RIFF\x10\x00\x00\x00WEBPVP8 ", None, WEBP),
         (b"Hello", None, PLAIN_TEXT),
         (b"Hello", "paper.txt", PLAIN_TEXT),

@@ -58,9 +58,10 @@ def figures_key(document_id: str) -> str:
     return f"results/{document_id}/figures.json"
 
 
-def figure_key(document_id: str, number: int, suffix: str) -> str:
-    """Where the picture of a figure lies, from 1."""
-    return f"results/{document_id}/figures/{number}.{suffix}"
+def figure_key(document_id: str, sha256: str, suffix: str) -> str:
+    """Where the picture of a figure lies: by its content, so that a list of figures never names
+    another one's."""
+    return f"results/{document_id}/figures/{sha256[:32]}.{suffix}"
 
 
 def references_key(document_id: str) -> str:

@@ -50,6 +50,8 @@ _IMAGE_MAGIC = (
     (b"\xff\xd8\xff", JPEG),
     (b"II*\x00", TIFF),
     (b"MM\x00*", TIFF),
+    (b"II+\x00", TIFF),  # BigTIFF, of scanners
+    (b"MM\x00+", TIFF),
 )
 
 TAKEN = "only PDF, images (PNG, JPEG, TIFF, WebP), plain text and Markdown are taken"

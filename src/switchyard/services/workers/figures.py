@@ -9,13 +9,13 @@ from typing import Any
 from pydantic import Field
 
 from switchyard.services.files.hashes import content_hash
-from switchyard.services.files.keys import figure_key, figures_key
+from switchyard.services.files.keys import figure_key
 from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job
 from switchyard.services.jobs.together import together
-from switchyard.services.workers.outputs import DocumentFiles, StageOutput, encoded
+from switchyard.services.workers.outputs import DocumentFiles, StageOutput
 from switchyard.services.workers.stages import (
     DESCRIBE_FIGURES,
     INGEST,
@@ -84,9 +84,8 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
     except _ShiftOver:
         return Next([Job("describe_figures", payload.model_dump())], {"document_id": document_id})
     figures = output.result["figures"]
-    kept = {"document_id": document_id, "content": original.content, "figures": figures}
     # Written although reused: what is kept of a stage goes after a day, this stays.
-    await files.storage.put_async(figures_key(document_id), encoded(kept))
+    await files.put_figures(original.content, figures)
     told = {"document_id": document_id, "figures": len(figures), "reused": output.reused}
     lane = "backfill" if ctx.message.priority <= 1 else "hot"
     return Next([Job("embed_content", {"document_id": document_id}, lane=lane)], told)
@@ -111,7 +110,7 @@ async def _described(
         )
         answers = await together(asking, at_once=_AT_ONCE)
         for number, (picture, answer) in enumerate(zip(some, answers, strict=True), start + 1):
-            key = figure_key(files.document_id, number, picture.suffix)
+            key = figure_key(files.document_id, content_hash(picture.content), picture.suffix)
             await files.require_async(original.content)
             await files.storage.put_async(key, picture.content)
             described.append(

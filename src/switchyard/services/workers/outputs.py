@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -166,11 +166,19 @@ class DocumentFiles:
 
     async def figures(self, content: str | None) -> list[dict[str, Any]]:
         """The figures that were described of this content; none where they were not."""
-        try:
-            kept = json.loads(await self.storage.get_async(figures_key(self.document_id)))
-        except NotStored:
-            return []
-        return list(kept["figures"]) if kept["content"] == content else []
+        kept = await kept_result(self.storage, figures_key(self.document_id))
+        return list(kept["figures"]) if kept is not None and kept["content"] == content else []
+
+    async def put_figures(self, content: str | None, figures: Sequence[Mapping[str, Any]]) -> None:
+        """Write the list of the document's figures, whose pictures are there, and remove those
+        that only the list before it has."""
+        key = figures_key(self.document_id)
+        before = await kept_result(self.storage, key)
+        kept = {"document_id": self.document_id, "content": content, "figures": figures}
+        await self.storage.put_async(key, encoded(kept))
+        named = {each["key"] for each in figures}
+        for each in {each["key"] for each in before["figures"]} - named if before else ():
+            await self.storage.delete_async(each)
 
     def _key(self, stage: Stage) -> str:
         return stage_key(self.document_id, stage.name)
