@@ -50,7 +50,8 @@ class Claimed:
     joins: bool = False
     """It has waited for others."""
     message: JobMessage | None = field(default=None, compare=False)
-    """The job, as far as the ledger agrees to what its message says of itself."""
+    """The job, as far as the ledger agrees to what its message says of itself; None where it agrees
+    to all of that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class Claim:
         answer = rules.decide_claim(row, request)
         if not isinstance(answer, Claimed):
             return answer
-        answer = replace(answer, message=message)
+        if message is not self.request.message:
+            answer = replace(answer, message=message)
         if row is not None and row.cancel_asked_at is not None:
             return self._called_off(rows, row)
         if row is not None and (row.join_id is not None or row.joins):

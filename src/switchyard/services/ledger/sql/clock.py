@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import structlog
@@ -43,7 +43,7 @@ class Clock:
 
     def now(self) -> datetime:
         """The same as a time with a zone, UTC."""
-        return datetime.now(UTC) + timedelta(seconds=self.offset)
+        return datetime.fromtimestamp(self.time(), UTC)
 
     def measured(self, work: Callable[[Connection], T]) -> Callable[[Connection], T]:
         """The work, with a measurement before it where one is due."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
+from pydantic_core import to_json as to_utf8
 from pydantic_core import to_jsonable_python
 
 from switchyard.broker.message import STORED, JobMessage
@@ -20,12 +21,23 @@ TEXT_LIMIT = 8_000
 # ASCII only: `\u0000` and lone surrogates stay escaped, and any database can hold the text.
 _encode = json.JSONEncoder(separators=(",", ":"), default=to_jsonable_python).encode
 
+_UNSAYABLE = (TypeError, ValueError, RecursionError)
+"""What is raised for what JSON can't say."""
+_IN_COLUMNS = {"job_id", "job_type", "priority", "payload"}
+"""What a message says that has a column of its own."""
+
 
 def to_json(value: Any) -> str:
     """JSON, ASCII. Raises RowRejected for what JSON can't say."""
     try:
+        written = to_utf8(value)  # five times as fast, and nearly always ASCII
+        if written.isascii():
+            return written.decode()
+    except _UNSAYABLE:
+        pass  # it knows no lone surrogates, and fewer levels
+    try:
         return _encode(value)
-    except (TypeError, ValueError, RecursionError) as error:
+    except _UNSAYABLE as error:
         raise RowRejected(f"not to be written as JSON: {error}") from error
 
 
@@ -52,11 +64,6 @@ def message_columns(message: JobMessage) -> dict[str, Any]:
 
     Raises RowRejected for a payload that JSON can't say.
     """
-    try:
-        data = message.model_dump(mode="json", exclude={"job_id", "job_type", "priority"})
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RowRejected(f"not to be written as JSON: {error}") from error
-    payload = to_json(data.pop("payload"))
     metadata = message.metadata
     return {
         "id": message.job_id,
@@ -72,9 +79,18 @@ def message_columns(message: JobMessage) -> dict[str, Any]:
         "created_at": metadata.created_at.timestamp(),
         "queued_at": metadata.queued_at.timestamp() if metadata.queued_at else None,
         "expires_at": metadata.expires_at.timestamp() if metadata.expires_at else None,
-        "metadata": to_json(data),
-        "payload": payload,
+        "metadata": _rest(message),
+        "payload": to_json(message.payload),
     }
+
+
+def _rest(message: JobMessage) -> str:
+    """The fields of a message that have no column, as JSON, ASCII. Raises RowRejected."""
+    try:
+        written = message.model_dump_json(exclude=_IN_COLUMNS)
+        return written if written.isascii() else to_json(json.loads(written))
+    except _UNSAYABLE:
+        return to_json(message.model_dump(exclude=_IN_COLUMNS))
 
 
 def to_message(record: JobRecord) -> JobMessage:

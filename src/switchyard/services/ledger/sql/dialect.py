@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import to_json
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -56,7 +57,7 @@ def rows_parameters(
 ) -> dict[str, Any]:
     """The parameters of `rows_source` for rows with the values of `columns`, in their order."""
     if dialect == "sqlite":
-        return {"lines": json.dumps(rows)}
+        return {"lines": to_json(rows).decode()}  # five times as fast as `json`
     return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
 
 
