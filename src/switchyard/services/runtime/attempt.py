@@ -7,7 +7,7 @@ is claimed, published or recorded: who wants that does it before and after.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from switchyard.broker.dead.certificate import Reason
@@ -73,6 +73,7 @@ async def attempt(
     except LimitRefused as error:
         refused = Died(Reason.PERMANENT, message.metadata.attempts, Failure.of(error))
         return Attempt(refused, None, [], 0.0)
+    ctx = replace(ctx, compute=executor.compute, in_process=executor.in_process)
     clock = asyncio.get_running_loop().time
     began = clock()
     ended = await executor.run(job_type, payload, ctx, suspect=crashes > 0)

@@ -16,7 +16,7 @@ import structlog
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import ForeignCopy
-from switchyard.broker.lanes import HOT, LANES, Lane, lane_named
+from switchyard.broker.lanes import HOT, LANES, Lane
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.retry import LONGEST_RETRY_DELAY, Delayed, Died, Failure
 from switchyard.services.ledger import Ledger
@@ -33,6 +33,8 @@ from switchyard.services.runtime.following import FollowUp
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.reporting import Counters
 from switchyard.services.runtime.running import RunningJob
+
+LONGEST_WAIT = timedelta(seconds=LONGEST_RETRY_DELAY)
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Claims:
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
         self._numbers = count(1)
+        self._ttls = {lane.name: timedelta(seconds=lane.ttl_seconds) for lane in self.lanes}
         self._open: set[str] = set()
         """Claims that were asked for here and have not come to their end."""
 
@@ -68,8 +71,7 @@ class Claims:
         """
         moment = self.ledger.clock.now()
         not_before = message.metadata.not_before
-        longest = timedelta(seconds=LONGEST_RETRY_DELAY)
-        if not_before is not None and moment < not_before <= moment + longest:
+        if not_before is not None and moment < not_before <= moment + LONGEST_WAIT:
             # The rest of a wait that is longer than its level. Nobody here asks for a longer one.
             await self._wait_on(delivery, message, (not_before - moment).total_seconds())
             return None
@@ -237,7 +239,7 @@ class Claims:
         metadata = message.metadata
         # `created_at` may be by the clock of a foreign publisher's host: that ends nobody's job.
         entered = metadata.queued_at or moment
-        ends = entered + timedelta(seconds=lane_named(lane, self.lanes).ttl_seconds)
+        ends = entered + self._ttls[lane]
         return ends if metadata.expires_at is None else min(ends, metadata.expires_at)
 
     def _send_on(self, job: RunningJob, moment: datetime, left: float, unknown: Failure) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as PoolTimeout
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
@@ -65,7 +64,8 @@ class Executor:
     async def run(
         self, job_type: JobType, payload: BaseModel, ctx: JobContext, *, suspect: bool = False
     ) -> Any:
-        """The handler's answer, or a Failure: an exception or a time limit never escapes.
+        """The handler's answer, or a Failure: an exception or a time limit never escapes. `ctx`
+        has this executor's `compute` and `in_process`.
 
         A `suspect`, whose worker has died, runs in a process of its own: if it kills that, nobody
         else is harmed, and nobody else is to blame. Beside it other jobs, hot ones above all,
@@ -78,7 +78,6 @@ class Executor:
             async with self._turns[ctx.lane]:
                 return await _run_alone(job_type, payload, ctx)
         limit = asyncio.timeout(job_type.timeout)
-        ctx = replace(ctx, compute=self.compute, in_process=self.in_process)
         try:
             async with limit:
                 return await job_type.handler(payload, ctx)

@@ -211,6 +211,8 @@ class Runner:
             ledger=self.ledger,
             shared=self.shared,
             is_cancelled=lambda: job.called_off,
+            compute=self.executor.compute,
+            in_process=self.executor.in_process,
             last_checkpoint=last_checkpoint,
             notebook=notebook,
             usage=job.usage,
