@@ -32,6 +32,10 @@ from tests.support.publishing import (
 from tests.support.tcp_proxy import TcpProxy
 
 
+def event() -> Envelope:
+    return Envelope(b"{}", "event")
+
+
 async def test_thousands_of_jobs_of_a_generator_are_never_all_in_memory(lanes: TestBroker) -> None:
     count, window = 2_000, 200
     assert await most_held(of(lanes, publish_window=window), count) <= window + 1
@@ -85,7 +89,7 @@ async def test_never_more_than_a_window_is_unconfirmed(
                 group.create_task(publisher.publish(job(), BACKFILL))
                 group.create_task(publisher.send(JOBS_EXCHANGE, BACKFILL, envelope_of(job())))
         for _ in range(count):
-            publisher.send_soon(EVENTS_EXCHANGE, "done.hot.crawl", Envelope(b"{}", "event"))
+            publisher.send_soon(EVENTS_EXCHANGE, "done.hot.crawl", event)
     assert [type(result) for result in batch.result()] == [Accepted] * count
     assert max(seen) == window
 
@@ -161,15 +165,13 @@ async def test_an_event_is_sent_only_where_nobody_has_to_wait(
 ) -> None:
     proxy, settings = proxied
     async with Publisher(settings.model_copy(update={"publish_window": 5})) as publisher:
-        event = partial(
-            publisher.send_soon, EVENTS_EXCHANGE, "done.hot.crawl", Envelope(b"{}", "event")
-        )
-        event()
+        send = partial(publisher.send_soon, EVENTS_EXCHANGE, "done.hot.crawl", event)
+        send()
         assert proxy.connections == 0  # an event is no reason to connect
         await publisher.publish(job(), HOT)
         proxy.pause("to_client")
         for _ in range(20):
-            event()
+            send()
         channel = publisher._channel
         assert channel is not None
         assert channel.unconfirmed == 5

@@ -41,6 +41,10 @@ from tests.support.publishing import (
 ANSWERS = (Accepted, LaneFull)
 
 
+def event() -> Envelope:
+    return Envelope(b"{}", "event")
+
+
 async def test_a_full_lane_refuses_and_nothing_is_kept(
     publisher_type: PublisherType, full_lanes: TestBroker
 ) -> None:
@@ -154,7 +158,7 @@ async def test_a_broker_with_an_alarm_takes_nothing_and_says_so(
             await publisher.publish(job("never-sent"), HOT)
         results = await publisher.publish_many(jobs(100, HOT))
         if isinstance(publisher, Publisher):
-            publisher.send_soon(EVENTS_EXCHANGE, "done.hot.crawl", Envelope(b"{}", "event"))
+            publisher.send_soon(EVENTS_EXCHANGE, "done.hot.crawl", event)
         assert {type(result) for result in results} == {Blocked}
         assert time.monotonic() - began < PATIENCE  # nobody has waited for anything
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -40,6 +40,7 @@ from switchyard.broker.publish.outcome import (
     outcome_name,
     unconfirmed,
 )
+from switchyard.broker.publish.unheard import Unheard
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.away import ANSWER_LIMIT, meaning_away
 from switchyard.broker.wire.channel import PipelinedChannel, leave, open_channel
@@ -85,6 +86,7 @@ class Publisher(Closing):
         self.counts: dict[tuple[str, str], int] = {}
         """How many jobs ended how, by lane and outcome (`outcome_name`), since it was made."""
         self._queues = KnownQueues(self._ask_queue)
+        self._unheard = Unheard()
 
     async def close(self) -> None:
         """Close the connection. Publishes that still wait for their confirm fail."""
@@ -150,14 +152,18 @@ class Publisher(Closing):
         confirm = channel.publish(EVENTS_EXCHANGE, "probe", nothing, mandatory=False)
         await self._confirmed(_Sent(confirm, channel, time.monotonic()))
 
-    def send_soon(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
-        """Publish without waiting and without caring for the outcome (events).
+    def send_soon(self, exchange: str, routing_key: str, make: Callable[[], Envelope]) -> None:
+        """Publish what `make` gives, without waiting and without caring for the outcome (events).
 
-        Does nothing while there is no connection, the broker blocks it, or the window is full.
+        Does nothing while nobody listens (`broker.publish.unheard`), there is no connection, the
+        broker blocks it, or the window is full.
         """
+        if self._unheard.is_unheard(exchange, routing_key):
+            return
         channel = self._ready()
         if channel is not None:
-            channel.publish(exchange, routing_key, envelope, mandatory=False)
+            confirm = channel.publish(exchange, routing_key, make())
+            self._unheard.sent(exchange, routing_key, confirm)
         else:
             self.connect_soon()
 

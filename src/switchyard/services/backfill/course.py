@@ -317,6 +317,6 @@ class Course:
             "skipped": self._counts.skipped,
             "jobs": {state.value: number for state, number in own.items()},
         }
-        envelope = Envelope(body=to_json(body), message_id=self._session.id, type="progress")
+        event = Envelope(body=to_json(body), message_id=self._session.id, type="progress")
         routing_key = f"progress.{self._plan.spec.lane}.{KIND}"
-        self._publisher.send_soon(EVENTS_EXCHANGE, routing_key, envelope)
+        self._publisher.send_soon(EVENTS_EXCHANGE, routing_key, lambda: event)

@@ -26,6 +26,7 @@ from switchyard.broker.errors import BrokerAway
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.broker.message import JobId, describe
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.publish.unheard import REST
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Link
@@ -105,25 +106,29 @@ def announce(
     progress: Reported | None = None,
     text: tuple[str, int] | None = None,
 ) -> None:
-    """Tell whoever listens, best effort: `<event>.<lane>.<job_type>` on `jobs.events`.
+    """Tell whoever listens, best effort: `<event>.<lane>.<job_type>` on `jobs.events`. Where nobody
+    does, nothing is sent.
 
     `attempt` counts from 1; `worker_id` is None for what was done to a job outside a worker.
     """
-    body: dict[str, Any] = {
-        "event": event,
-        "job_id": job_id,
-        "job_type": job_type,
-        "lane": lane,
-        "attempt": attempt,
-        "worker_id": worker_id,
-        "at": time.time(),
-    }
-    if progress is not None:
-        body |= {"fraction": progress.fraction, "note": progress.note}
-    if text is not None:
-        body |= {"text": text[0], "offset": text[1]}
-    envelope = Envelope(body=to_json(body), message_id=job_id, type=event)
-    publisher.send_soon(EVENTS_EXCHANGE, f"{event}.{lane}.{job_type}", envelope)
+
+    def make() -> Envelope:
+        body: dict[str, Any] = {
+            "event": event,
+            "job_id": job_id,
+            "job_type": job_type,
+            "lane": lane,
+            "attempt": attempt,
+            "worker_id": worker_id,
+            "at": time.time(),
+        }
+        if progress is not None:
+            body |= {"fraction": progress.fraction, "note": progress.note}
+        if text is not None:
+            body |= {"text": text[0], "offset": text[1]}
+        return Envelope(body=to_json(body), message_id=job_id, type=event)
+
+    publisher.send_soon(EVENTS_EXCHANGE, f"{event}.{lane}.{job_type}", make)
 
 
 def text_event(job_id: str, text: str, offset: int, at: float) -> JobEvent:
@@ -259,9 +264,13 @@ class EventFeed(EventHub):
             await self._link.close()
 
     async def _listen(self, connection: Connection, hears: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        coming: list[asyncio.TimerHandle] = []
+
         def listening() -> None:
             hears()
-            self.is_listening.set()
+            # Until then somebody may believe that nobody listens.
+            coming.append(loop.call_later(REST, self.is_listening.set))
 
         try:
             await hear_exchange(
@@ -273,6 +282,8 @@ class EventFeed(EventHub):
                 routing_key="#",
             )
         finally:
+            for each in coming:
+                each.cancel()
             self.is_listening.clear()
 
     def _received(self, body: bytes) -> None:

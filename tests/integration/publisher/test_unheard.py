@@ -1,0 +1,115 @@
+"""Events that nobody listens to are not sent, and whoever listens hears all."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from switchyard.broker.background import Background
+from switchyard.broker.lanes import EVENTS_EXCHANGE
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.publish.unheard import MOST_KNOWN, REST
+from switchyard.broker.wire.channel import PipelinedChannel
+from switchyard.services.monitoring.job_events import EventFeed, announce
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.publishing import HOT, job, of
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The routing keys of all events that have left."""
+    keys: list[str] = []
+    publish = PipelinedChannel.publish
+
+    def watched(
+        channel: PipelinedChannel, exchange: str, routing_key: str, *args: Any, **options: Any
+    ) -> asyncio.Future[None]:
+        if exchange == EVENTS_EXCHANGE:
+            keys.append(routing_key)
+        return publish(channel, exchange, routing_key, *args, **options)
+
+    monkeypatch.setattr(PipelinedChannel, "publish", watched)
+    return keys
+
+
+def tell(publisher: Publisher, number: int, event: str = "started") -> None:
+    announce(publisher, event, job_id=str(number), job_type="crawl", lane="hot", attempt=number + 1)
+
+
+async def test_an_event_that_came_back_keeps_others_of_its_kind_from_being_sent_for_a_moment(
+    lanes: TestBroker, sent: list[str]
+) -> None:
+    async with Publisher(of(lanes)) as publisher:
+        await publisher.publish(job(), HOT)
+        tell(publisher, 0)
+        await eventually(
+            lambda: publisher._unheard.is_unheard(EVENTS_EXCHANGE, "started.hot.crawl")
+        )
+        for number in range(100):
+            tell(publisher, number)
+        assert sent == ["started.hot.crawl"]
+        tell(publisher, 0, "succeeded")  # somebody may listen to the ends alone
+        assert sent == ["started.hot.crawl", "succeeded.hot.crawl"]
+
+        def is_asked_again() -> bool:
+            tell(publisher, 0)
+            return sent.count("started.hot.crawl") == 2
+
+        await eventually(is_asked_again, 10 * REST, "another question")
+
+
+async def test_a_feed_that_listens_hears_every_event_although_nobody_did_before(
+    lanes: TestBroker,
+) -> None:
+    heard: list[int] = []
+
+    class Hearing(EventFeed):
+        def heard(self, event: Any) -> None:
+            heard.append(int(event.job_id))
+
+    feed = Hearing(of(lanes))
+    background = Background(feed._log)
+    told, first = 0, None
+    async with Publisher(of(lanes)) as publisher:
+        await publisher.publish(job(), HOT)
+        tell(publisher, told)
+        await eventually(
+            lambda: publisher._unheard.is_unheard(EVENTS_EXCHANGE, "started.hot.crawl")
+        )
+        background.start("event feed", feed.run)
+        try:
+            async with asyncio.timeout(10):
+                while first is None or told < first + 100:
+                    if first is None and feed.is_listening.is_set():
+                        first = told + 1
+                    told += 1
+                    tell(publisher, told)
+                    await publisher.probe()  # as fast as the broker takes them
+            await eventually(lambda: heard and heard[-1] == told)
+        finally:
+            await background.close()
+    assert heard[-100:] == list(range(told - 99, told + 1))
+
+
+async def test_what_is_not_sent_is_not_made(lanes: TestBroker) -> None:
+    async with Publisher(of(lanes)) as publisher:
+        await publisher.publish(job(), HOT)
+        tell(publisher, 0)
+        await eventually(
+            lambda: publisher._unheard.is_unheard(EVENTS_EXCHANGE, "started.hot.crawl")
+        )
+        publisher.send_soon(EVENTS_EXCHANGE, "started.hot.crawl", lambda: pytest.fail("made"))
+
+
+async def test_no_more_than_so_many_keys_are_remembered(
+    lanes: TestBroker,
+) -> None:
+    async with Publisher(of(lanes)) as publisher:
+        await publisher.publish(job(), HOT)
+        for number in range(MOST_KNOWN + 50):
+            announce(publisher, "dead", job_id="a", job_type=f"type{number}", lane="hot", attempt=1)
+            if number % 100 == 0:
+                await publisher.probe()
+        await publisher.probe()
+        assert 0 < len(publisher._unheard._until) <= MOST_KNOWN
