@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from switchyard.services.text import plain
 from switchyard.services.text.plain import (
     clean,
     content_words,
     count_words,
     has_words,
+    normalised,
     paragraphs,
     sentences,
     shorten,
@@ -136,3 +140,15 @@ def test_what_a_text_has_only_as_a_part_of_a_word_it_does_not_have():
         "or",
     }
     assert words_of("Rédder CO₂; can't", some) == {"co2"}
+
+
+def test_a_text_has_the_same_words_however_many_different_characters_it_is_made_of(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    known = map(chr, range(sys.maxunicode))
+    folded = [char for char in known if not unicodedata.is_normalized("NFKD", char)]
+    texts = ["".join(folded[at::600]) for at in range(600)]
+    by_the_text = [(normalised(text), words(text)) for text in texts]
+    monkeypatch.setattr(plain, "_REPLACED", 0)
+    assert [(normalised(text), words(text)) for text in texts] == by_the_text
+    assert {len(text) > 20 for text in texts} == {True}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 
 from switchyard.services.text.stopwords import STOP_WORDS
@@ -27,6 +27,9 @@ _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 """What is not as it is in every form."""
 _CHARACTERS = 4_096
 """Of which it is kept how they are folded."""
+_REPLACED = 32
+"""Different characters up to which the text is looked through for each: more are looked up where
+they stand, one by one."""
 
 _CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CJK = re.compile(f"[{_CJK_RANGES}]+")
@@ -216,12 +219,22 @@ def _folded(text: str, fold: Callable[[str], str]) -> str:
         text = _numbers_apart(_UNSEEN.sub("", text))
     # Character by character: of a whole text, `normalize` sorts every run of combining marks, by
     # insertion, and such a run can be as long as the text.
-    folded = {ord(char): fold(char) for char in foreign}
-    kept = _FOREIGN.sub(lambda run: run.group().translate(folded), text)
+    folded = {char: fold(char) for char in foreign}
+    kept = _replaced(text, {char: other for char, other in folded.items() if other != char})
     marks = "".join({char for char in "".join(folded.values()) if unicodedata.combining(char)})
     if marks:
         kept = re.sub(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+", r"\1", kept)
     return unicodedata.normalize("NFC", kept.casefold()).replace("\u0640", "")
+
+
+def _replaced(text: str, folded: Mapping[str, str]) -> str:
+    """The text with each of these characters as it is folded; what one becomes has none of them."""
+    if len(folded) > _REPLACED:
+        by_code = str.maketrans(dict(folded))
+        return _FOREIGN.sub(lambda run: run.group().translate(by_code), text)
+    for char, other in folded.items():
+        text = text.replace(char, other)
+    return text
 
 
 @lru_cache(maxsize=_CHARACTERS)
