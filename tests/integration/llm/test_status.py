@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.check import Check, Finding
 from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.monitoring.checks.models import LASTING, model_servers
+from switchyard.services.monitoring.checks.models import LASTING, LONG_PAUSE, model_servers
 from switchyard.services.records.llm import TRIED
 from switchyard.services.settings import Settings
 from tests.support.commands import jobctl
@@ -90,3 +92,25 @@ async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
     assert await failing("spare", LASTING) == ["wrong", "wrong"]
     (own, _) = await model_servers(system)
     assert "own has failed 10 times in a row: 401" in own.detail
+
+
+async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour(
+    sqlite_url: str, plain_ledger: Ledger
+) -> None:
+    settings = Settings.model_validate({"database_url": sqlite_url, "llm_providers": SERVERS})
+    system = Examined(settings, Registry([]))
+    system.ledger = plain_ledger
+
+    async def paused(seconds: float) -> list[Check]:
+        until = plain_ledger.clock.time() + seconds
+        await plain_ledger.take_llm_slot("own", "a", "me", ttl=60, keep_free=0, first=1, most=1)
+        await plain_ledger.end_llm_slot(
+            "own", "a", lambda state, *_: replace(state, paused_until=until, pause_reason="429")
+        )
+        return await model_servers(system)
+
+    (brief,) = await paused(LONG_PAUSE / 2)
+    assert brief.status == "ok"
+    (long,) = await paused(3600)
+    assert (long.status, long.finding) == ("warning", Finding.MODEL_SERVER_PAUSED)
+    assert re.search(r"own is paused for (1:00:00|0:59:\d\d) more: 429", long.detail)

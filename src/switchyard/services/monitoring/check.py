@@ -61,6 +61,7 @@ class Finding(StrEnum):
     EMBEDDER_AWAY = "embedder-away"
     CLASSES_INVALID = "classes-invalid"
     MODEL_SERVER_FAILS = "model-server-fails"
+    MODEL_SERVER_PAUSED = "model-server-paused"
     LANE_FULL = "lane-full"
     LANE_FILLING = "lane-filling"
     QUEUE_UNWORKED = "queue-unworked"

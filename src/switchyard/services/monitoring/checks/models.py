@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from switchyard.services.monitoring.check import Check, Finding, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.records.llm import TRIED
 
 LASTING = TRIED + 5
 """Failures in a row from which a server is told of: it was tried for over half a minute."""
+LONG_PAUSE = 120.0
+"""Seconds left of a pause from which it is told of: more than a server's limits per minute take."""
 
 
 async def model_servers(system: Examined) -> list[Check]:
-    """Those of the settings that fail again and again; nothing where none was called yet."""
+    """Those of the settings that fail again and again, or have asked for a long pause; nothing
+    where none was called yet."""
     names = {each.name for each in system.settings.model_servers}
     known = [each for each in await system.need_ledger().llm_servers() if each.name in names]
     failing = [each for each in known if each.state.failures >= LASTING]
+    paused = [each for each in known if each.paused_for >= LONG_PAUSE and each not in failing]
     kind = warning if len(failing) < len(names) else wrong
     checks = [
         kind(
@@ -26,6 +32,17 @@ async def model_servers(system: Examined) -> list[Check]:
             "`jobctl llm status`",
         )
         for each in failing
+    ]
+    checks += [
+        warning(
+            "model servers",
+            Finding.MODEL_SERVER_PAUSED,
+            f"{each.name} is paused for {timedelta(seconds=round(each.paused_for))} more: "
+            f"{each.state.pause_reason or 'no reason is known'}; its requests wait, and go on then",
+            "nothing, if they may wait; else name another server in JOBS_LLM_PROVIDERS and restart "
+            "the workers, or raise the limit there; `jobctl llm status`",
+        )
+        for each in paused
     ]
     if checks or not known:
         return checks
