@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from switchyard.services.records import FINISHED, Document, JobSummary, State
 from switchyard.services.records.classes import DocumentClass
 from switchyard.services.records.document_states import COMPLETED, FAILED, FINISHED_STATES
-from switchyard.services.workers.stages import INGEST, PIPELINE, Stage
+from switchyard.services.workers.stages import INGEST, PARTS, PIPELINE, Stage
 
 QUEUED = "queued"
 STATES = frozenset(
@@ -116,7 +116,7 @@ def _place(
 ) -> _Place:
     if document is not None and document.state in FINISHED_STATES:
         return _Place(document.state, None)
-    stopped = [job for job in jobs if job.state in STOPPED]
+    stopped = [job for job in jobs if job.state in STOPPED and job.job_type not in PARTS]
     if stopped:
         return _Place(FAILED, _stage_name(stopped[-1], document), _failure(stopped[-1]))
     active = [job for job in jobs if job.state not in FINISHED]
@@ -127,8 +127,12 @@ def _place(
         if stage is None or waits_at_first:
             state = QUEUED if waits_at_first or document is None else document.state
         else:
-            is_running = job.state is State.RUNNING
-            state = stage.state if is_running else stage.waiting or stage.state
+            begun = any(
+                each.state in (State.RUNNING, State.SUCCEEDED)
+                for each in jobs
+                if _stage_of(each.job_type) is stage
+            )
+            state = stage.state if begun else stage.waiting or stage.state
         return _Place(state, _stage_name(job, document))
     if document is None:
         return _Place(QUEUED, INGEST.name)
@@ -145,21 +149,29 @@ def _place(
 def _completed(document: Document | None, jobs: Sequence[JobSummary]) -> tuple[str, ...]:
     """The record lacks a stage that ran in a process of its own until the next one begins."""
     done = set(document.completed_stages) if document else set()
-    done |= {job.job_type for job in jobs if job.state is State.SUCCEEDED}
+    under_way = {_stage_of(job.job_type) for job in jobs if job.state not in FINISHED}
+    done |= {
+        job.job_type
+        for job in jobs
+        if job.state is State.SUCCEEDED and _stage_of(job.job_type) not in under_way
+    }
     known = [stage.name for stage in PIPELINE if stage.name in done]
     others = [name for name in (document.completed_stages if document else ()) if name not in known]
     return (*known, *others)
 
 
 def _stage_of(job_type: str) -> Stage | None:
-    return next((stage for stage in PIPELINE if stage.name == job_type), None)
+    """Of a job that is a stage, or does a part of one."""
+    by_name = (stage for stage in PIPELINE if stage.name == job_type)
+    return PARTS.get(job_type) or next(by_name, None)
 
 
 def _stage_name(job: JobSummary, document: Document | None) -> str | None:
     """The job's stage; a job that is none stands at the document's."""
-    if _stage_of(job.job_type) is not None or document is None:
-        return job.job_type
-    return document.current_stage
+    stage = _stage_of(job.job_type)
+    if stage is not None:
+        return stage.name
+    return job.job_type if document is None else document.current_stage
 
 
 def _failure(job: JobSummary) -> StageFailure:

@@ -85,6 +85,11 @@ PIPELINE = (INGEST, EXTRACT, OCR, SUMMARIZE, EMBED, CLASSIFY, LINK)
 """All stages in their order; most documents need no OCR."""
 
 
+PARTS = {"ocr_pages": OCR}
+"""Jobs that do a part of a stage, by their type. A job of the stage waits for them, and does itself
+what one leaves undone that dies."""
+
+
 class ContentReplaced(Exception):
     """The document has got other content meanwhile; the run that brought it does the rest."""
 
