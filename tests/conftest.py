@@ -114,8 +114,13 @@ def broker_of(version: str, profile: Profile) -> Iterator[TestBroker]:
     broker = TestBroker(full_version, profile, None, vhosts.node, vhosts)
     yield broker
     broker.close()
-    for _, each in _nodes().values():
-        each.forget_idle()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """After each test: thousands of them take no broker, and what is kept for others idles on."""
+    for _, vhosts in _nodes().values():
+        vhosts.forget_idle()
 
 
 @pytest.fixture(
