@@ -102,7 +102,7 @@ async def test_next_jobs_have_ids_lanes_and_parents_that_tell_where_they_came_fr
         parent = await system.publish("backfill.spread", {"count": 3}, source="arxiv", priority=4)
         children = [job_id_of(parent, "received", n) for n in range(3)]
         await system.wait_until_all(children, State.SUCCEEDED)
-        assert (await system.record(parent)).result == {"count": 3}
+        assert (await system.wait_for_state(parent, State.SUCCEEDED)).result == {"count": 3}
         for n, child in enumerate(children):
             record = await system.record(child)
             assert (record.lane, record.worker, record.payload["n"]) == ("backfill", "embed", n)
