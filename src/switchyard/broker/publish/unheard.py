@@ -9,37 +9,57 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from functools import partial
 
 from switchyard.broker.errors import Unroutable
 
 REST = 0.25
-"""Seconds, from the sending of a message that reached nobody, in which no such is sent."""
+"""Seconds, from the sending of a message that reached nobody, in which others need not be sent."""
+ASK_AGAIN = REST / 5
+"""Seconds until one is sent nevertheless, if the last that was sent is answered: where the broker
+answers in time, the rest goes on without a gap."""
 MOST_KNOWN = 1_000
 """Routing keys that are remembered."""
+
+
+@dataclass(slots=True)
+class _Rest:
+    until: float
+    """Seconds, on the monotonic clock."""
+    ask_at: float
+    """When the next one is sent; never while one is on its way."""
 
 
 class Unheard:
     """What one publisher knows of that."""
 
     def __init__(self) -> None:
-        self._until: dict[tuple[str, str], float] = {}
-        """By exchange and routing key, on the monotonic clock."""
+        self._resting: dict[tuple[str, str], _Rest] = {}
+        """By exchange and routing key."""
 
     def is_unheard(self, exchange: str, routing_key: str) -> bool:
-        """Whether nobody listened to those a moment ago."""
-        until = self._until.get((exchange, routing_key))
-        return until is not None and time.monotonic() < until
+        """Whether the next one need not be sent. Where it is not, it has to be sent."""
+        rest = self._resting.get((exchange, routing_key))
+        if rest is None:
+            return False
+        moment = time.monotonic()
+        return moment < rest.until and moment < rest.ask_at
 
     def sent(self, exchange: str, routing_key: str, confirm: asyncio.Future[None]) -> None:
         """One is on its way now."""
-        until = time.monotonic() + REST  # from now: by the answer, somebody may have begun
-        confirm.add_done_callback(partial(self._answered, (exchange, routing_key), until))
+        key = exchange, routing_key
+        rest = self._resting.get(key)
+        if rest is not None:
+            rest.ask_at = rest.until
+        # From now, not from the answer: by then somebody may have begun to listen.
+        until = time.monotonic() + REST
+        confirm.add_done_callback(partial(self._answered, key, until))
 
     def _answered(self, key: tuple[str, str], until: float, confirm: asyncio.Future[None]) -> None:
         if confirm.cancelled() or not isinstance(confirm.exception(), Unroutable):
-            self._until.pop(key, None)
+            self._resting.pop(key, None)
             return
-        if len(self._until) >= MOST_KNOWN:
-            self._until.clear()
-        self._until[key] = until
+        if len(self._resting) >= MOST_KNOWN:
+            self._resting.clear()
+        self._resting[key] = _Rest(until, time.monotonic() + ASK_AGAIN)
