@@ -19,6 +19,7 @@ from tests.support.chunk_tables import DIMENSIONS, opened
 
 pytestmark = pytest.mark.postgres
 DOCUMENTS, EACH = 30, 40
+NOWHERE = [0.0] * DIMENSIONS
 
 
 @pytest.fixture
@@ -62,9 +63,12 @@ async def test_words_that_all_chunks_have_cost_no_more_than_others(
     found = await index.with_words("common rare half", 10)
     first = {match.chunk.document_id for match in found[:3]}
     assert first == {"doc-03", "doc-13", "doc-23"}
-    assert [match.has for match in found] == [
-        len({"common", "rare", "half"} & set(match.chunk.text.split())) for match in found
+    told = await index.candidates(NOWHERE, "common rare half", 10)
+    known = await index.shown([each.key for each in told])
+    assert [each.has for each in told] == [
+        len({"common", "rare", "half"} & set(known[each.key].chunk.text.split())) for each in told
     ]
+    assert {each.text for each in told} == {""}
     assert len(await index.with_words("common", 10)) == 10
     assert max(compared) <= 30
 
@@ -122,7 +126,9 @@ async def test_of_a_query_that_is_cut_off_it_is_not_told_how_many_words_a_chunk_
     index: ChunkIndex,
 ):
     many = " ".join(["common", *(f"word{number}" for number in range(MAX_QUERY_WORDS))])
-    assert {match.has for match in await index.with_words(many, 10)} == {None}
+    told = await index.candidates(NOWHERE, many, 10)
+    assert {each.has for each in told} == {None}
+    assert all("common" in each.text.split() for each in told)
 
 
 def test_words_are_looked_for_together_first_and_the_least_telling_one_is_left_out_first():

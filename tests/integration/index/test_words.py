@@ -17,7 +17,7 @@ from switchyard.services.index.rebuilding import begin, build
 from switchyard.services.monitoring.check import Finding
 from switchyard.services.settings import Settings
 from switchyard.services.text.chunks import Chunk, chunk_id
-from tests.support.chunk_tables import DIMENSIONS, opened, vector
+from tests.support.chunk_tables import DIMENSIONS, opened, put, vector
 
 WORDED = {
     "moon": "The Moon draws the water of the sea, and the tide rises.",
@@ -76,20 +76,42 @@ async def test_words_are_found_however_they_are_written(url: str):
             assert [match.chunk.text for match in found] == [text], query
 
 
-async def test_what_has_the_words_is_compared_with_a_vector(url: str):
+async def test_candidates_are_near_or_have_the_words_and_all_are_compared_with_the_vector(url: str):
     async with opened(url) as index:
-        some = [Chunk(chunk_id("a", n), "a", n, 1, "of one tide") for n in range(4)]
-        await index.put("Title", some, [vector(0), vector(1), vector(3), [0.0] * DIMENSIONS])
-        found = await index.with_words("tide", 10, near=vector(0.2))
-        assert {match.chunk.index: match.similarity for match in found} == {
+        said = ["of one tide", "of one tide", "of one tide", "of one tide", "else", "other"]
+        some = [Chunk(chunk_id("a", n), "a", n, 1, text) for n, text in enumerate(said)]
+        angles = [vector(0), vector(1), vector(3), [0.0] * DIMENSIONS, vector(0.5), vector(1.5)]
+        await index.put("Title", some, angles)
+        asked = await index.candidates(vector(0.2), "tide", 4)
+        shown = await index.shown([each.key for each in asked])
+        assert {known.chunk.index: known.chunk for known in shown.values()} == dict(enumerate(some))
+        numbers = {each.key: shown[each.key].chunk.index for each in asked}
+        assert {numbers[each.key]: each.similarity for each in asked} == {
             0: pytest.approx(math.cos(0.2)),
             1: pytest.approx(math.cos(0.8)),
             2: pytest.approx(math.cos(2.8)),
             3: 0.0,
+            4: pytest.approx(math.cos(0.3)),
+            5: pytest.approx(math.cos(1.3)),
         }
-        for near in (None, [0.0] * DIMENSIONS):
-            found = await index.with_words("tide", 10, near=near)
-            assert [match.similarity for match in found] == [0.0] * 4
+        assert {numbers[each.key] for each in asked if each.relevance} == {0, 1, 2, 3}
+        assert len(asked) == 6
+        lone = await index.candidates([0.0] * DIMENSIONS, "tide", 10)
+        assert [each.similarity for each in lone] == [0.0] * 4
+        assert await index.candidates(vector(0), "tide", 10, within=[]) == []
+        within = await index.candidates(vector(0), "tide", 10, within=["b"])
+        assert within == []
+
+
+async def test_candidates_that_were_deleted_meanwhile_are_not_shown(url: str):
+    async with opened(url) as index:
+        await put(index, "a", 2)
+        await put(index, "b", 2)
+        asked = await index.candidates(vector(0), "text", 10)
+        await index.delete_document("a")
+        shown = await index.shown([each.key for each in asked])
+        assert [known.chunk.document_id for known in shown.values()] == ["b", "b"]
+        assert await index.shown([]) == {}
 
 
 async def test_words_are_looked_for_within_some_documents(url: str):

@@ -6,10 +6,12 @@ pgvector. `opening` chooses by JOBS_INDEX_URL.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import asyncio
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from switchyard.broker.background import end_tasks
 from switchyard.services.jobs.outcomes import DependencyUnavailable, PermanentError
 from switchyard.services.text.chunks import Chunk
 
@@ -18,6 +20,9 @@ BATCH = 4_096
 APPROXIMATE_FROM = 50_000
 """Chunks from which compaction makes an index of neighbours. Up to there a search compares with
 every vector, and is exact; beyond, it may miss some of the nearest."""
+
+One = TypeVar("One")
+Other = TypeVar("Other")
 
 
 class IndexMismatch(PermanentError):
@@ -58,10 +63,25 @@ class WordMatch:
     title: str
     relevance: float
     """BM25: above 0, without an upper limit, and only to be compared within one answer."""
-    similarity: float = 0.0
-    """Cosine to the vector that was given with the words, from -1 to 1; 0 without one."""
+
+
+Key = str | int
+"""By which an index finds a chunk again that it has just found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A chunk that is near to a vector or has words of a text: as much of it as its rank needs."""
+
+    key: Key
+    similarity: float
+    """Cosine to the vector, from -1 to 1; 0 to a vector of zeros."""
+    relevance: float = 0.0
+    """As of a WordMatch; 0 for what is only near."""
     has: int | None = None
-    """Of how many words of the query it has any; None where the index does not tell."""
+    """How many words of the text it has; None where the index does not tell."""
+    text: str = ""
+    """Where it has words, and the index does not tell how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +168,25 @@ class ChunkIndex(Protocol):
         limit: int,
         *,
         within: Collection[str] | None = None,
-        near: Sequence[float] | None = None,
     ) -> list[WordMatch]:
         """The chunks that have words of the text, the most relevant first; `within` leaves out
-        all documents but these. They are compared with the vector `near`, if there is one."""
+        all documents but these."""
+        ...
+
+    async def candidates(
+        self,
+        vector: Sequence[float],
+        text: str,
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+    ) -> list[Candidate]:
+        """What `nearest` and `with_words` find, each chunk once, in no order. Most candidates are
+        not shown, and what is not needed for their rank is not read."""
+        ...
+
+    async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
+        """The chunks of some candidates; those that were deleted meanwhile are absent."""
         ...
 
     async def is_scattered(self) -> bool:
@@ -162,6 +197,17 @@ class ChunkIndex(Protocol):
         """Make room and speed: merge what writes have left in pieces, drop what no reader needs,
         index what has grown. Takes seconds to minutes; others may read and write meanwhile."""
         ...
+
+
+async def both(
+    one: Coroutine[Any, Any, One], other: Coroutine[Any, Any, Other]
+) -> tuple[One, Other]:
+    """Both at the same time; where one fails, the other is ended."""
+    tasks = asyncio.create_task(one), asyncio.create_task(other)
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await end_tasks(*tasks)
 
 
 def unit(total: Any) -> list[float]:

@@ -18,11 +18,14 @@ from typing import Any
 from switchyard.services.index.chunk_index import (
     APPROXIMATE_FROM,
     BATCH,
+    Candidate,
     IndexedText,
+    Key,
     Match,
     NearDocument,
     WordMatch,
     best_first,
+    both,
     each_once,
     require_pairs,
     unit,
@@ -177,34 +180,85 @@ class LanceTable:
         return query.refine_factor(_REFINED)
 
     async def with_words(
+        self, text: str, limit: int, *, within: Collection[str] | None = None
+    ) -> list[WordMatch]:
+        found = await self._with_words(text, limit, within)
+        if found is None:
+            return []
+        rows = await found.select([*_CHUNK_COLUMNS, "_score"]).to_list()
+        matches = [WordMatch(_chunk(row), row["title"], row["_score"]) for row in rows]
+        return sorted(matches, key=lambda match: (-match.relevance, match.chunk.id))
+
+    async def _with_words(
+        self, text: str, limit: int, within: Collection[str] | None
+    ) -> Any | None:
+        """A query for the rows with words of a text; None where there can be none. A table from
+        before there was an index of words gets one."""
+        query = words_query(text)
+        if query is None or (within is not None and not within):
+            return None
+        if not await has_word_index(self._table, self._words):
+            await retried(lambda: add_word_index(self._table, self._words))
+        found = self._table.query().nearest_to_text(query, columns=[self._words]).limit(limit)
+        return found if within is None else found.where(_one_of(within))
+
+    async def candidates(
         self,
+        vector: Sequence[float],
         text: str,
         limit: int,
         *,
         within: Collection[str] | None = None,
-        near: Sequence[float] | None = None,
-    ) -> list[WordMatch]:
-        """A table from before there was an index of words gets one."""
-        query = words_query(text)
-        if query is None or (within is not None and not within):
+    ) -> list[Candidate]:
+        if within is not None and not within:
             return []
-        if not await has_word_index(self._table, self._words):
-            await retried(lambda: add_word_index(self._table, self._words))
-        found = self._table.query().nearest_to_text(query, columns=[self._words]).limit(limit)
+        near, worded = await both(
+            self._near_keys(vector, limit, within), self._worded(vector, text, limit, within)
+        )
+        known = {each.key for each in worded}
+        return [*worded, *(each for each in near if each.key not in known)]
+
+    async def _near_keys(
+        self, vector: Sequence[float], limit: int, within: Collection[str] | None
+    ) -> list[Candidate]:
+        if not any(vector):
+            return []
+        # Whoever is not among the first by a byte for each number is not among the best of both.
+        query = (await self._near(list(vector), limit)).refine_factor(1)
         if within is not None:
-            found = found.where(_one_of(within))
-        columns = [*_CHUNK_COLUMNS, "_score"]
-        if near is None:
-            rows = await found.select(columns).to_arrow()
-            similar = [0.0] * len(rows)
-        else:
-            rows = await found.select([*columns, "vector"]).to_arrow()
-            similar = _cosines(near, rows.column("vector"))
-        matches = [
-            WordMatch(_chunk(row), row["title"], row["_score"], similarity)
-            for row, similarity in zip(rows.select(columns).to_pylist(), similar, strict=True)
+            query = query.where(_one_of(within))
+        rows = await query.select(["_distance"]).with_row_id().to_list()
+        return [
+            Candidate(row["_rowid"], 1 - row["_distance"])
+            for row in rows
+            if row["_distance"] is not None
         ]
-        return sorted(matches, key=lambda match: (-match.relevance, match.chunk.id))
+
+    async def _worded(
+        self, vector: Sequence[float], text: str, limit: int, within: Collection[str] | None
+    ) -> list[Candidate]:
+        found = await self._with_words(text, limit, within)
+        if found is None:
+            return []
+        rows = await found.select(["_score", "text", "vector"]).with_row_id().to_arrow()
+        told = zip(
+            rows.column("_rowid").to_pylist(),
+            _cosines(vector, rows.column("vector")),
+            rows.column("_score").to_pylist(),
+            rows.column("text").to_pylist(),
+            strict=True,
+        )
+        return [
+            Candidate(key, similarity, relevance, text=said)
+            for key, similarity, relevance, said in told
+        ]
+
+    async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
+        if not keys:
+            return {}
+        query = self._table.take_row_ids(list(keys)).select(list(_CHUNK_COLUMNS)).with_row_id()
+        rows = await query.to_list()
+        return {row["_rowid"]: IndexedText(row["title"], _chunk(row)) for row in rows}
 
     async def is_scattered(self) -> bool:
         stats = await self._table.stats()

@@ -13,11 +13,14 @@ from typing import Any
 
 from switchyard.services.index.chunk_index import (
     APPROXIMATE_FROM,
+    Candidate,
     IndexedText,
+    Key,
     Match,
     NearDocument,
     WordMatch,
     best_first,
+    both,
     each_once,
     require_pairs,
     unit,
@@ -32,7 +35,13 @@ from switchyard.services.index.postgres_neighbours import (
     looking,
     nearest,
 )
-from switchyard.services.index.postgres_words import CHUNK, LONGEST_WORD, chunk_of, with_words
+from switchyard.services.index.postgres_words import (
+    CHUNK,
+    LONGEST_WORD,
+    chunk_of,
+    with_words,
+    worded,
+)
 from switchyard.services.index.words import WORDING
 from switchyard.services.text.chunks import Chunk
 from switchyard.services.text.plain import words
@@ -206,6 +215,21 @@ class PostgresTable:
         within: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Match]:
+        rows = await self._near(CHUNK, vector, limit, within, exact=exact)
+        return best_first(
+            [Match(chunk_of(row), row["title"], similarity=1 - row["distance"]) for row in rows]
+        )
+
+    async def _near(
+        self,
+        columns: str,
+        vector: Sequence[float],
+        limit: int,
+        within: Collection[str] | None,
+        *,
+        exact: bool = False,
+    ) -> list[Any]:
+        """These columns and the `distance` of the chunks nearest to a vector."""
         if not any(vector) or (within is not None and not within):
             return []
         values: list[Any] = [list(vector), limit]
@@ -217,19 +241,13 @@ class PostgresTable:
         rows: list[Any] = []
         async with self._reading(looking(self._lists)) as connection:
             if not exact and not await self._are_few(connection, within):
-                rows = await connection.fetch(self._nearest(CHUNK, asked, "$2", where), *values)
+                rows = await connection.fetch(self._nearest(columns, asked, "$2", where), *values)
             if len(rows) < limit:  # not asked for, or the walk along the index has ended too early
                 await connection.execute(EXACTLY)
                 rows = await connection.fetch(
-                    nearest(self._name, CHUNK, asked, "$2", where), *values
+                    nearest(self._name, columns, asked, "$2", where), *values
                 )
-        return best_first(
-            [
-                Match(chunk_of(row), row["title"], similarity=1 - row["distance"])
-                for row in rows
-                if not math.isnan(row["distance"])
-            ]
-        )
+        return [row for row in rows if not math.isnan(row["distance"])]
 
     def _nearest(self, columns: str, asked: str, limit: str, where: str) -> str:
         return nearest(
@@ -267,17 +285,44 @@ class PostgresTable:
         )
 
     async def with_words(
-        self,
-        text: str,
-        limit: int,
-        *,
-        within: Collection[str] | None = None,
-        near: Sequence[float] | None = None,
+        self, text: str, limit: int, *, within: Collection[str] | None = None
     ) -> list[WordMatch]:
         if within is not None and not within:
             return []
         async with self._reading(_BY_WORDS) as connection:
-            return await with_words(connection, self._name, text, limit, within, near)
+            return await with_words(connection, self._name, text, limit, within)
+
+    async def candidates(
+        self,
+        vector: Sequence[float],
+        text: str,
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+    ) -> list[Candidate]:
+        if within is not None and not within:
+            return []
+        rows, with_words = await both(
+            self._near("id", vector, limit, within), self._worded(vector, text, limit, within)
+        )
+        known = {each.key for each in with_words}
+        near = [Candidate(row["id"], 1 - row["distance"]) for row in rows]
+        return [*with_words, *(each for each in near if each.key not in known)]
+
+    async def _worded(
+        self, vector: Sequence[float], text: str, limit: int, within: Collection[str] | None
+    ) -> list[Candidate]:
+        async with self._reading(_BY_WORDS) as connection:
+            return await worded(connection, self._name, vector, text, limit, within)
+
+    async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
+        if not keys:
+            return {}
+        async with self._connect() as connection:
+            rows = await connection.fetch(
+                f"SELECT {CHUNK} FROM {self._name} WHERE id = ANY($1)", list(keys)
+            )
+        return {row["id"]: IndexedText(row["title"], chunk_of(row)) for row in rows}
 
     @asynccontextmanager
     async def _reading(self, told: str) -> AsyncIterator[Any]:

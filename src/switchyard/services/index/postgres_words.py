@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from switchyard.services.index.chunk_index import WordMatch
+from switchyard.services.index.chunk_index import Candidate, WordMatch
 from switchyard.services.index.words import MAX_QUERY_WORDS
 from switchyard.services.text.chunks import Chunk
 from switchyard.services.text.plain import content_words, words
@@ -38,42 +38,67 @@ _K1, _B = 1.2, 0.75
 
 
 async def with_words(
+    connection: Any, table: str, text: str, limit: int, within: Collection[str] | None
+) -> list[WordMatch]:
+    """The chunks of the table that have words of the text, the most relevant first, within these
+    documents."""
+    best, _ = await _most_relevant(connection, table, text, limit, within)
+    found = await connection.fetch(
+        f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [key for _, key, _ in best]
+    )
+    known = {row["id"]: row for row in found}
+    return [
+        WordMatch(chunk_of(known[key]), known[key]["title"], relevance)
+        for relevance, key, _ in best
+    ]
+
+
+async def worded(
     connection: Any,
     table: str,
+    vector: Sequence[float],
     text: str,
     limit: int,
     within: Collection[str] | None,
-    near: Sequence[float] | None,
-) -> list[WordMatch]:
-    """The chunks of the table that have words of the text, the most relevant first, within these
-    documents, and compared with that vector."""
+) -> list[Candidate]:
+    """The same as candidates, compared with that vector."""
+    best, is_whole = await _most_relevant(connection, table, text, limit, within)
+    found = await connection.fetch(
+        "SELECT id, NULLIF(1 - (vector <=> $2::real[]::vector), 'NaN') AS similarity, "
+        f"CASE WHEN $3 THEN '' ELSE text END AS text FROM {table} WHERE id = ANY($1)",
+        [key for _, key, _ in best],
+        list(vector),
+        is_whole,
+    )
+    known = {row["id"]: row for row in found}
+    return [
+        Candidate(
+            key,
+            known[key]["similarity"] or 0.0,
+            relevance,
+            has if is_whole else None,
+            known[key]["text"],
+        )
+        for relevance, key, has in best
+    ]
+
+
+async def _most_relevant(
+    connection: Any, table: str, text: str, limit: int, within: Collection[str] | None
+) -> tuple[list[tuple[float, str, int]], bool]:
+    """BM25, id and number of words of each chunk, best first, and whether all of the text's words
+    were looked for."""
     told = (word[:LONGEST_WORD] for word in content_words(text) or words(text))
     all_terms = list(dict.fromkeys(told))
     terms = all_terms[:MAX_QUERY_WORDS]
     if not terms:
-        return []
+        return [], True
     weights = _weights(await connection.fetch(_KNOWN.format(table=table, most=_COUNTED), terms))
     if not weights:
-        return []
+        return [], True
     rows = await _candidates(connection, table, weights, limit * _CANDIDATES, within)
     best = _by_relevance(rows, [weights[word] for word in sorted(weights)])[:limit]
-    found = await connection.fetch(
-        f"SELECT {CHUNK}, NULLIF(1 - (vector <=> $2::real[]::vector), 'NaN') AS similarity "
-        f"FROM {table} WHERE id = ANY($1)",
-        [key for _, key, _ in best],
-        None if near is None else list(near),
-    )
-    known = {row["id"]: row for row in found}
-    return [
-        WordMatch(
-            chunk_of(known[key]),
-            known[key]["title"],
-            relevance,
-            known[key]["similarity"] or 0.0,
-            has if len(terms) == len(all_terms) else None,
-        )
-        for relevance, key, has in best
-    ]
+    return best, len(terms) == len(all_terms)
 
 
 def chunk_of(row: Any) -> Chunk:

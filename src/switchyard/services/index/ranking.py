@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any
+from itertools import islice
 
-from switchyard.broker.background import end_tasks
-from switchyard.services.index.chunk_index import ChunkIndex, Match, WordMatch
+from switchyard.services.index.chunk_index import (
+    Candidate,
+    ChunkIndex,
+    Key,
+    Match,
+    WordMatch,
+)
 from switchyard.services.index.embedder import Embedder
 from switchyard.services.index.modes import MAX_LIMIT, Mode
 from switchyard.services.text.chunks import Chunk
@@ -90,14 +94,16 @@ async def search(
     else:
         vector = (await embedder.embed([query]))[0]
         each = max(wanted, _CANDIDATES)
-        nearest, with_words = await _both(
-            index.nearest(vector, each, within=within),
-            index.with_words(query, each, within=within, near=vector),
-        )
-        similar = _similar(nearest, least)
-        known = {one.chunk.id for one in similar}
-        similar += _similar([one for one in with_words if one.chunk.id not in known], 0.0)
-        ranked = _weighed(similar, with_words, terms, embedder.scale.weight)
+        candidates = await index.candidates(vector, query, each, within=within)
+        weighed = _weighed(_fitting(candidates, least), terms, embedder.scale.weight)
+        # Of one document may be all of the first ones.
+        first = list(islice(weighed, limit if per_document is None else None))
+        known = await index.shown([key for key, _ in first])
+        ranked = [
+            _Ranked(known[key].chunk, known[key].title, score)
+            for key, score in first
+            if key in known
+        ]
     hits: list[Hit] = []
     taken: Counter[str] = Counter()
     for found in ranked:
@@ -110,18 +116,7 @@ async def search(
     return hits
 
 
-async def _both(
-    one: Coroutine[Any, Any, list[Match]], other: Coroutine[Any, Any, list[WordMatch]]
-) -> tuple[list[Match], list[WordMatch]]:
-    """Both at the same time; where one fails, the other is ended."""
-    tasks = asyncio.create_task(one), asyncio.create_task(other)
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await end_tasks(*tasks)
-
-
-def _similar(matches: Iterable[Match | WordMatch], at_least: float) -> list[_Ranked]:
+def _similar(matches: Iterable[Match], at_least: float) -> list[_Ranked]:
     return [
         _Ranked(match.chunk, match.title, match.similarity)
         for match in matches
@@ -133,41 +128,49 @@ def _worded(matches: Iterable[WordMatch]) -> list[_Ranked]:
     return [_Ranked(match.chunk, match.title, match.relevance) for match in matches]
 
 
+def _fitting(candidates: Iterable[Candidate], at_least: float) -> Iterator[Candidate]:
+    """Those that have words, or are similar enough."""
+    for each in candidates:
+        if each.relevance or (each.similarity > 0 and each.similarity >= at_least):
+            yield each
+
+
 def _weighed(
-    similar: Sequence[_Ranked], worded: Sequence[WordMatch], terms: set[str], weight: float
-) -> Iterator[_Ranked]:
-    """By the weighted sum of similarity and words, each from 0 to 1, best first.
+    candidates: Iterable[Candidate], terms: set[str], weight: float
+) -> Iterator[tuple[Key, float]]:
+    """By the weighted sum of similarity and words, each from 0 to 1, best first; equal ones by
+    their keys.
 
     Words count by BM25, as a part of the best one's, times the square of how many of the query's
     words are there: who has all of them is what was asked for, who has one of four says little.
     Where the index does not tell how many, texts are looked at as late as can be: not those of whom
     would not be among the first with all of the words.
     """
-    both: tuple[_Ranked | WordMatch, ...] = (*worded, *similar)
-    found = {each.chunk.id: each for each in both}
-    nearness = {each.chunk.id: weight * min(each.score, 1.0) for each in similar}
-    best = max((each.relevance for each in worded), default=0.0)
-    relevance = {each.chunk.id: (1 - weight) * each.relevance / best for each in worded}
+    found = {each.key: each for each in candidates}
+    best = max((each.relevance for each in found.values()), default=0.0)
 
-    def score(key: str, number: int) -> float:
+    def score(each: Candidate, number: int) -> float:
+        near = weight * min(max(each.similarity, 0.0), 1.0)
+        if not each.relevance:
+            return near
         # The index knows words where no spaces are written: it found one even if we see none.
         share = max(number, 1) / max(len(terms), 1)
-        return nearness.get(key, 0.0) + share**2 * relevance[key]
+        return near + share**2 * ((1 - weight) * each.relevance / best)
 
     # By the score that each can have at most, which is its own once nothing is left to look at.
-    waiting = [(-nearness[key], key, True) for key in nearness if key not in relevance]
-    for each in worded:
+    waiting = []
+    for each in found.values():
+        is_exact = each.has is not None or not each.relevance
         number = len(terms) if each.has is None else each.has
-        waiting.append((-score(each.chunk.id, number), each.chunk.id, each.has is not None))
+        waiting.append((-score(each, number), each.key, is_exact))
     heapify(waiting)
     while waiting:
         less, key, is_exact = heappop(waiting)
-        chunk = found[key].chunk
         if is_exact:
-            yield _Ranked(chunk, found[key].title, -less)
+            yield key, -less
         else:
-            number = len(words_of(chunk.text, terms))
-            heappush(waiting, (-score(key, number), key, True))
+            number = len(words_of(found[key].text, terms))
+            heappush(waiting, (-score(found[key], number), key, True))
 
 
 def _hit(found: _Ranked, terms: set[str]) -> Hit:
