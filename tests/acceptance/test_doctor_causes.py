@@ -207,6 +207,20 @@ async def test_a_database_that_takes_no_writes(
     assert "ledger-read-only" not in findings(jobctl)
 
 
+def test_a_vhost_that_somebody_deleted(jobctl: CommandLine, broker310: TestBroker) -> None:
+    gone = f"{broker310.vhost}-gone"
+    jobctl.environment["JOBS_AMQP_URL"] = broker310.node.amqp_url_of(gone)
+    found = findings(jobctl)["broker-refuses"]
+    _, *mends = commands(found, "rabbitmqctl")
+    assert [each[1] for each in mends] == ["add_vhost", "set_permissions"]
+    try:
+        for _, *command in mends:
+            broker310.node.rabbitmqctl(*command)
+        assert "broker-refuses" not in findings(jobctl)
+    finally:
+        broker310.node.rabbitmqctl("delete_vhost", gone)
+
+
 def test_a_broker_that_takes_connections_and_says_nothing(jobctl: CommandLine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         port = frozen.getsockname()[1]

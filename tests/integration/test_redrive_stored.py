@@ -27,6 +27,7 @@ from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.redrives import bury_all, ids, names, run, start
+from tests.support.redrives import plan as planned
 from tests.support.system import System, open_system
 
 
@@ -57,6 +58,10 @@ async def test_what_the_broker_has_no_longer_goes_back_from_the_ledger(
         by_id = LetterFilter(ids=frozenset(gone))
         plain = await run(system, await start(system, by_id))
         assert RedriveProgress.of(plain).redriven == 0
+        told = "10 letters of these can't be found on the broker any more: `--from-ledger` sends"
+        assert (plain.note or "").startswith(told)
+        assert (await planned(system, by_id)).notes[0].startswith(told)
+        assert (await planned(system, by_id, limit=3)).notes[0].startswith("3 letters of these")
 
         spec = RedriveSpec(LetterFilter(job_type="scripted"), from_ledger=True)
         plan = await plan_redrive(

@@ -252,6 +252,8 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
     else:
         for note in progress.notes:
             say(note)
+        if operation.state is BulkState.COMPLETED and operation.note:
+            say(operation.note)
         echo(summary(progress.redriven, progress.dropped, progress.invalid, "redriven"))
         if progress.redriven > 1:
             say(f"What becomes of them: `jobctl dead redrives show {operation.id}`")

@@ -18,7 +18,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import Wait
 from switchyard.services.redrive.sending import BATCH, Copy, LetterDifference, LetterSender, Tally
-from switchyard.services.redrive.spec import RedriveSpec
+from switchyard.services.redrive.spec import RedriveSpec, only_in_ledger
 
 SHOWN = 5
 """Letters of which it is shown what would change."""
@@ -61,6 +61,10 @@ async def plan_redrive(
             if spec.limit is not None and tally.matched >= spec.limit:
                 break
         await would_go()
+    if not spec.from_ledger:
+        listed = await ledger.count_dead(spec.which.for_index("waiting", ledger.clock.now()))
+        if (lost := min(listed, spec.limit or listed) - tally.matched) > 0:
+            tally.notes.insert(0, only_in_ledger(lost))
     return tally
 
 

@@ -14,7 +14,7 @@ from switchyard.services.dead.letters import DeadJob, was_dead
 from switchyard.services.ledger import Ledger
 from switchyard.services.records import BulkState, RedriveOutcome
 from switchyard.services.redrive.sending import Copy, Tally
-from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec
+from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, only_in_ledger
 
 LOOK = 0.3
 """Seconds between looks at what became of letters, or whether a lane has room."""
@@ -138,7 +138,11 @@ class RedriveRun:
 
     @property
     def last_word(self) -> str | None:
-        return f"{self._failed} failed again" if self._failed else None
+        said = [f"{self._failed} failed again"] if self._failed else []
+        seen = self._planned + self._before.dropped + self.tally.dropped + self.tally.invalid
+        if (lost := (self._before.total or 0) - seen) > 0:
+            said.append(only_in_ledger(lost))
+        return "; ".join(said) or None
 
     def planned(self, copies: Sequence[Copy]) -> None:
         """These are about to be sent."""

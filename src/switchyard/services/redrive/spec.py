@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from switchyard.broker.wording import counted
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.dead.changes import Change, InvalidRedrive
 from switchyard.services.dead.groups import require_group
@@ -127,6 +128,14 @@ class RedriveProgress:
     def of(cls, operation: BulkOperation) -> RedriveProgress:
         known = {name: operation.counts[name] for name in cls.__slots__ if name in operation.counts}
         return cls(**{**known, "notes": tuple(known.get("notes", ()))})
+
+
+def only_in_ledger(number: int) -> str:
+    """What is said of letters that the index lists and the broker has lost."""
+    return (
+        f"{counted(number, 'letter')} of these can't be found on the broker any more: "
+        "`--from-ledger` sends the ledger's copies"
+    )
 
 
 async def start_redrive(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from urllib.parse import unquote, urlsplit
 
 from switchyard.broker.addresses import address_of
 from switchyard.broker.errors import BrokerAway, BrokerRefuses
@@ -12,6 +14,8 @@ from switchyard.services.monitoring.checks.examined import Examined
 
 CONNECTION = "doctor"
 """The name under which the broker shows its connections."""
+WITHOUT_VHOST = "it refuses the vhost"
+"""What is said where user and password are right, and the vhost is not."""
 LEAST_VERSION = {"classic": (3, 10), "quorum": (4, 3)}
 """The first release with all that a profile needs."""
 
@@ -23,6 +27,8 @@ async def broker(system: Examined) -> list[Check]:
         async with connected(url, CONNECTION) as connection:
             system.broker = dict(underlying(connection).server_properties)
     except BrokerRefuses as error:
+        if WITHOUT_VHOST in str(error):
+            return [_without_vhost(system, error)]
         remedy = (
             "correct user, password and vhost in JOBS_AMQP_URL (of a system that `jobctl up` runs: "
             "`source .switchyard/env`), or set the password there: "
@@ -32,6 +38,18 @@ async def broker(system: Examined) -> list[Check]:
     except BrokerAway as error:
         return [away(error)]
     return [well("broker", f"reached at {address_of(url)}")]
+
+
+def _without_vhost(system: Examined, error: BrokerRefuses) -> Check:
+    """There is none of that name, or it is not for this user."""
+    vhost = shlex.quote(system.settings.vhost)
+    user = shlex.quote(unquote(urlsplit(system.settings.require_amqp_url()).username or "guest"))
+    remedy = (
+        "correct the vhost in JOBS_AMQP_URL: `rabbitmqctl list_vhosts` shows all. One that was "
+        f"deleted: `rabbitmqctl add_vhost {vhost}`, `rabbitmqctl set_permissions -p {vhost} {user} "
+        "'.*' '.*' '.*'`, then `jobctl topology apply` and `jobctl jobs republish`: docs/backup.md"
+    )
+    return wrong("broker", Finding.BROKER_REFUSES, str(error), remedy)
 
 
 def away(error: BrokerAway) -> Check:
