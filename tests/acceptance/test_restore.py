@@ -1,6 +1,8 @@
 """docs/backup.md, followed: a broker that is lost, and everything on a new one from a copy."""
 
+import re
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from switchyard.cli.system.node import LocalNode
-from tests.acceptance.conftest import CommandLine
+from tests.acceptance.conftest import ROOT, CommandLine
 from tests.support.brokers import TestBroker, fresh_vhost
 
 FEW, MANY = 6, 20
@@ -82,6 +84,32 @@ def test_everything_is_restored_from_a_copy_on_a_new_broker(
                 jobctl.ok("jobs", "watch", job_id)
         assert [jobctl.json("jobs", "show", job_id)["timeline"] for job_id in ids] == [[]] * jobs
         assert "nothing to publish again" in jobctl.run("jobs", "republish", "--yes").stderr
+
+
+def test_copies_of_files_come_back_to_their_place_in_a_new_directory(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "backup.md").read_text()
+    _, backing_up, restoring, *_ = page.split("\n## ")
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / ".switchyard" / "files" / "inbox").mkdir(parents=True)
+    (old / ".switchyard" / "files" / "inbox" / "a.pdf").write_text("a document")
+    new.mkdir()
+    (old / "backup").mkdir()
+    (old / "backup" / "ledger.db").write_text("made by sqlite3")
+    copy_files(backing_up, old)
+    (old / "backup").rename(new / "backup")
+    copy_files(restoring, new)
+    restored = new / ".switchyard"
+    assert (restored / "files" / "inbox" / "a.pdf").read_text() == "a document"
+    assert (restored / "ledger.db").read_text() == "made by sqlite3"
+    assert restored.stat().st_mode & 0o077 == 0
+
+
+def copy_files(section: str, directory: Path) -> None:
+    """Run what a section prints of mkdir and cp, as printed."""
+    commands = re.findall(r"^(?:mkdir|cp) .*$", section, flags=re.MULTILINE)
+    assert len(commands) >= 2
+    for command in commands:
+        subprocess.run(command, shell=True, cwd=directory, check=True)
 
 
 def test_bad_requests_are_told(jobctl: CommandLine) -> None:
