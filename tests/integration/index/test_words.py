@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
@@ -12,6 +13,7 @@ from switchyard.services.index import lance_table
 from switchyard.services.index.checking import index as look_at_index
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.lance_table import LanceTable
 from switchyard.services.index.opening import open_index
 from switchyard.services.index.rebuilding import begin, build
 from switchyard.services.monitoring.check import Finding
@@ -112,6 +114,26 @@ async def test_candidates_that_were_deleted_meanwhile_are_not_shown(url: str):
         shown = await index.shown([each.key for each in asked])
         assert [known.chunk.document_id for known in shown.values()] == ["b", "b"]
         assert await index.shown([]) == {}
+
+
+async def test_of_chunks_that_are_equally_relevant_the_same_are_found_each_time(tmp_path: Path):
+    async with opened(str(tmp_path / "index")) as index:
+        for part in range(3):
+            some = [
+                Chunk(chunk_id("a", n), "a", n, 1, f"of one tide {'' if n % 7 else 'tide'}")
+                for n in range(part * 60, part * 60 + 60)
+            ]
+            await index.put("Title", some, [vector(1)] * len(some))
+            await index.compact()
+        assert isinstance(index, LanceTable)
+        rows = await index._table.query().select(["index"]).with_row_id().to_list()
+        stored = [row["index"] for row in sorted(rows, key=lambda row: row["_rowid"])]
+        wanted = sorted([*range(0, 180, 7), *[n for n in stored if n % 7][:3]])
+        found = await index.with_words("tide", len(wanted))
+        assert sorted(match.chunk.index for match in found) == wanted
+        asked = await index.candidates([0.0] * DIMENSIONS, "tide", len(wanted))
+        shown = await index.shown([each.key for each in asked])
+        assert sorted(known.chunk.index for known in shown.values()) == wanted
 
 
 async def test_words_are_looked_for_within_some_documents(url: str):

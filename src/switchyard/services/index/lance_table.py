@@ -31,6 +31,7 @@ from switchyard.services.index.chunk_index import (
     unit,
 )
 from switchyard.services.index.commits import retried
+from switchyard.services.index.lance_vectors import add_up, cosines
 from switchyard.services.index.native_memory import give_back
 from switchyard.services.index.words import (
     add_word_index,
@@ -58,6 +59,9 @@ _SHARE = 8
 _REFINED = 2
 """For each chunk that is asked for, so many are compared by their vectors: the index of neighbours
 has but a byte for each number, so that a search reads a quarter."""
+_EQUAL = 200
+"""Chunks besides those that are asked for among which a search by words looks for equal ones. Of
+these it reads only ids and scores."""
 _SEGMENTS = 8
 """Each compaction adds one to the index of neighbours, of what came in since, and each is looked
 through; from so many on, the index is made anew."""
@@ -130,7 +134,7 @@ class LanceTable:
         batches = await query.select(["document_id", "vector"]).to_batches(max_batch_length=BATCH)
         sums: dict[str, Any] = {}
         async for batch in batches:
-            _add_up(sums, batch, self.dimensions)
+            add_up(sums, batch, self.dimensions)
         return {document_id: unit(total) for document_id, total in sums.items()}
 
     async def nearest(
@@ -182,12 +186,28 @@ class LanceTable:
     async def with_words(
         self, text: str, limit: int, *, within: Collection[str] | None = None
     ) -> list[WordMatch]:
-        found = await self._with_words(text, limit, within)
-        if found is None:
-            return []
-        rows = await found.select([*_CHUNK_COLUMNS, "_score"]).to_list()
-        matches = [WordMatch(_chunk(row), row["title"], row["_score"]) for row in rows]
+        relevances = await self._relevances(text, limit, within)
+        known = await self.shown(list(relevances))
+        matches = [
+            WordMatch(known[key].chunk, known[key].title, relevance)
+            for key, relevance in relevances.items()
+            if key in known
+        ]
         return sorted(matches, key=lambda match: (-match.relevance, match.chunk.id))
+
+    async def _relevances(
+        self, text: str, limit: int, within: Collection[str] | None
+    ) -> dict[int, float]:
+        """BM25 of the rows with words of a text, by their ids; of equal ones those that come first
+        in the table, for LanceDB finds now these and now those."""
+        found = await self._with_words(text, limit + _EQUAL, within)
+        if found is None:
+            return {}
+        rows = await found.select(["_score"]).with_row_id().to_arrow()
+        told = zip(
+            rows.column("_rowid").to_pylist(), rows.column("_score").to_pylist(), strict=True
+        )
+        return dict(sorted(told, key=lambda each: (-each[1], each[0]))[:limit])
 
     async def _with_words(
         self, text: str, limit: int, within: Collection[str] | None
@@ -237,20 +257,19 @@ class LanceTable:
     async def _worded(
         self, vector: Sequence[float], text: str, limit: int, within: Collection[str] | None
     ) -> list[Candidate]:
-        found = await self._with_words(text, limit, within)
-        if found is None:
+        relevances = await self._relevances(text, limit, within)
+        if not relevances:
             return []
-        rows = await found.select(["_score", "text", "vector"]).with_row_id().to_arrow()
+        query = self._table.take_row_ids(list(relevances)).select(["text", "vector"])
+        rows = await query.with_row_id().to_arrow()
         told = zip(
             rows.column("_rowid").to_pylist(),
-            _cosines(vector, rows.column("vector")),
-            rows.column("_score").to_pylist(),
+            cosines(vector, rows.column("vector")),
             rows.column("text").to_pylist(),
             strict=True,
         )
         return [
-            Candidate(key, similarity, relevance, text=said)
-            for key, similarity, relevance, said in told
+            Candidate(key, similarity, relevances[key], text=said) for key, similarity, said in told
         ]
 
     async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
@@ -334,29 +353,6 @@ class LanceTable:
         ]
         schema = columns_of(self.dimensions, has_words=self._words == WORDS_COLUMN)
         return pa.Table.from_pylist(rows, schema=schema)
-
-
-def _cosines(vector: Sequence[float], column: Any) -> list[float]:
-    """How similar each vector of a column is to that one; 0 where either is of zeros."""
-    import numpy as np
-
-    wanted = np.array(vector)
-    known = column.combine_chunks().flatten().to_numpy().reshape(-1, len(wanted))
-    lengths = np.linalg.norm(known, axis=1) * np.linalg.norm(wanted)
-    found: list[float] = (known @ wanted / np.where(lengths, lengths, 1.0)).tolist()
-    return found
-
-
-def _add_up(sums: dict[str, Any], batch: Any, dimensions: int) -> None:
-    """Add each document's vectors of a batch to its sum."""
-    import numpy as np
-
-    vectors = batch.column("vector").flatten().to_numpy().reshape(-1, dimensions)
-    owners = batch.column("document_id").dictionary_encode()
-    numbers = owners.indices.to_numpy()
-    for number, document_id in enumerate(owners.dictionary.to_pylist()):
-        part = vectors[numbers == number].sum(axis=0, dtype=np.float64)
-        sums[document_id] = sums[document_id] + part if document_id in sums else part
 
 
 def columns_of(dimensions: int, *, has_words: bool = True) -> Any:

@@ -1,0 +1,29 @@
+"""Columns of vectors as LanceDB gives them, in Arrow: compared, and added up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def cosines(vector: Sequence[float], column: Any) -> list[float]:
+    """How similar each vector of a column is to that one; 0 where either is of zeros."""
+    import numpy as np
+
+    wanted = np.array(vector)
+    known = column.combine_chunks().flatten().to_numpy().reshape(-1, len(wanted))
+    lengths = np.linalg.norm(known, axis=1) * np.linalg.norm(wanted)
+    found: list[float] = (known @ wanted / np.where(lengths, lengths, 1.0)).tolist()
+    return found
+
+
+def add_up(sums: dict[str, Any], batch: Any, dimensions: int) -> None:
+    """Add each document's vectors of a batch to its sum."""
+    import numpy as np
+
+    vectors = batch.column("vector").flatten().to_numpy().reshape(-1, dimensions)
+    owners = batch.column("document_id").dictionary_encode()
+    numbers = owners.indices.to_numpy()
+    for number, document_id in enumerate(owners.dictionary.to_pylist()):
+        part = vectors[numbers == number].sum(axis=0, dtype=np.float64)
+        sums[document_id] = sums[document_id] + part if document_id in sums else part
