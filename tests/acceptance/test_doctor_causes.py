@@ -4,9 +4,11 @@ import os
 import re
 import socket
 import sqlite3
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +20,7 @@ from switchyard.services.ledger import upgrade
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
 from tests.acceptance.doctor import PATIENCE, commands, findings, until_found, until_gone
 from tests.support.brokers import TestBroker
+from tests.support.certificates import make_certificates
 from tests.support.cluster import LocalCluster
 from tests.support.management import Management
 from tests.support.postgres import PostgresServer
@@ -228,6 +231,37 @@ def test_a_broker_that_takes_connections_and_says_nothing(jobctl: CommandLine) -
         found = findings(jobctl)["broker-away"]
     assert "no answer in time" in found["detail"]
     assert "frozen" in found["remedy"]
+
+
+def test_certificates_that_are_not_accepted(jobctl: CommandLine, tmp_path: Path) -> None:
+    theirs, ours = make_certificates(tmp_path / "theirs"), make_certificates(tmp_path / "ours")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(theirs.certificate, theirs.key)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        context.wrap_socket(listener, server_side=True, do_handshake_on_connect=True) as server,
+        ThreadPoolExecutor(1) as greeter,
+    ):
+        refused = greeter.submit(greet, server)
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        jobctl.environment["JOBS_AMQP_URL"] = f"amqps://a:b@{place}/?cafile={ours.authority}"
+        found = findings(jobctl)["broker-away"]
+        server.shutdown(socket.SHUT_RDWR)
+        assert refused.result() >= 1
+    assert "certificate verify failed" in found["detail"]
+    assert found["remedy"].startswith("renew the server's certificate")
+
+
+def greet(server: ssl.SSLSocket) -> int:
+    """Shake hands with whoever comes, until it is shut down; how many would not."""
+    refused = 0
+    while True:
+        try:
+            server.accept()
+        except ssl.SSLError:
+            refused += 1
+        except OSError:
+            return refused
 
 
 async def test_a_database_server_that_is_frozen(

@@ -10,6 +10,7 @@ from switchyard.broker.addresses import address_of
 from switchyard.broker.errors import BrokerAway, BrokerRefuses
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.monitoring.check import Check, Finding, well, wrong
+from switchyard.services.monitoring.checks import certificates
 from switchyard.services.monitoring.checks.examined import Examined
 
 CONNECTION = "doctor"
@@ -54,7 +55,9 @@ def _without_vhost(system: Examined, error: BrokerRefuses) -> Check:
 
 def away(error: BrokerAway) -> Check:
     """It is not there, or says nothing, and what to do about it."""
-    remedy = "start the broker, or correct host and port in JOBS_AMQP_URL"
+    remedy = certificates.remedy(error, "JOBS_AMQP_URL")
+    if remedy is None:
+        remedy = "start the broker, or correct host and port in JOBS_AMQP_URL"
     if isinstance(error.__cause__, TimeoutError):
         remedy = (
             "its host is cut off, or the broker is frozen: look at the host and the network; kill "

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql.servers import KEPT_CONNECTIONS, MORE_CONNECTIONS
 from switchyard.services.monitoring.check import Check, Finding, well, wrong
+from switchyard.services.monitoring.checks import certificates
 from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.records import (
     LedgerError,
@@ -112,7 +113,8 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
             return Finding.LEDGER_AWAY, (
                 f"see that {file} can be written, and `df -h`: has the disk room?"
                 if is_sqlite
-                else "start the database, or correct JOBS_DATABASE_URL"
+                else certificates.remedy(error, "JOBS_DATABASE_URL")
+                or "start the database, or correct JOBS_DATABASE_URL"
             )
 
 
