@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from switchyard.services.index import ranking
-from switchyard.services.index.chunk_index import Candidate, Key
+from switchyard.services.index.chunk_index import ChunkCandidate, Key
 from switchyard.services.index.ranking import _fitting, _snippet, _weighed
 from switchyard.services.text.plain import words, words_of
 
@@ -17,13 +17,13 @@ TERMS = {"red", "green", "blue", "unbroken"}
 WEIGHT = 0.6
 
 
-def found(seed: int, count: int) -> list[Candidate]:
+def found(seed: int, count: int) -> list[ChunkCandidate]:
     """Chunks that are similar and chunks that have words; many are both, and some only look as if
     they had a word."""
     randomly = random.Random(seed)
     known = ["red", "Green", "blue", "unbroken", "redder", "bluish", "other", "words"]
     return [
-        Candidate(
+        ChunkCandidate(
             f"id-{n:03}",
             randomly.choice([-0.1, 0.2, 0.5, 1.2]),
             0.0 if n % 3 else randomly.choice([1.0, 3.0, 7.5]),
@@ -48,8 +48,13 @@ def test_best_come_first_by_the_weighted_sum_and_equal_ones_by_their_keys(seed: 
 
 
 def test_what_only_looks_near_is_no_hit_and_what_has_words_is_one_however_far():
-    near = [Candidate("a", 0.3), Candidate("b", 0.1), Candidate("c", -0.5), Candidate("d", 0.0)]
-    worded = [Candidate("e", -0.5, 2.0), Candidate("f", 0.1, 2.0)]
+    near = [
+        ChunkCandidate("a", 0.3),
+        ChunkCandidate("b", 0.1),
+        ChunkCandidate("c", -0.5),
+        ChunkCandidate("d", 0.0),
+    ]
+    worded = [ChunkCandidate("e", -0.5, 2.0), ChunkCandidate("f", 0.1, 2.0)]
     assert [each.key for each in _fitting([*near, *worded], 0.2)] == ["a", "e", "f"]
     assert [each.key for each in _fitting(near, -1.0)] == ["a", "b"]
 
@@ -62,8 +67,8 @@ def test_texts_that_can_not_be_among_the_first_are_not_looked_at(monkeypatch: py
         return words_of(text, some)
 
     monkeypatch.setattr(ranking, "words_of", noted)
-    one = Candidate("one", 0.9, 5.0, text="red green blue unbroken")
-    others = [Candidate(f"id-{n:03}", 0.0, 5.0, text="red, and green") for n in range(100)]
+    one = ChunkCandidate("one", 0.9, 5.0, text="red green blue unbroken")
+    others = [ChunkCandidate(f"id-{n:03}", 0.0, 5.0, text="red, and green") for n in range(100)]
     ranked = _weighed([*others, one], TERMS, WEIGHT)
     assert next(ranked)[0] == "one"
     assert looked_at == [one.text]

@@ -70,7 +70,7 @@ Key = str | int
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ChunkCandidate:
     """A chunk that is near to a vector or has words of a text: as much of it as its rank needs."""
 
     key: Key
@@ -180,7 +180,7 @@ class ChunkIndex(Protocol):
         limit: int,
         *,
         within: Collection[str] | None = None,
-    ) -> list[Candidate]:
+    ) -> list[ChunkCandidate]:
         """What `nearest` and `with_words` find, each chunk once, in no order. Most candidates are
         not shown, and what is not needed for their rank is not read."""
         ...

@@ -18,7 +18,7 @@ from typing import Any
 from switchyard.services.index.chunk_index import (
     APPROXIMATE_FROM,
     BATCH,
-    Candidate,
+    ChunkCandidate,
     IndexedText,
     Key,
     Match,
@@ -229,7 +229,7 @@ class LanceTable:
         limit: int,
         *,
         within: Collection[str] | None = None,
-    ) -> list[Candidate]:
+    ) -> list[ChunkCandidate]:
         if within is not None and not within:
             return []
         near, worded = await both(
@@ -240,7 +240,7 @@ class LanceTable:
 
     async def _near_keys(
         self, vector: Sequence[float], limit: int, within: Collection[str] | None
-    ) -> list[Candidate]:
+    ) -> list[ChunkCandidate]:
         if not any(vector):
             return []
         # Whoever is not among the first by a byte for each number is not among the best of both.
@@ -249,14 +249,14 @@ class LanceTable:
             query = query.where(_one_of(within))
         rows = await query.select(["_distance"]).with_row_id().to_list()
         return [
-            Candidate(row["_rowid"], 1 - row["_distance"])
+            ChunkCandidate(row["_rowid"], 1 - row["_distance"])
             for row in rows
             if row["_distance"] is not None
         ]
 
     async def _worded(
         self, vector: Sequence[float], text: str, limit: int, within: Collection[str] | None
-    ) -> list[Candidate]:
+    ) -> list[ChunkCandidate]:
         relevances = await self._relevances(text, limit, within)
         if not relevances:
             return []
@@ -269,7 +269,8 @@ class LanceTable:
             strict=True,
         )
         return [
-            Candidate(key, similarity, relevances[key], text=said) for key, similarity, said in told
+            ChunkCandidate(key, similarity, relevances[key], text=said)
+            for key, similarity, said in told
         ]
 
     async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:

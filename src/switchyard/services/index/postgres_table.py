@@ -13,7 +13,7 @@ from typing import Any
 
 from switchyard.services.index.chunk_index import (
     APPROXIMATE_FROM,
-    Candidate,
+    ChunkCandidate,
     IndexedText,
     Key,
     Match,
@@ -299,19 +299,19 @@ class PostgresTable:
         limit: int,
         *,
         within: Collection[str] | None = None,
-    ) -> list[Candidate]:
+    ) -> list[ChunkCandidate]:
         if within is not None and not within:
             return []
         rows, with_words = await both(
             self._near("id", vector, limit, within), self._worded(vector, text, limit, within)
         )
         known = {each.key for each in with_words}
-        near = [Candidate(row["id"], 1 - row["distance"]) for row in rows]
+        near = [ChunkCandidate(row["id"], 1 - row["distance"]) for row in rows]
         return [*with_words, *(each for each in near if each.key not in known)]
 
     async def _worded(
         self, vector: Sequence[float], text: str, limit: int, within: Collection[str] | None
-    ) -> list[Candidate]:
+    ) -> list[ChunkCandidate]:
         async with self._reading(_BY_WORDS) as connection:
             return await worded(connection, self._name, vector, text, limit, within)
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from switchyard.services.index.chunk_index import Candidate, WordMatch
+from switchyard.services.index.chunk_index import ChunkCandidate, WordMatch
 from switchyard.services.index.words import MAX_QUERY_WORDS
 from switchyard.services.text.chunks import Chunk
 from switchyard.services.text.plain import content_words, words
@@ -60,7 +60,7 @@ async def worded(
     text: str,
     limit: int,
     within: Collection[str] | None,
-) -> list[Candidate]:
+) -> list[ChunkCandidate]:
     """The same as candidates, compared with that vector."""
     best, is_whole = await _most_relevant(connection, table, text, limit, within)
     found = await connection.fetch(
@@ -72,7 +72,7 @@ async def worded(
     )
     known = {row["id"]: row for row in found}
     return [
-        Candidate(
+        ChunkCandidate(
             key,
             known[key]["similarity"] or 0.0,
             relevance,

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from switchyard.services.index.chunk_index import (
-    Candidate,
+    ChunkCandidate,
     ChunkIndex,
     Key,
     Match,
@@ -128,7 +128,7 @@ def _worded(matches: Iterable[WordMatch]) -> list[_Ranked]:
     return [_Ranked(match.chunk, match.title, match.relevance) for match in matches]
 
 
-def _fitting(candidates: Iterable[Candidate], at_least: float) -> Iterator[Candidate]:
+def _fitting(candidates: Iterable[ChunkCandidate], at_least: float) -> Iterator[ChunkCandidate]:
     """Those that have words, or are similar enough."""
     for each in candidates:
         if each.relevance or (each.similarity > 0 and each.similarity >= at_least):
@@ -136,7 +136,7 @@ def _fitting(candidates: Iterable[Candidate], at_least: float) -> Iterator[Candi
 
 
 def _weighed(
-    candidates: Iterable[Candidate], terms: set[str], weight: float
+    candidates: Iterable[ChunkCandidate], terms: set[str], weight: float
 ) -> Iterator[tuple[Key, float]]:
     """By the weighted sum of similarity and words, each from 0 to 1, best first; equal ones by
     their keys.
@@ -149,7 +149,7 @@ def _weighed(
     found = {each.key: each for each in candidates}
     best = max((each.relevance for each in found.values()), default=0.0)
 
-    def score(each: Candidate, number: int) -> float:
+    def score(each: ChunkCandidate, number: int) -> float:
         near = weight * min(max(each.similarity, 0.0), 1.0)
         if not each.relevance:
             return near
