@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -13,13 +14,16 @@ from switchyard.services.index import lance_table
 from switchyard.services.index.checking import index as look_at_index
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.embedder import embedder_for
+from switchyard.services.index.hashed import HashedEmbedder
 from switchyard.services.index.lance_table import LanceTable
+from switchyard.services.index.modes import Mode
 from switchyard.services.index.opening import open_index
+from switchyard.services.index.ranking import search
 from switchyard.services.index.rebuilding import begin, build
 from switchyard.services.monitoring.check import Finding
 from switchyard.services.settings import Settings
 from switchyard.services.text.chunks import Chunk, chunk_id
-from tests.support.chunk_tables import DIMENSIONS, opened, put, vector
+from tests.support.chunk_tables import DIMENSIONS, chunks, opened, put, vector
 
 WORDED = {
     "moon": "The Moon draws the water of the sea, and the tide rises.",
@@ -134,6 +138,26 @@ async def test_of_chunks_that_are_equally_relevant_the_same_are_found_each_time(
         asked = await index.candidates([0.0] * DIMENSIONS, "tide", len(wanted))
         shown = await index.shown([each.key for each in asked])
         assert sorted(known.chunk.index for known in shown.values()) == wanted
+
+
+async def test_others_take_the_place_of_what_is_deleted_amid_a_search(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    embedder = HashedEmbedder(DIMENSIONS)
+    async with opened(url) as index:
+        await index.put("Title", chunks("a", 3), embedder.embed_now(["text"] * 3))
+        await put(index, "b", 4)
+        assert "a" in {hit.document_id for hit in await search(index, embedder, "text", 4)}
+        candidates = type(index).candidates
+
+        async def deleted_meanwhile(*args: Any, **options: Any) -> Any:
+            found = await candidates(*args, **options)
+            await index.delete_document("a")
+            return found
+
+        monkeypatch.setattr(type(index), "candidates", deleted_meanwhile)
+        hits = await search(index, embedder, "text", 4, mode=Mode.HYBRID)
+    assert [hit.document_id for hit in hits] == ["b"] * 4
 
 
 async def test_words_are_looked_for_within_some_documents(url: str):

@@ -97,13 +97,7 @@ async def search(
         candidates = await index.candidates(vector, query, each, within=within)
         weighed = _weighed(_fitting(candidates, least), terms, embedder.scale.weight)
         # Of one document may be all of the first ones.
-        first = list(islice(weighed, limit if per_document is None else None))
-        known = await index.shown([key for key, _ in first])
-        ranked = [
-            _Ranked(known[key].chunk, known[key].title, score)
-            for key, score in first
-            if key in known
-        ]
+        ranked = await _first(index, weighed, limit if per_document is None else len(candidates))
     hits: list[Hit] = []
     taken: Counter[str] = Counter()
     for found in ranked:
@@ -114,6 +108,21 @@ async def search(
             taken[document_id] += 1
             hits.append(_hit(found, terms))
     return hits
+
+
+async def _first(
+    index: ChunkIndex, weighed: Iterator[tuple[Key, float]], number: int
+) -> list[_Ranked]:
+    """The first so many; the next ones take the place of those that were deleted meanwhile."""
+    found: list[_Ranked] = []
+    while some := list(islice(weighed, number - len(found))):
+        known = await index.shown([key for key, _ in some])
+        found += [
+            _Ranked(known[key].chunk, known[key].title, score)
+            for key, score in some
+            if key in known
+        ]
+    return found
 
 
 def _similar(matches: Iterable[Match], at_least: float) -> list[_Ranked]:
