@@ -2,8 +2,9 @@
 
 import asyncio
 import random
+import signal
 import sys
-from asyncio.subprocess import DEVNULL
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from switchyard.broker.topology.build import build
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.migrate import MigrationRefused, alone
 from switchyard.broker.wire.connection import connected, underlying
+from switchyard.cli.base.errors import INTERRUPTED
 from switchyard.services.records import State
 from tests.conftest import broker_of
 from tests.support.brokers import TestBroker
@@ -128,6 +130,27 @@ async def test_two_at_once_are_one_too_many(broker43_classic: TestBroker) -> Non
         with pytest.raises(MigrationRefused, match="another migration is under way"):
             async with alone(underlying(two)):
                 pass
+
+
+async def test_who_breaks_it_off_is_told_to_run_it_again(
+    broker43_classic: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with open_chaos(broker43_classic, sqlite_url, tmp_path) as system:
+        command = ("topology", "migrate", "--to", "quorum", "--yes")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "switchyard.cli.main", *command),
+            cwd=ROOT,
+            env=environment_of(system.settings),
+            stdout=DEVNULL,
+            stderr=PIPE,
+        )
+        assert process.stderr is not None
+        first = await asyncio.wait_for(process.stderr.readline(), 30)
+        assert first.strip().decode().endswith("…")  # the lane that it has begun
+        process.send_signal(signal.SIGINT)
+        _, said = await asyncio.wait_for(process.communicate(), 30)
+    assert "Run it again" in said.decode()
+    assert process.returncode == INTERRUPTED
 
 
 @pytest.mark.long

@@ -85,7 +85,11 @@ def migrate(
         # what a full hot lane refuses, which a quorum queue does not do.
         say("Run all processes with JOBS_PROFILE=quorum while this goes on.")
         confirm(f"Remake {counted(len(steps), 'queue')}?", abort=True)
-    ended = run(_migrated(settings, wanted, steps, seconds, quiet=as_json))
+    try:
+        ended = run(_migrated(settings, wanted, steps, seconds, quiet=as_json))
+    except KeyboardInterrupt:
+        say("Broken off, and nothing is lost. Run it again: it goes on from here.")
+        raise
     if as_json:
         print_json([{"name": e.name, "moved": e.moved, "done": e.done} for e in ended])
     if not all(each.done for each in ended):
