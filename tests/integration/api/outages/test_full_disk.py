@@ -49,6 +49,7 @@ async def test_health_tells_that_the_disk_of_the_ledger_alone_is_full(
         open_system(broker310, ledger, data_dir=tmp_path, modules=MODULES) as system,
         serving(system.settings) as api,
     ):
+        await eventually(api.state.broker.feed.is_listening.is_set, 10, "the event feed")
         assert (await api.client.get("/health")).status_code == 200
         large = fill(small_disk)
         health = await api.client.get("/health")
