@@ -81,8 +81,7 @@ async def test_a_next_stage_without_a_queue_waits_for_one_as_pending_and_runs_th
 async def test_a_retry_and_a_dead_letter_are_confirmed_before_ack(
     system: System, held_publisher: TcpProxy, step: str, queue: str, state: State
 ) -> None:
-    await system.start_worker("llm")
-    await eventually(lambda: held_publisher.connections == 1)
+    await (await system.start_worker("llm")).publishing()
     held_publisher.pause("to_server")
     job_id = await system.publish("hot.scripted", {"steps": [step, "done"]})
     await journal.started(job_id)

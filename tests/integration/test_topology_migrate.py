@@ -147,7 +147,7 @@ async def test_who_breaks_it_off_is_told_to_run_it_again(
         assert process.stderr is not None
         first = await asyncio.wait_for(process.stderr.readline(), 30)
         assert first.strip().decode().endswith("…")  # the lane that it has begun
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)  # as SIGINT, which a background job may ignore
         _, said = await asyncio.wait_for(process.communicate(), 30)
     assert "Run it again" in said.decode()
     assert process.returncode == INTERRUPTED

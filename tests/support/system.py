@@ -83,6 +83,10 @@ class RunningWorker:
         self.worker.stop()
         await asyncio.wait_for(self.task, STOP_TIMEOUT)
 
+    async def publishing(self) -> None:
+        """Wait until what it publishes can leave at once."""
+        await eventually(self.worker._publisher._ready, what="the publisher's channel")
+
     async def consuming(self, *queues: str) -> None:
         """Wait until it consumes these queues, or all that it has."""
         await eventually(

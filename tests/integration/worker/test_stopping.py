@@ -89,7 +89,7 @@ async def test_what_follows_from_a_handler_is_seen_through_beyond_the_grace(
     system: System, held_publisher: TcpProxy, step: str
 ) -> None:
     running = await system.start_worker("llm", shutdown_grace=0.1)
-    await eventually(lambda: held_publisher.connections == 1)
+    await running.publishing()
     held_publisher.pause("to_client")
     job_id = await system.publish("hot.scripted", {"steps": [step]}, max_attempts=1)
     await system.wait_for_letter(job_id)
@@ -109,7 +109,7 @@ async def test_a_job_that_could_not_be_concluded_goes_back_and_counts_no_crash(
     system: System, held_publisher: TcpProxy
 ) -> None:
     running = await system.start_worker("llm", shutdown_grace=0.1)
-    await eventually(lambda: held_publisher.connections == 1)
+    await running.publishing()
     held_publisher.refuse()
     held_publisher.cut()
     job_id = await system.publish("hot.scripted", {"steps": ["raise", "done"]})

@@ -63,6 +63,8 @@ def migrate(
     least 11 s. If the command is killed, run it again. Exit code 1: the running jobs of a queue did
     not end in time; that queue is unchanged.
     """
+    from switchyard.cli.base.stopping import stop_by_interrupt
+
     seconds = parse_duration(timeout)
     if seconds < LEAST_SECONDS:
         raise WrongUsage(f"--timeout {timeout}: give at least {LEAST_SECONDS:g}s")
@@ -85,6 +87,7 @@ def migrate(
         # what a full hot lane refuses, which a quorum queue does not do.
         say("Run all processes with JOBS_PROFILE=quorum while this goes on.")
         confirm(f"Remake {counted(len(steps), 'queue')}?", abort=True)
+    stop_by_interrupt()
     try:
         ended = run(_migrated(settings, wanted, steps, seconds, quiet=as_json))
     except KeyboardInterrupt:
