@@ -6,9 +6,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Number of test processes. 4 suits two cores, because tests mostly wait for a broker. WORKERS=0 runs the
-# tests in the main process, for a debugger.
-WORKERS ?= 4
+# Number of test processes. 5 suits two cores, because tests often wait for a broker; the long ones have
+# processes of their own. WORKERS=0 runs the tests in the main process, for a debugger.
+WORKERS ?= 5
+test-long: WORKERS := 4
 # Further arguments, here for pytest: make test ARGS="-k priority tests/integration"
 ARGS ?=
 # Commit that test-changed compares with. Default: where this branch left main.
@@ -54,7 +55,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 --durations
 LONG = long or chaos
 
 .PHONY: test
-test: venv test-deps ## Run the tests but the long ones (WORKERS=4, ARGS="-k name")
+test: venv test-deps ## Run the tests but the long ones (WORKERS=5, ARGS="-k name")
 	@$(PYTEST) -m "not ($(LONG))" $(ARGS)
 
 .PHONY: test-long
