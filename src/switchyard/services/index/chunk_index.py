@@ -7,9 +7,10 @@ pgvector. `opening` chooses by JOBS_INDEX_URL.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from switchyard.broker.background import end_tasks
 from switchyard.services.jobs.outcomes import DependencyUnavailable, PermanentError
@@ -20,9 +21,6 @@ BATCH = 4_096
 APPROXIMATE_FROM = 50_000
 """Chunks from which compaction makes an index of neighbours. Up to there a search compares with
 every vector, and is exact; beyond, it may miss some of the nearest."""
-
-One = TypeVar("One")
-Other = TypeVar("Other")
 
 
 class IndexMismatch(PermanentError):
@@ -199,13 +197,16 @@ class ChunkIndex(Protocol):
         ...
 
 
-async def both(
-    one: Coroutine[Any, Any, One], other: Coroutine[Any, Any, Other]
-) -> tuple[One, Other]:
-    """Both at the same time; where one fails, the other is ended."""
-    tasks = asyncio.create_task(one), asyncio.create_task(other)
+async def near_or_worded(
+    near: Coroutine[Any, Any, list[ChunkCandidate]],
+    worded: Coroutine[Any, Any, list[ChunkCandidate]],
+) -> list[ChunkCandidate]:
+    """What both searches find, each chunk once: as it was found by its words, where it was. They
+    run at the same time; where one fails, the other is ended."""
+    tasks = asyncio.create_task(near), asyncio.create_task(worded)
     try:
-        return await asyncio.gather(*tasks)
+        found = itertools.chain.from_iterable(await asyncio.gather(*tasks))
+        return list({each.key: each for each in found}.values())
     finally:
         await end_tasks(*tasks)
 

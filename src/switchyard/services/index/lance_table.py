@@ -25,8 +25,8 @@ from switchyard.services.index.chunk_index import (
     NearDocument,
     WordMatch,
     best_first,
-    both,
     each_once,
+    near_or_worded,
     require_pairs,
     unit,
 )
@@ -230,18 +230,14 @@ class LanceTable:
         *,
         within: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
-        if within is not None and not within:
-            return []
-        near, worded = await both(
+        return await near_or_worded(
             self._near_keys(vector, limit, within), self._worded(vector, text, limit, within)
         )
-        known = {each.key for each in worded}
-        return [*worded, *(each for each in near if each.key not in known)]
 
     async def _near_keys(
         self, vector: Sequence[float], limit: int, within: Collection[str] | None
     ) -> list[ChunkCandidate]:
-        if not any(vector):
+        if not any(vector) or (within is not None and not within):
             return []
         # Whoever is not among the first by a byte for each number is not among the best of both.
         query = (await self._near(list(vector), limit)).refine_factor(1)

@@ -20,8 +20,8 @@ from switchyard.services.index.chunk_index import (
     NearDocument,
     WordMatch,
     best_first,
-    both,
     each_once,
+    near_or_worded,
     require_pairs,
     unit,
 )
@@ -300,18 +300,21 @@ class PostgresTable:
         *,
         within: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
-        if within is not None and not within:
-            return []
-        rows, with_words = await both(
-            self._near("id", vector, limit, within), self._worded(vector, text, limit, within)
+        return await near_or_worded(
+            self._near_keys(vector, limit, within), self._worded(vector, text, limit, within)
         )
-        known = {each.key for each in with_words}
-        near = [ChunkCandidate(row["id"], 1 - row["distance"]) for row in rows]
-        return [*with_words, *(each for each in near if each.key not in known)]
+
+    async def _near_keys(
+        self, vector: Sequence[float], limit: int, within: Collection[str] | None
+    ) -> list[ChunkCandidate]:
+        rows = await self._near("id", vector, limit, within)
+        return [ChunkCandidate(row["id"], 1 - row["distance"]) for row in rows]
 
     async def _worded(
         self, vector: Sequence[float], text: str, limit: int, within: Collection[str] | None
     ) -> list[ChunkCandidate]:
+        if within is not None and not within:
+            return []
         async with self._reading(_BY_WORDS) as connection:
             return await worded(connection, self._name, vector, text, limit, within)
 
