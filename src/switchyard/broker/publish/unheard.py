@@ -28,7 +28,7 @@ class _Rest:
     until: float
     """Seconds, on the monotonic clock."""
     ask_at: float
-    """When the next one is sent; never while one is on its way."""
+    """When the next one is sent: at the end at the latest, and then while one is on its way."""
 
 
 class Unheard:
@@ -39,12 +39,9 @@ class Unheard:
         """By exchange and routing key."""
 
     def is_unheard(self, exchange: str, routing_key: str) -> bool:
-        """Whether the next one need not be sent. Where it is not, it has to be sent."""
+        """Whether the next one need not be sent. Else it has to be: see `sent`."""
         rest = self._resting.get((exchange, routing_key))
-        if rest is None:
-            return False
-        moment = time.monotonic()
-        return moment < rest.until and moment < rest.ask_at
+        return rest is not None and time.monotonic() < rest.ask_at
 
     def sent(self, exchange: str, routing_key: str, confirm: asyncio.Future[None]) -> None:
         """One is on its way now."""
@@ -62,4 +59,4 @@ class Unheard:
             return
         if len(self._resting) >= MOST_KNOWN:
             self._resting.clear()
-        self._resting[key] = _Rest(until, time.monotonic() + ASK_AGAIN)
+        self._resting[key] = _Rest(until, min(until, time.monotonic() + ASK_AGAIN))
