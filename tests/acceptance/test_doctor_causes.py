@@ -7,7 +7,7 @@ import sqlite3
 import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -171,6 +171,14 @@ async def test_a_ledger_that_refuses_the_password(
     assert "ledger-refuses" not in findings(jobctl)
 
 
+def psql(server: PostgresServer, database: str, *printed: Sequence[str]) -> None:
+    """Run commands as they are printed, as somebody who is logged in to that database."""
+    login = {"PGPASSWORD": server.password, "PGHOST": "127.0.0.1", "PGUSER": "test"}
+    place = {"PGPORT": str(server.port), "PGDATABASE": database}
+    for command in printed:
+        subprocess.run(command, env=os.environ | login | place, check=True)
+
+
 async def test_a_database_server_that_has_no_connection_left_for_us(
     jobctl: CommandLine, postgres_server: PostgresServer
 ) -> None:
@@ -183,12 +191,7 @@ async def test_a_database_server_that_has_no_connection_left_for_us(
     found = findings(jobctl)["ledger-crowded"]
     assert "too many connections" in found["detail"]
     (look,) = commands(found, "psql")
-    login = {"PGPASSWORD": postgres_server.password, "PGHOST": "127.0.0.1", "PGUSER": "test"}
-    subprocess.run(
-        look,
-        env=os.environ | login | {"PGPORT": str(postgres_server.port), "PGDATABASE": "postgres"},
-        check=True,
-    )
+    psql(postgres_server, "postgres", look)
     postgres_server.execute(f"ALTER ROLE {name} CONNECTION LIMIT -1")
     assert "ledger-crowded" not in findings(jobctl)
 
@@ -203,10 +206,7 @@ async def test_a_database_that_takes_no_writes(
     jobctl.environment["JOBS_DATABASE_URL"] = url
     found = findings(jobctl)["ledger-read-only"]
     asks, mends = commands(found, "psql")
-    login = {"PGPASSWORD": postgres_server.password, "PGHOST": "127.0.0.1", "PGUSER": "test"}
-    place = {"PGPORT": str(postgres_server.port), "PGDATABASE": name}
-    for command in (asks, mends):
-        subprocess.run(command, env=os.environ | login | place, check=True)
+    psql(postgres_server, name, asks, mends)
     assert "ledger-read-only" not in findings(jobctl)
 
 

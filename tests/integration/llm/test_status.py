@@ -71,12 +71,18 @@ async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_d
     assert ["classify", "300", "s", "270", "s"] in [line.split() for line in told.splitlines()]
 
 
+def examined(url: str, ledger: Ledger) -> Examined:
+    """What the doctor looks at: a system with these servers, and its ledger."""
+    settings = Settings.model_validate({"database_url": url, "llm_providers": SERVERS})
+    system = Examined(settings, Registry([]))
+    system.ledger = ledger
+    return system
+
+
 async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
-    settings = Settings.model_validate({"database_url": sqlite_url, "llm_providers": SERVERS})
-    system = Examined(settings, Registry([]))
-    system.ledger = plain_ledger
+    system = examined(sqlite_url, plain_ledger)
     assert await model_servers(system) == [], "none was called yet"
 
     async def failing(server: str, failures: int) -> list[str]:
@@ -97,9 +103,7 @@ async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
 async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour(
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
-    settings = Settings.model_validate({"database_url": sqlite_url, "llm_providers": SERVERS})
-    system = Examined(settings, Registry([]))
-    system.ledger = plain_ledger
+    system = examined(sqlite_url, plain_ledger)
 
     async def paused(seconds: float) -> list[Check]:
         until = plain_ledger.clock.time() + seconds

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,10 @@ from switchyard.services.files.keys import result_key
 from switchyard.services.index.opening import open_index
 from switchyard.services.index.ranking import Hit, search
 from tests.integration.pipeline.conftest import Pipeline
+from tests.support import llm_server
+from tests.support.eventually import eventually
+from tests.support.llm_server import LlmServer
+from tests.support.site import Behaviour, held
 
 STAGES = [
     "ingest_document",
@@ -51,3 +58,19 @@ async def find(pipeline: Pipeline, query: str, limit: int = 10, **options: Any) 
 async def chunk_count(pipeline: Pipeline, document_id: str) -> int:
     async with open_index(pipeline.settings) as home, home.searched() as (index, _):
         return await index.count(document_id)
+
+
+async def failing_beside_another(
+    llm: LlmServer, answer: Behaviour, job: Coroutine[Any, Any, Any]
+) -> None:
+    """Run a job whose first question fails while another is under way, which is answered when that
+    has happened. Raises what the job raises."""
+    goes_on = threading.Event()
+    llm.always(held(goes_on, answer))
+    llm.next(llm_server.fails(500))
+    running = asyncio.create_task(job)
+    try:
+        await eventually(lambda: len(llm.requests) > 1)
+    finally:
+        goes_on.set()
+    await running

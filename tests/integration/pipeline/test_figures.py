@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +23,10 @@ from switchyard.services.text.figures import NoSuchPage
 from switchyard.services.workers import figures as figures_worker
 from switchyard.services.workers.figures import NoPictureTaken, NoSuchFigure
 from tests.integration.pipeline.conftest import Pipeline
-from tests.integration.pipeline.documents import chunk_count, document, find
+from tests.integration.pipeline.documents import chunk_count, document, failing_beside_another, find
 from tests.support import llm_server as server
-from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
-from tests.support.site import Request, held
+from tests.support.site import Request
 
 SEEN = "A zeppelin hovers above two bars of a chart."
 
@@ -168,16 +165,9 @@ async def test_an_answer_under_way_is_kept_although_another_picture_fails(
 ):
     sample = with_figures()
     document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
-    goes_on = threading.Event()
-    llm.always(held(goes_on, server.answers(SEEN)))
-    llm.next(server.fails(500))
-    job = asyncio.create_task(seeing.one("describe_figures", {"document_id": document_id}))
-    try:
-        await eventually(lambda: len(llm.requests) > 1)
-    finally:
-        goes_on.set()
+    job = seeing.one("describe_figures", {"document_id": document_id})
     with pytest.raises(RetryableError):
-        await job
+        await failing_beside_another(llm, server.answers(SEEN), job)
     paid = len(llm.requests)
     await seeing.run("describe_figures", {"document_id": document_id})
     assert len(llm.requests) == paid + 1

@@ -3,10 +3,8 @@ one before it can't."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +25,8 @@ from switchyard.services.sources.errors import (
     SourceUnavailable,
 )
 from tests.integration.pipeline.conftest import Pipeline
+from tests.integration.pipeline.documents import failing_beside_another
 from tests.support import llm_server
-from tests.support.eventually import eventually
 from tests.support.grobid_server import KUHN, GrobidServer, tei
 from tests.support.llm_server import LlmServer
 from tests.support.pdfs import pdf
@@ -37,7 +35,6 @@ from tests.support.site import (
     cut,
     cut_in_the_middle,
     fails,
-    held,
     packed,
     says,
     throttled,
@@ -242,17 +239,9 @@ async def test_an_answer_under_way_is_kept_although_another_question_fails(
     llm_pipeline: Pipeline, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(choice, "BATCH", 1)
-    goes_on = threading.Event()
-    llm.always(held(goes_on, answers_references()))
-    llm.next(llm_server.fails(500))
     asks = asking(llm_pipeline, "llm")
-    job = asyncio.create_task(parsed(asks, STRUCTURE, SEA))
-    try:
-        await eventually(lambda: len(llm.requests) > 1)
-    finally:
-        goes_on.set()
     with pytest.raises(RetryableError):
-        await job
+        await failing_beside_another(llm, answers_references(), parsed(asks, STRUCTURE, SEA))
     paid = len(llm.requests)
     assert [each["engine"] for each in await parsed(asks, STRUCTURE, SEA)] == ["llm", "llm"]
     assert len(llm.requests) == paid + 1
