@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -65,6 +66,21 @@ async def test_by_products_go_after_a_day_and_documents_stay(storage: Storage, l
     assert (done.files, done.bytes, done.kept) == (6, 42, 0)
     assert await left(storage) == sorted(kept)
     assert (await clean(storage, ledger, KEPT)).files == 0
+
+
+async def test_pictures_go_that_no_list_of_figures_names(storage: Storage, ledger: Ledger):
+    named, listed = "results/doc/figures/01.png", "results/doc/figures.json"
+    storage.put(listed, json.dumps({"figures": [{"key": named}]}).encode())
+    kept = [
+        listed,
+        put(storage, named),
+        put(storage, "results/doc/figures/of-one-being-described.png", age=DAY / 2),
+    ]
+    put(storage, "results/doc/figures/of-a-list-before.png")
+    put(storage, "results/other/figures/of-a-job-that-died.png")
+    done = await clean(storage, ledger, KEPT)
+    assert (done.files, done.kept) == (2, 0)
+    assert await left(storage) == sorted(kept)
 
 
 async def test_documents_files_go_where_a_setting_says_so_and_results_stay(

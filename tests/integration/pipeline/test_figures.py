@@ -22,6 +22,7 @@ from switchyard.services.text import figures
 from switchyard.services.text.figures import NoSuchPage
 from switchyard.services.workers import figures as figures_worker
 from switchyard.services.workers.figures import NoPictureTaken, NoSuchFigure
+from switchyard.services.workers.outputs import DocumentFiles
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import chunk_count, document, failing_beside_another, find
 from tests.support import llm_server as server
@@ -108,12 +109,11 @@ async def test_pictures_stay_those_of_their_list_until_others_are_described(
     before = kept(seeing, document_id)
     pictures = [seeing.storage.get(each["key"]) for each in before]
     assert len(set(pictures)) > 1
-    cut, others = figures.cut, list[figures.Picture]()
+    cut = figures.cut
 
     def otherwise(original: Any) -> list[figures.Picture]:
         first, *rest = cut(original)
-        others[:] = [*rest, replace(first, caption="Not asked about yet.")]
-        return others
+        return [*rest, replace(first, caption="Not asked about yet.")]
 
     monkeypatch.setattr(figures, "cut", otherwise)
     monkeypatch.setattr(figures_worker, "_AT_ONCE", 1)
@@ -123,13 +123,46 @@ async def test_pictures_stay_those_of_their_list_until_others_are_described(
     assert kept(seeing, document_id) == before
     assert [seeing.storage.get(each["key"]) for each in before] == pictures
 
-    llm.always(server.answers(SEEN))
-    other = replace(others[0], content=pictures[-1] + b" ")
-    monkeypatch.setattr(figures, "cut", lambda _: [other])
-    await seeing.run("describe_figures", {"document_id": document_id, "force": True})
-    (after,) = kept(seeing, document_id)
+
+async def test_two_jobs_that_cut_a_document_differently_leave_each_other_the_pictures(
+    seeing: Pipeline, llm: LlmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sample = with_figures()
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    again = {"document_id": document_id, "force": True}
+    await seeing.run("describe_figures", again)
+    cut, put_figures = figures.cut, DocumentFiles.put_figures
+
+    def otherwise(original: Any) -> list[figures.Picture]:
+        first = cut(original)[0]
+        return [replace(first, content=first.content + b" ")]
+
+    async def after_another(files: DocumentFiles, *args: Any) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(DocumentFiles, "put_figures", put_figures)
+            patched.setattr(figures, "cut", otherwise)
+            await seeing.one("describe_figures", again)
+        await put_figures(files, *args)
+
+    monkeypatch.setattr(DocumentFiles, "put_figures", after_another)
+    await seeing.one("describe_figures", again)
+    named = {each["key"] for each in kept(seeing, document_id)}
     folder = seeing.storage.list_async(f"results/{document_id}/figures")
-    assert [stored.key async for stored in folder] == [after["key"]]
+    assert named < {stored.key async for stored in folder}
+
+
+async def test_a_picture_that_is_gone_is_cut_out_again(
+    seeing: Pipeline, llm: LlmServer, tmp_path: Path
+):
+    sample = with_figures()
+    document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
+    await seeing.run("describe_figures", {"document_id": document_id})
+    paid = len(llm.requests)
+    gone = kept(seeing, document_id)[0]["key"]
+    seeing.storage.delete(gone)
+    await seeing.run("describe_figures", {"document_id": document_id})
+    assert seeing.storage.get(gone)
+    assert len(llm.requests) == paid
 
 
 async def test_tables_are_told_from_figures(seeing: Pipeline, tmp_path: Path):

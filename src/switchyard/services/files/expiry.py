@@ -8,14 +8,17 @@ its text, its results) stays, unless a setting says for how long documents' file
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from switchyard.services.files.keys import figures_key
 from switchyard.services.files.storage import Storage, StoredFile, directory_of
+from switchyard.services.files.storage_errors import NotStored
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.ledger import Ledger
@@ -31,8 +34,11 @@ _BY_PRODUCTS = re.compile(
 )
 """Uploads that became a document, results of jobs without one, pages that are in the text; what
 other people's servers answered, which is asked for again; probes of processes that are gone."""
+_PICTURES = re.compile(r"results/([^/]+)/figures/[^/]+")
+"""Cut out for a list of figures that never came about, or that another one has taken the place
+of: two jobs may describe a document at once, so neither of them removes what it does not name."""
 _DOCUMENTS = re.compile(r"uploads/[^/]+/[^/]+|intermediate/.+")
-_FOLDERS = ("uploads", "intermediate", "results/jobs", "sources", "health")
+_FOLDERS = ("uploads", "intermediate", "results", "sources", "health")
 _UNFINISHED = re.compile(r".+#\d+")
 """What a put that was killed leaves in a directory; no store lists it."""
 
@@ -60,7 +66,9 @@ class Expiry:
     def is_over(self, stored: StoredFile, now: float) -> bool:
         """Whether the file is one of those that are cleaned away, and old enough."""
         age = now - stored.modified.timestamp()
-        if _BY_PRODUCTS.fullmatch(stored.key) and age > self.by_products * _HOUR:
+        if age > self.by_products * _HOUR and (
+            _BY_PRODUCTS.fullmatch(stored.key) or _PICTURES.fullmatch(stored.key)
+        ):
             return True
         return (
             self.documents is not None
@@ -81,7 +89,10 @@ async def clean(storage: Storage, ledger: Ledger, expiry: Expiry) -> Cleaned:
         looked_at = ledger.clock.time()
         needed |= await ledger.names_needed(since=max(0.0, since - _OVERLAP))
         since = looked_at
+        listed = await _listed(storage, batch)
         for stored in batch:
+            if stored.key in listed:
+                continue
             if _is_needed(stored.key, needed):
                 done.kept += 1
                 continue
@@ -106,6 +117,22 @@ async def _old(storage: Storage, expiry: Expiry, now: float) -> AsyncIterator[li
                 batch = []
     if batch:
         yield batch
+
+
+async def _listed(storage: Storage, batch: Sequence[StoredFile]) -> set[str]:
+    """The pictures among them that their document's list of figures names."""
+    pictures: dict[str, set[str]] = {}
+    for stored in batch:
+        if found := _PICTURES.fullmatch(stored.key):
+            pictures.setdefault(found[1], set()).add(stored.key)
+    listed: set[str] = set()
+    for document_id, keys in pictures.items():
+        try:
+            said = (await storage.get_async(figures_key(document_id))).decode()
+        except NotStored:
+            continue
+        listed |= {key for key in keys if json.dumps(key) in said}
+    return listed
 
 
 def _is_needed(key: str, needed: set[str]) -> bool:

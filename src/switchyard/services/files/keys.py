@@ -58,10 +58,15 @@ def figures_key(document_id: str) -> str:
     return f"results/{document_id}/figures.json"
 
 
+def figure_folder(document_id: str) -> str:
+    """Where the pictures of a document's figures lie."""
+    return f"results/{document_id}/figures"
+
+
 def figure_key(document_id: str, sha256: str, suffix: str) -> str:
     """Where the picture of a figure lies: by its content, so that a list of figures never names
     another one's."""
-    return f"results/{document_id}/figures/{sha256[:32]}.{suffix}"
+    return f"{figure_folder(document_id)}/{sha256[:32]}.{suffix}"
 
 
 def references_key(document_id: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from switchyard.services.files.hashes import content_hash
-from switchyard.services.files.keys import figure_key
+from switchyard.services.files.keys import figure_folder, figure_key
 from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
@@ -80,6 +80,7 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
             work,
             content=original.content,
             force=payload.force,
+            is_whole=lambda result: _are_there(files, result["figures"]),
         )
     except _ShiftOver:
         return Next([Job("describe_figures", payload.model_dump())], {"document_id": document_id})
@@ -89,6 +90,14 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
     told = {"document_id": document_id, "figures": len(figures), "reused": output.reused}
     lane = "backfill" if ctx.message.priority <= 1 else "hot"
     return Next([Job("embed_content", {"document_id": document_id}, lane=lane)], told)
+
+
+async def _are_there(files: DocumentFiles, figures: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the pictures are still stored."""
+    there = {
+        stored.key async for stored in files.storage.list_async(figure_folder(files.document_id))
+    }
+    return all(each["key"] in there for each in figures)
 
 
 async def _described(

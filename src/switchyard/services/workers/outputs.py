@@ -170,15 +170,10 @@ class DocumentFiles:
         return list(kept["figures"]) if kept is not None and kept["content"] == content else []
 
     async def put_figures(self, content: str | None, figures: Sequence[Mapping[str, Any]]) -> None:
-        """Write the list of the document's figures, whose pictures are there, and remove those
-        that only the list before it has."""
-        key = figures_key(self.document_id)
-        before = await kept_result(self.storage, key)
+        """Write the list of the document's figures, whose pictures are there; those that only the
+        list before it has are left to `cleanup_expired`."""
         kept = {"document_id": self.document_id, "content": content, "figures": figures}
-        await self.storage.put_async(key, encoded(kept))
-        named = {each["key"] for each in figures}
-        for each in {each["key"] for each in before["figures"]} - named if before else ():
-            await self.storage.delete_async(each)
+        await self.storage.put_async(figures_key(self.document_id), encoded(kept))
 
     def _key(self, stage: Stage) -> str:
         return stage_key(self.document_id, stage.name)
