@@ -9,7 +9,11 @@ import zlib
 import pytest
 from PIL import Image
 
-from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
+from switchyard.services.files.errors import (
+    CorruptDocument,
+    DocumentTooLarge,
+    UnsupportedDocument,
+)
 from switchyard.services.text import images
 
 
@@ -31,3 +35,44 @@ def test_an_image_without_a_readable_head_is_refused_with_the_same_words_each_ti
     """Pillow names the place of the file in memory: no two dead letters would be alike."""
     with pytest.raises(CorruptDocument, match=r"^the image is corrupt: its head can't be read$"):
         images.count_pages(png_that_says(0, 0), pixels=200_000_000, pages=1)
+
+
+def tiff_that_says(*compressions: int, big: bool = False) -> bytes:
+    """A page for each, compressed as it says of itself."""
+    content = io.BytesIO()
+    first, *others = [Image.new("L", (8, 8), 255) for _ in compressions]
+    first.save(content, "TIFF", save_all=True, append_images=others, big_tiff=big)
+    data = bytearray(content.getvalue())
+    entry = struct.pack("<HHQ", 259, 3, 1) if big else struct.pack("<HHL", 259, 3, 1)
+    at = 0
+    for compression in compressions:
+        at = data.index(entry, at) + len(entry)
+        struct.pack_into("<H", data, at, compression)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("tiff", "named"),
+    [
+        (tiff_that_says(34712), "JPEG 2000"),
+        (tiff_that_says(34712, big=True), "JPEG 2000"),
+        (tiff_that_says(1, 50002), "JPEG XL"),
+        (tiff_that_says(65_000), "method 65000"),
+    ],
+)
+def test_a_tiff_of_an_unknown_compression_is_refused_with_its_name_and_a_remedy(
+    tiff: bytes, named: str
+) -> None:
+    said = f"^the TIFF is compressed with {named}, which can't be read here: save it with LZW"
+    with pytest.raises(UnsupportedDocument, match=said):
+        images.count_pages(tiff, pixels=1_000, pages=5)
+
+
+def test_a_tiff_whose_compression_is_undone_by_no_decoder_is_refused_when_it_is_drawn() -> None:
+    with pytest.raises(UnsupportedDocument, match="compressed with WebP"):
+        images.draw(tiff_that_says(50001), 1, pixels=1_000, side=8)
+
+
+def test_a_damaged_tiff_of_a_known_compression_is_corrupt() -> None:
+    with pytest.raises(CorruptDocument):
+        images.draw(tiff_that_says(8), 1, pixels=1_000, side=8)

@@ -8,19 +8,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
+from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge, UnsupportedDocument
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
+_COMPRESSION = 259
+"""Tag of a TIFF."""
+_COMPRESSIONS = {
+    9: "JBIG",
+    10: "JBIG",
+    32766: "NeXT",
+    33003: "JPEG 2000",
+    33005: "JPEG 2000",
+    34661: "JBIG",
+    34712: "JPEG 2000",
+    34887: "LERC",
+    34892: "lossy JPEG of DNG",
+    34933: "PNG",
+    34934: "JPEG XR",
+    50001: "WebP",
+    50002: "JPEG XL",
+    52546: "JPEG XL",
+}
+"""Of a TIFF, that are in use and that Pillow does not undo."""
+_TIFF, _BIG = (b"II", b"MM"), (b"+\0", b"\0+")
+"""How one begins, and what follows in one of 64 bits."""
 
 
 def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
     """How many pages an image has: those of a TIFF, else one. Nothing is decoded.
 
-    Raises CorruptDocument, and DocumentTooLarge for more than that many pages, or pixels on one
-    of them.
+    Raises CorruptDocument, UnsupportedDocument, and DocumentTooLarge for more than that many
+    pages, or pixels on one of them.
     """
     with _opened(data) as image:
         # A TIFF says of no page how many there are: each is looked up behind the one before.
@@ -34,7 +55,7 @@ def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
 def draw(data: bytes, number: int, *, pixels: int, side: int) -> Image:
     """A page of an image, from 1, upright, in colour, at most `side` pixels long and wide.
 
-    Raises CorruptDocument, DocumentTooLarge, MemoryError.
+    Raises CorruptDocument, UnsupportedDocument, DocumentTooLarge, MemoryError.
     """
     from PIL import ImageOps
 
@@ -93,11 +114,38 @@ def _opened(data: bytes) -> Iterator[Image]:
             most = 2 * (Images.MAX_IMAGE_PIXELS or 0)  # Pillow's own limit
             said = f"the image has more than the {most:,} pixels allowed"
             raise DocumentTooLarge(said) from error
-        except UnidentifiedImageError as error:
-            raise CorruptDocument("the image is corrupt: its head can't be read") from error
         except (CorruptDocument, DocumentTooLarge, MemoryError):
             raise
         # Its readers of damaged files raise whatever they run into.
         except Exception as error:
+            if (method := _unread_compression(data)) is not None:
+                raise UnsupportedDocument(
+                    f"the TIFF is compressed with {method}, which can't be read here: save it "
+                    "with LZW or without compression, or as PNG or PDF, and send that"
+                ) from error
+            if isinstance(error, UnidentifiedImageError):
+                raise CorruptDocument("the image is corrupt: its head can't be read") from error
             said = str(error).strip() or type(error).__name__
             raise CorruptDocument(f"the image is corrupt: {said[:200]}") from error
+
+
+def _unread_compression(data: bytes) -> str | None:
+    """How a page of a TIFF is compressed that Pillow does not undo; None where it undoes all."""
+    from PIL import TiffImagePlugin as Tiff
+
+    if not data.startswith(_TIFF):
+        return None
+    seen: set[int] = set()
+    try:
+        directory = Tiff.ImageFileDirectory_v2(data[: 16 if data[2:4] in _BIG else 8])
+        while directory.next and directory.next not in seen:
+            seen.add(directory.next)
+            file = io.BytesIO(data)
+            file.seek(directory.next)
+            directory.load(file)
+            method = directory.get(_COMPRESSION, 1)
+            if method in _COMPRESSIONS or method not in Tiff.COMPRESSION_INFO:
+                return _COMPRESSIONS.get(method, f"method {method}")
+    except Exception:  # the file is damaged besides, as the first error says
+        return None
+    return None
