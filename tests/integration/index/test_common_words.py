@@ -115,7 +115,7 @@ async def test_words_are_found_by_their_index_before_any_compaction_and_behind_i
         compared = postgres_words._COMPARED.format(table="chunks", ids=found)
         for statement, values in (
             (postgres_words._KNOWN.format(table="chunks", most=9), [["rare"]]),
-            (compared, [["common", "rare"], ["rare common"], None, 9]),
+            (compared, [["common", "rare"], NOWHERE, False, ["rare common"], None, 9]),
         ):
             plan = await connection.fetch(f"EXPLAIN (ANALYZE) {statement}", *values)
             told = "\n".join(row[0] for row in plan)

@@ -44,12 +44,12 @@ async def with_words(
     documents."""
     best, _ = await _most_relevant(connection, table, text, limit, within)
     found = await connection.fetch(
-        f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [key for _, key, _ in best]
+        f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [row["id"] for _, _, row in best]
     )
     known = {row["id"]: row for row in found}
     return [
-        WordMatch(chunk_of(known[key]), known[key]["title"], relevance)
-        for relevance, key, _ in best
+        WordMatch(chunk_of(known[row["id"]]), known[row["id"]]["title"], relevance)
+        for relevance, _, row in best
     ]
 
 
@@ -62,43 +62,40 @@ async def worded(
     within: Collection[str] | None,
 ) -> list[ChunkCandidate]:
     """The same as candidates, compared with that vector."""
-    best, is_whole = await _most_relevant(connection, table, text, limit, within)
-    found = await connection.fetch(
-        "SELECT id, NULLIF(1 - (vector <=> $2::real[]::vector), 'NaN') AS similarity, "
-        f"CASE WHEN $3 THEN '' ELSE text END AS text FROM {table} WHERE id = ANY($1)",
-        [key for _, key, _ in best],
-        list(vector),
-        is_whole,
-    )
-    known = {row["id"]: row for row in found}
+    best, is_whole = await _most_relevant(connection, table, text, limit, within, vector)
     return [
         ChunkCandidate(
-            key,
-            known[key]["similarity"] or 0.0,
-            relevance,
-            has if is_whole else None,
-            known[key]["text"],
+            row["id"], row["similarity"] or 0.0, relevance, has if is_whole else None, row["text"]
         )
-        for relevance, key, has in best
+        for relevance, has, row in best
     ]
 
 
 async def _most_relevant(
-    connection: Any, table: str, text: str, limit: int, within: Collection[str] | None
-) -> tuple[list[tuple[float, str, int]], bool]:
-    """BM25, id and number of words of each chunk, best first, and whether all of the text's words
-    were looked for."""
+    connection: Any,
+    table: str,
+    text: str,
+    limit: int,
+    within: Collection[str] | None,
+    vector: Sequence[float] | None = None,
+) -> tuple[list[tuple[float, int, Any]], bool]:
+    """BM25, number of words and row of each chunk, best first, and whether all of the text's words
+    were looked for. With a vector, a row has what a candidate needs of it."""
     told = (word[:LONGEST_WORD] for word in content_words(text) or words(text))
     all_terms = list(dict.fromkeys(told))
     terms = all_terms[:MAX_QUERY_WORDS]
+    is_whole = len(terms) == len(all_terms)
     if not terms:
         return [], True
     weights = _weights(await connection.fetch(_KNOWN.format(table=table, most=_COUNTED), terms))
     if not weights:
         return [], True
-    rows = await _candidates(connection, table, weights, limit * _CANDIDATES, within)
-    best = _by_relevance(rows, [weights[word] for word in sorted(weights)])[:limit]
-    return best, len(terms) == len(all_terms)
+    near = None if vector is None else list(vector)
+    with_text = vector is not None and not is_whole
+    rows = await _candidates(
+        connection, table, weights, limit * _CANDIDATES, within, near, with_text
+    )
+    return _by_relevance(rows, [weights[word] for word in sorted(weights)])[:limit], is_whole
 
 
 def chunk_of(row: Any) -> Chunk:
@@ -112,18 +109,21 @@ async def _candidates(
     weights: Mapping[str, float],
     limit: int,
     within: Collection[str] | None,
+    near: list[float] | None,
+    with_text: bool,
 ) -> Sequence[Any]:
-    """The chunks with the most telling words, of few chunks all: how long each is, and how often it
-    has each of the words, these in their order."""
+    """The chunks with the most telling words, of few chunks all: how long each is, how often it
+    has each of the words, these in their order, and how similar it is to a vector."""
     documents = None if within is None else list(within)
     ids, values = _FOUND.format(table=table), [combinations(weights), documents, limit]
     if documents is not None and len(documents) < _FEW:
         few: list[str] = await connection.fetchval(_OF_FEW.format(table=table, few=_FEW), documents)
         if len(few) < _FEW:
-            ids, values = "$2", [few]
+            ids, values = "$4", [few]
     # They are compared in the statement that finds them: a round trip less.
     statement = _COMPARED.format(table=table, ids=ids)
-    rows: Sequence[Any] = await connection.fetch(statement, sorted(weights), *values)
+    asked = sorted(weights), near, with_text
+    rows: Sequence[Any] = await connection.fetch(statement, *asked, *values)
     return rows
 
 
@@ -151,8 +151,8 @@ def _weights(rows: Sequence[Any]) -> dict[str, float]:
     }
 
 
-def _by_relevance(rows: Sequence[Any], weights: Sequence[float]) -> list[tuple[float, str, int]]:
-    """BM25, id and number of words of the candidates that have any of them, best first; the usual
+def _by_relevance(rows: Sequence[Any], weights: Sequence[float]) -> list[tuple[float, int, Any]]:
+    """BM25, number of words and row of the candidates that have any of them, best first; the usual
     length of a chunk is theirs."""
     usual = sum(row["length"] for row in rows) / max(len(rows), 1)
     found = []
@@ -163,8 +163,8 @@ def _by_relevance(rows: Sequence[Any], weights: Sequence[float]) -> list[tuple[f
             for number, weight in zip(row["counts"], weights, strict=True)
         )
         if relevance > 0:
-            found.append((relevance, row["id"], sum(map(bool, row["counts"]))))
-    return sorted(found, key=lambda each: (-each[0], each[1]))
+            found.append((relevance, sum(map(bool, row["counts"])), row))
+    return sorted(found, key=lambda each: (-each[0], each[2]["id"]))
 
 
 _KNOWN = """
@@ -195,12 +195,12 @@ WITH RECURSIVE step AS (
     SELECT number + 1, ids || ARRAY(
         SELECT id FROM (
             SELECT id, document_id FROM {table}
-            WHERE words @> string_to_array(($2::text[])[number + 1], ' ') OFFSET 0
+            WHERE words @> string_to_array(($4::text[])[number + 1], ' ') OFFSET 0
         ) AS chunk
-        WHERE id <> ALL(ids) AND ($3::text[] IS NULL OR document_id = ANY($3))
-        LIMIT $4 - cardinality(ids)
+        WHERE id <> ALL(ids) AND ($5::text[] IS NULL OR document_id = ANY($5))
+        LIMIT $6 - cardinality(ids)
     )
-    FROM step WHERE cardinality(ids) < $4 AND number < cardinality($2)
+    FROM step WHERE cardinality(ids) < $6 AND number < cardinality($4)
 )
 SELECT ids FROM step ORDER BY number DESC LIMIT 1
 """
@@ -212,8 +212,13 @@ FROM (SELECT id FROM {table} WHERE document_id = ANY($1) LIMIT {few}) AS few
 _COMPARED = """
 SELECT id, cardinality(words) AS length,
     ARRAY(SELECT cardinality(array_positions(words, asked.word))
-        FROM unnest($1::text[]) WITH ORDINALITY AS asked(word, at) ORDER BY at) AS counts
-FROM (SELECT id, words[:] AS words FROM {table} WHERE id = ANY(({ids})::text[]) OFFSET 0) AS chunk
+        FROM unnest($1::text[]) WITH ORDINALITY AS asked(word, at) ORDER BY at) AS counts,
+    NULLIF(1 - (vector <=> (SELECT $2::real[]::vector)), 'NaN') AS similarity,
+    CASE WHEN $3 THEN text ELSE '' END AS text
+FROM (
+    SELECT id, words || ARRAY[]::text[] AS words, vector, text
+    FROM {table} WHERE id = ANY(({ids})::text[]) OFFSET 0
+) AS chunk
 """
-"""The slice is all of the words, read from beside the table and unpacked once for each chunk: else
-it would be once for each word that is asked for."""
+"""With nothing added to them, words are read from beside the table and unpacked once for each
+chunk: else it would be once for each word that is asked for."""
