@@ -82,7 +82,7 @@ async def test_what_a_restart_throws_out_of_full_lanes_goes_back_when_there_is_r
         reasons = {each.id: each.reason for each in (await system.ledger.list_dead()).items}
         assert reasons.pop("refused") == "overflowed"
         assert set(reasons.values()) == {"displaced"}
-        examined = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger))
+        examined = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger, broker=None))
         checks = {each.name: each for each in await dead(examined)}
         assert f"threw {2 * HELD} out of full lanes" in checks["displaced jobs"].detail
         assert checks["dead letters"].detail.startswith("1 wait")

@@ -14,7 +14,7 @@ from switchyard.services.dead.purge import (
     count_letters,
     start_purge,
 )
-from switchyard.services.dead.scan import LEASE
+from switchyard.services.ledger.leases import DEAD_SCAN
 from switchyard.services.records import BulkOperation, BulkState, DeadLetterState
 from switchyard.services.scheduler.bulk_handlers import bulk_handlers
 from tests.support.brokers import TestBroker
@@ -105,7 +105,7 @@ async def test_a_cancelled_purge_leaves_the_rest(broker310: TestBroker, sqlite_u
     async with open_system(broker310, sqlite_url) as system:
         await bury_many(system, ["a", "b"])
         operation = await started(system)
-        async with system.ledger.holding_lease(LEASE):
+        async with system.ledger.holding_lease(DEAD_SCAN):
             running = asyncio.create_task(run(system, operation))
 
             async def waits() -> bool:

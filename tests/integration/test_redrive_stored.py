@@ -9,20 +9,28 @@ import pytest
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
 from switchyard.broker.message import JobMessage, Metadata, now
+from switchyard.services.bulk import control as bulk_control
 from switchyard.services.dead.changes import Change
 from switchyard.services.dead.edits import NothingToUndo, latest_edits, undo
 from switchyard.services.dead.indexing import GRACE_SECONDS, index_waiting, tidy
 from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.dead.scan import scanning_in_turn
 from switchyard.services.ledger import Ledger, to_message
+from switchyard.services.monitoring.check import Check
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.monitoring.checks.jobs import dead
 from switchyard.services.records import (
+    BulkOperation,
     BulkState,
     ClaimRequest,
+    DeadLetterFilter,
     DeadLetterState,
     FinishRequest,
     State,
 )
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec
+from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -43,6 +51,35 @@ async def letter_state(system: System, letter_id: str) -> str:
     letter = await system.ledger.get_dead(letter_id)
     assert letter is not None
     return letter.state
+
+
+async def run_killed(system: System, operation: BulkOperation) -> None:
+    """Its process dies once the broker has the copies, and nobody goes on with it."""
+
+    async def never(*_: object) -> None:
+        raise asyncio.CancelledError("killed before it could note that")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Ledger, "note_redriven", never)
+        with pytest.raises(asyncio.CancelledError):
+            await run(system, operation)
+    await bulk_control.cancel(system.ledger, operation.id)
+
+
+async def doctor_of(system: System) -> list[Check]:
+    settings = Settings(amqp_url=system.settings.amqp_url)
+    return await dead(Examined(settings, system.registry, broker={}, ledger=system.ledger))
+
+
+async def test_doctor_takes_no_letter_for_lost_that_the_broker_has_or_somebody_holds(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        everything = await bury_all(system, names(3))
+        assert (await doctor_of(system))[-1].detail == "3 wait for somebody"
+        async with scanning_in_turn(system.settings, system.ledger) as scan:
+            assert [letter.id async for letter in scan.letters()] == everything
+            assert (await doctor_of(system))[-1].detail == "3 wait for somebody"
 
 
 # --- from the ledger --------------------------------------------------------------------------
@@ -78,6 +115,85 @@ async def test_what_the_broker_has_no_longer_goes_back_from_the_ledger(
         assert {journal.runs(job_id) for job_id in gone} == {1}
         assert await letter_state(system, gone[0]) == "redriven"
         assert await letter_state(system, everything[1]) == "waiting"
+
+
+async def test_part_of_what_the_broker_has_lost_goes_back_and_the_rest_waits_to_be_seen(
+    broker: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker, database_url) as system:
+        everything = [
+            *await bury_all(system, names(6)),
+            *await bury_all(system, names(2, "other"), cause="it failed otherwise"),
+        ]
+        await lose(system, *everything)
+
+        async def waiting() -> list[str]:
+            await index_waiting(system.settings, system.ledger, system.registry)
+            page = await system.ledger.list_dead(DeadLetterFilter(state="waiting"))
+            return sorted(letter.id for letter in page.items)
+
+        told = (await doctor_of(system))[-1]
+        assert told.detail == "8 wait for somebody; the broker has lost 8 of these"
+        assert told.remedy.endswith("`jobctl dead redrive --all --from-ledger`")
+        ended = await run(system, await start(system, limit=2, from_ledger=True))
+        assert (ended.state, RedriveProgress.of(ended).redriven) == (BulkState.COMPLETED, 2)
+        assert await waiting() == everything[2:]
+        [group, other] = await system.ledger.dead_groups()
+        assert (group.count, other.count) == (4, 2)
+        which = LetterFilter(group=other.fingerprint)
+        await run(system, await start(system, which, from_ledger=True))
+        assert await waiting() == everything[2:6]
+
+        # Two people at once: one letter and another.
+        one, another = (LetterFilter(ids=frozenset({each})) for each in everything[2:4])
+        await asyncio.gather(
+            run(system, await start(system, one, from_ledger=True)),
+            run(system, await start(system, another, from_ledger=True)),
+        )
+        assert await waiting() == everything[4:6]
+        for _ in range(2):
+            await run(system, await start(system, from_ledger=True))
+        assert await waiting() == []
+        await system.start_worker()
+        await system.wait_until_all(everything, State.SUCCEEDED)
+        assert {journal.runs(job_id) for job_id in everything} == {1}
+
+
+async def test_redrive_from_the_ledger_that_is_killed_leaves_what_it_has_not_sent(
+    broker: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker, database_url) as system:
+        everything = await bury_all(system, names(4))
+        await lose(system, *everything)
+        await run_killed(system, await start(system, limit=2, from_ledger=True))
+        assert {await letter_state(system, each) for each in everything} == {"waiting"}
+        await system.start_worker()
+        await system.wait_until_all(everything[:2], State.SUCCEEDED)
+
+        ended = await run(system, await start(system, from_ledger=True))
+        assert (RedriveProgress.of(ended).redriven, RedriveProgress.of(ended).dropped) == (2, 2)
+        await system.wait_until_all(everything, State.SUCCEEDED)
+        assert {journal.runs(job_id) for job_id in everything} == {1}
+        assert [await letter_state(system, each) for each in everything] == [
+            "dropped", "dropped", "redriven", "redriven",
+        ]  # fmt: skip
+
+
+async def test_letter_that_was_redriven_before_waits_no_longer(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await bury_all(system, ["job"], "backfill.gated")
+        await run_killed(system, await start(system))
+        await system.start_worker()
+        await journal.started("job")
+        assert await letter_state(system, "job") == "waiting"
+        again = await start(system, LetterFilter(ids=frozenset({"job"})), from_ledger=True)
+        await lose(system, "job")
+        assert RedriveProgress.of(await run(system, again)).dropped == 1
+        assert await letter_state(system, "job") == "redriven"
+        journal.release_all()
+        await system.wait_for_state("job", State.SUCCEEDED)
 
 
 async def test_job_whose_letter_nobody_has_goes_back_from_its_record(

@@ -78,16 +78,6 @@ async def test_letters_are_filtered_by_ids_and_time(ledger: Ledger) -> None:
     assert [each.id for each in rest] == ["a2", "a3", "a4"]
 
 
-async def test_what_is_not_there_any_more_is_dropped(ledger: Ledger) -> None:
-    await ledger.index_dead([letter("a"), letter("b"), letter("c")])
-    found = await ledger.get_dead("c")
-    assert found is not None
-    assert await ledger.drop_letters_but({"b"}, found.updated_at) == 2
-    assert await ledger.drop_letters_but(set(), found.updated_at - 60) == 0
-    states = {each.id: each.state for each in (await ledger.list_dead()).items}
-    assert states == {"a": "dropped", "b": "waiting", "c": "dropped"}
-
-
 @pytest.mark.parametrize("limit", [0, 1_001])
 async def test_groups_are_not_endless(ledger: Ledger, limit: int) -> None:
     with pytest.raises(ValueError, match="limit"):

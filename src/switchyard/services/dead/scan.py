@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from switchyard.broker.dead.scan import Letter, Scan, scanning
 from switchyard.broker.settings import BrokerSettings
@@ -13,12 +14,11 @@ from switchyard.services.bulk.session import BulkSession
 from switchyard.services.dead.displaced import examined
 from switchyard.services.errors import WrongState
 from switchyard.services.ledger import Ledger
-from switchyard.services.ledger.leases import Wait
-from switchyard.services.records import BulkState
+from switchyard.services.ledger.leases import DEAD_SCAN, Wait
+from switchyard.services.records import BulkState, DeadLetter, JobRecord
 
 TOGETHER = 200
 """Letters compared with the ledger in one go."""
-LEASE = "scan of jobs.dead"
 
 
 class ScanBusy(WrongState):
@@ -105,17 +105,31 @@ async def scanning_in_turn(
     Raises BrokerAway, LedgerUnavailable.
     """
     async with (
-        ledger.holding_lease(LEASE, wait),
+        ledger.holding_lease(DEAD_SCAN, wait),
         scanning(settings.require_amqp_url(), profile=settings.profile) as scan,
     ):
         yield LetterScan(scan, ledger)
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What the broker had in `jobs.dead` at a moment."""
+
+    ids: frozenset[str]
+    until: float
+    """The ledger's time before the look: what has died later may be there all the same."""
+
+    def lacks(self, found: DeadLetter | JobRecord) -> bool:
+        """Whether the broker surely has no letter of what the ledger knew to be dead."""
+        return found.id not in self.ids and found.updated_at <= self.until
 
 
 async def waiting_ids(
     settings: BrokerSettings,
     ledger: Ledger,
     wait: Wait = asyncio.sleep,
-) -> frozenset[str]:
-    """The ids of all letters in `jobs.dead`. Waits and raises as `scanning_in_turn` does."""
+) -> Present:
+    """All letters in `jobs.dead`. Waits and raises as `scanning_in_turn` does."""
+    until = ledger.clock.time()
     async with scanning_in_turn(settings, ledger, wait) as scan:
-        return frozenset([letter.id async for letter in scan.letters()])
+        return Present(frozenset([letter.id async for letter in scan.letters()]), until)

@@ -11,6 +11,7 @@ from switchyard.broker.dead.certificate import DeathCertificate, Reason, job_in
 from switchyard.broker.message import JobMessage, now
 from switchyard.broker.moments import shown
 from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.dead.scan import Present
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.records import DeadLetter, JobRecord
 
@@ -81,30 +82,25 @@ async def stored_letters(
     ledger: Ledger,
     which: LetterFilter,
     moment: datetime,
-    present: frozenset[str],
-    *,
-    also_waiting: bool = False,
+    broker: Present,
 ) -> AsyncGenerator[StoredLetter, None]:
     """Letters that fit and of which the broker has none, oldest first; then dead jobs that have
-    no letter at all. `present` are the ids of those that it has; with `also_waiting` the index
-    has not been told yet."""
+    no letter at all. What the broker has lost waits for as long as nobody has sent it."""
     # A purged one was thrown away on purpose: it is taken only by its id.
-    states: tuple[str, ...] = ("dropped", "purged") if which.ids else ("dropped",)
-    if also_waiting:
-        states = (*states, "waiting")
+    states = ("waiting", "dropped", "purged") if which.ids else ("waiting", "dropped")
     wanted = which.for_index(None, moment)
     after: tuple[float, str] | None = None
     while page := await ledger.letters_in(wanted, states=states, after=after):
         for letter in page:
             stored = stored_letter(letter)
-            if letter.id not in present and which.matches(stored, moment):
+            if broker.lacks(letter) and which.matches(stored, moment):
                 yield stored
         after = (page[-1].dead_at, page[-1].id)
     last = ""
     while records := await ledger.dead_jobs_without_letter(after=last):
         for record in records:
             stored = letter_of_job(record)
-            if record.id not in present and which.matches(stored, moment):
+            if broker.lacks(record) and which.matches(stored, moment):
                 yield stored
         last = records[-1].id
 

@@ -1,4 +1,4 @@
-"""Dead letters by cause, counted from an index alone; and what the broker has no longer."""
+"""Dead letters by cause, counted from an index alone; and whose time on the broker is over."""
 
 from __future__ import annotations
 
@@ -110,18 +110,6 @@ class DeadGroups(DeadLetters):
         return await self._database.write(
             lambda connection: connection.execute(statement, {"before": indexed_before}).rowcount
         )
-
-    async def drop_letters_but(self, present: Collection[str], until: float) -> int:
-        """Note that of the letters that wait, and were indexed until then, the broker has only
-        those in `present`. Returns how many it has no longer."""
-        query = select(dead_letters.c.id).where(
-            dead_letters.c.state == DeadLetterState.WAITING, dead_letters.c.updated_at <= until
-        )
-        known = await self._database.read(
-            lambda connection: list(connection.execute(query).scalars())
-        )
-        gone = [letter_id for letter_id in known if letter_id not in present]
-        return await self.mark_dead_state(gone, DeadLetterState.DROPPED, self.clock.time())
 
     async def letters_in(
         self,

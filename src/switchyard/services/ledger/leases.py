@@ -23,6 +23,8 @@ Wait = Callable[[float], Awaitable[None]]
 
 SCHEDULER = "scheduler"
 """The lease of the scheduler that is active."""
+DEAD_SCAN = "scan of jobs.dead"
+"""The lease of whoever goes through `jobs.dead`, and holds its letters meanwhile."""
 LEASE = 6.0
 """Seconds after which the lease of a process that has died is over: who lives renews it."""
 AHEAD = 60.0

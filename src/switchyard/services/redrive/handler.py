@@ -112,10 +112,7 @@ class RedriveHandler:
     async def _stored(
         self, spec: RedriveSpec, run: RedriveRun
     ) -> AsyncIterator[AsyncGenerator[DeadJob, None]]:
-        began = self._ledger.clock.time()
-        present = await waiting_ids(self._settings, self._ledger, wait_in(run.session))
-        # The index learns what the broker has no longer.
-        await self._ledger.drop_letters_but(present, began)
-        found = stored_letters(self._ledger, spec.which, run.moment, present)
+        broker = await waiting_ids(self._settings, self._ledger, wait_in(run.session))
+        found = stored_letters(self._ledger, spec.which, run.moment, broker)
         async with aclosing(found) as letters:
             yield letters

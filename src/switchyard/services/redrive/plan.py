@@ -95,8 +95,8 @@ async def _waiting(
 async def _stored(
     settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
 ) -> AsyncIterator[Letters]:
-    present = await waiting_ids(settings, ledger, wait)
-    found = stored_letters(ledger, spec.which, ledger.clock.now(), present, also_waiting=True)
+    broker = await waiting_ids(settings, ledger, wait)
+    found = stored_letters(ledger, spec.which, ledger.clock.now(), broker)
     async with aclosing(found) as letters:
         yield letters
 

@@ -98,32 +98,40 @@ class LetterSender:
         known = await self._ledger.job_generations([letter.id for letter in batch])
         copies: list[Copy] = []
         over: list[DeadJob] = []
+        redriven: list[tuple[DeadJob, int]] = []
         for letter in batch:
             state, redrives = known.get(letter.id, (State.DEAD, 0))
             if state in (State.SUCCEEDED, State.CANCELLED):
                 tally.note(f"{letter.id}: dropped, the job has {state} meanwhile")
                 over.append(letter)
             elif letter.message is not None and redrives > letter.redrives:
-                # Not marked in the index, which may have a later letter of the same job.
                 tally.note(f"{letter.id}: dropped, it was redriven before")
-                tally.dropped += 1
-                if drop:
-                    letter.ack()
+                redriven.append((letter, redrives))
             else:
                 try:
                     copies.append(self._copy(letter))
                 except InvalidRedrive as error:
                     tally.invalid += 1
                     tally.note(f"{letter.id}: not redriven: {error}")
-        tally.dropped += len(over)
-        if drop and over:
-            ids = [letter.id for letter in over]
-            await self._ledger.mark_dead_state(
-                ids, DeadLetterState.DROPPED, self._ledger.clock.time()
-            )
-            for letter in over:
-                letter.ack()
+        tally.dropped += len(over) + len(redriven)
+        if drop:
+            await self._take_away(over, redriven)
         return copies
+
+    async def _take_away(
+        self, over: Sequence[DeadJob], redriven: Sequence[tuple[DeadJob, int]]
+    ) -> None:
+        """Letters of jobs that have ended, and of those that were redriven so many times."""
+        moment = self._ledger.clock.time()
+        if over:
+            ids = [letter.id for letter in over]
+            await self._ledger.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
+        if redriven:  # a later letter of the same job, which the index may have, stays as it is
+            await self._ledger.note_redriven(
+                [RedrivenCopy(letter.id, redrives) for letter, redrives in redriven], moment
+            )
+        for letter in (*over, *(letter for letter, _ in redriven)):
+            letter.ack()
 
     async def plan(self, copies: Sequence[Copy], session: BulkSession) -> None:
         """Note that these are about to be sent. Ends the handler where the operation is lost."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from switchyard.broker.lanes import DEAD_QUEUE
+from switchyard.broker.wire.depths import ask_queues
 from switchyard.broker.wording import counted
 from switchyard.services.jobs.registry import UnknownJobType
 from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.leases import DEAD_SCAN
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import LOOKED_AT, Examined
 from switchyard.services.records import DeadLetterFilter, JobFilter, JobSummary, State
@@ -136,7 +139,19 @@ async def dead(system: Examined) -> list[Check]:
         checks.append(_growing(recently))
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
     told = f"{waiting:,} wait for somebody"
+    if lost := await _lost(system, waiting + displaced):
+        told += f"; the broker has lost {lost:,} of these"
+        remedy += "; what it has lost: `jobctl dead redrive --all --from-ledger`"
     return [*checks, warning("dead letters", Finding.DEAD_WAITING, told, remedy)]
+
+
+async def _lost(system: Examined, indexed: int) -> int:
+    """How many letters at least the broker has no longer, of so many that the index lists."""
+    if system.broker is None or await system.need_ledger().lease_remaining(DEAD_SCAN):
+        return 0  # a redrive or purge goes through the queue, and holds letters
+    asked = await ask_queues(system.settings.require_amqp_url(), [DEAD_QUEUE])
+    there = asked[DEAD_QUEUE]
+    return 0 if there is None else max(0, indexed - there.ready)  # missing: another finding
 
 
 def _growing(number: int) -> Check:
