@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from switchyard.services.text.layout import Line, blocks_of, paragraphs_of, rows_of
 from switchyard.services.text.plain import clean, unwrap
 from switchyard.services.text.tables import rows_with_tables, with_tables
+from switchyard.services.text.vertical import laid_level
 
 _EDGE = 0.12
 """Part of a page's height, above and below, in which running heads and page numbers stand."""
@@ -68,7 +69,11 @@ def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list
 
 
 def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str, int]) -> str:
-    lines = _mirrored(page) if _is_right_to_left(page.lines) else list(page.lines)
+    level_lines = laid_level(page.lines, page.width)
+    if level_lines is not None:
+        lines = level_lines
+    else:
+        lines = _mirrored(page) if _is_right_to_left(page.lines) else list(page.lines)
     found: list[str] = []
     may_go_on = False  # the last paragraph was cut by the end of a column
     for block in blocks_of(with_tables(lines)):

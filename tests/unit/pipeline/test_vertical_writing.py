@@ -1,0 +1,84 @@
+"""Columns that are written from top to bottom are read so, from right to left."""
+
+from __future__ import annotations
+
+import pymupdf
+
+from switchyard.services.text.composing import PageLines, compose
+from switchyard.services.text.layout import Line
+from switchyard.services.text.pdf import read_pdf
+from switchyard.services.text.vertical import laid_level
+
+COLUMNS = ("吾輩は猫である。名前は", "まだ無い。どこで生れた", "かとんと見当がつかぬ。")
+ENCODING = "UniJIS-UTF16-V"
+"""For writing from top to bottom."""
+
+
+def written_down(columns: tuple[str, ...]) -> bytes:
+    """A page in a font that every reader of Japanese has."""
+    document = pymupdf.open()
+    page = document.new_page()
+
+    def added(source: str, stream: bytes | None = None) -> str:
+        xref = document.get_new_xref()
+        document.update_object(xref, source)
+        if stream is not None:
+            document.update_stream(xref, stream)
+        return f"{xref} 0 R"
+
+    name = "KozMinPro-Regular"
+    about = added(
+        f"<</Type/FontDescriptor/FontName/{name}/Flags 6/FontBBox[0 -120 1000 880]/ItalicAngle 0"
+        "/Ascent 880/Descent -120/CapHeight 700/StemV 80>>"
+    )
+    system = "<</Registry(Adobe)/Ordering(Japan1)/Supplement 4>>"
+    glyphs = added(
+        f"<</Type/Font/Subtype/CIDFontType0/BaseFont/{name}/CIDSystemInfo{system}/DW 1000"
+        f"/FontDescriptor {about}>>"
+    )
+    font = added(
+        f"<</Type/Font/Subtype/Type0/BaseFont/{name}-{ENCODING}/Encoding/{ENCODING}"
+        f"/DescendantFonts[{glyphs}]>>"
+    )
+    operators = "".join(
+        f"BT /V 16 Tf 1 0 0 1 {500 - 24 * at} 780 Tm <{text.encode('utf-16-be').hex()}> Tj ET\n"
+        for at, text in enumerate(columns)
+    )
+    document.xref_set_key(page.xref, "Contents", added("<<>>", operators.encode()))
+    document.xref_set_key(page.xref, "Resources", f"<</Font<</V {font}>>>>")
+    return document.tobytes()
+
+
+def column(x: float, texts: str | tuple[str, ...], step: float = 20.0) -> list[Line]:
+    """Letters placed one by one."""
+    return [
+        Line(x, 80 + at * step, x + 16, 96 + at * step, text, 16) for at, text in enumerate(texts)
+    ]
+
+
+def read(lines: list[Line]) -> str:
+    (text,) = compose([PageLines(595, 842, lines)])
+    return text
+
+
+def test_a_page_in_vertical_writing_is_read_down_its_columns_from_the_right() -> None:
+    (page,) = read_pdf(written_down(COLUMNS)).pages
+    assert page.text == "".join(COLUMNS)
+
+
+def test_letters_that_are_placed_one_below_the_other_are_vertical_writing() -> None:
+    lines = [*column(400, COLUMNS[0]), *column(370, (*COLUMNS[1], "10", "月"))]
+    assert read(lines) == f"{COLUMNS[0]}{COLUMNS[1]}10月"
+
+
+def test_letters_in_the_cells_of_a_table_stay_in_its_rows() -> None:
+    lines = [*column(100, "甲乙丙丁", step=40.0), *column(200, "春夏秋冬", step=40.0)]
+    assert "| 乙 | 夏 |" in read(lines)
+
+
+def test_lines_beside_a_column_leave_a_page_level() -> None:
+    level = [
+        Line(50, 80 + at * 20, 330, 96 + at * 20, "これは横書きの長い文です。", 16)
+        for at in range(20)
+    ]
+    assert laid_level([*level, *column(400, COLUMNS[0])], 595) is None
