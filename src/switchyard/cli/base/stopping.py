@@ -12,10 +12,14 @@ from switchyard.cli.base.errors import INTERRUPTED
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 RETIRE_SIGNAL = signal.SIGUSR1
 """To a worker: take no more jobs, and end when those that run have ended."""
+ECHO = 0.5
+"""Seconds in which a repeated signal is the first one again: `timeout` signals its command and then
+the group that it is in, so that each of its signals comes twice."""
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
-    """Call `stop` at the first SIGTERM or SIGINT, and end the process at once at the second."""
+    """Call `stop` at the first SIGTERM or SIGINT, and end the process at once at the next one that
+    comes more than ECHO after it."""
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, _first, loop, stop)
@@ -35,12 +39,15 @@ def stop_by_interrupt() -> None:
 
 
 def _first(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    since = loop.time()
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, _end_now)
+        loop.add_signal_handler(number, _again, loop, since)
     stop()
 
 
-def _end_now() -> None:
+def _again(loop: asyncio.AbstractEventLoop, since: float) -> None:
+    if loop.time() - since <= ECHO:
+        return
     import multiprocessing
 
     for handler in multiprocessing.active_children():
