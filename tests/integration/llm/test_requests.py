@@ -32,6 +32,7 @@ from tests.support.brokers import TestBroker
 from tests.support.commands import jobctl
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
+from tests.support.redrives import indexing
 from tests.support.site import answer_well, held, slow
 from tests.support.system import System, open_system
 
@@ -189,6 +190,29 @@ async def test_what_would_only_come_back_to_expire_is_a_timeout_at_once(
     assert len(llm.requests) == 1
     room.set()
     assert (await queue.result(first, timeout=30)).status is LlmStatus.COMPLETED
+
+
+async def test_a_pause_of_an_hour_is_ended_early_and_what_waits_for_it_goes_on(
+    system: System, queue: LLMQueue, llm: LlmServer
+) -> None:
+    await system.start_worker("llm")
+    llm.next(llm_server.fails(429, "come back later", Retry_After="3600"), SEA)
+    job_id = await queue.submit("classify", CLASSIFY)
+    await system.wait_for_state(job_id, State.RETRYING)
+    (paused,) = await system.ledger.llm_servers()
+    assert paused.paused_for > 3500
+    given = {"JOBS_DATABASE_URL": system.settings.ledger_url}
+    async with indexing(system):
+        told = (await jobctl("llm", "resume", paused.name, **given)).stdout
+        assert told == (
+            f"{paused.name} is asked again; 1 waiting job is published again by the scheduler\n"
+        )
+        assert (await queue.result(job_id, timeout=20)).value == {"label": "sea"}
+    again = json.loads((await jobctl("llm", "resume", paused.name, "--json", **given)).stdout)
+    assert again == {"server": paused.name, "paused_for": 0.0, "jobs": 0}
+    unknown = await jobctl("llm", "resume", "elsewhere", **given)
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "no model server 'elsewhere' was called" in unknown.stderr
 
 
 async def test_a_stream_whose_time_is_over_says_so(system: System, queue: LLMQueue) -> None:

@@ -118,3 +118,8 @@ async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour
     (long,) = await paused(3600)
     assert (long.status, long.finding) == ("warning", Finding.MODEL_SERVER_PAUSED)
     assert re.search(r"own is paused for (1:00:00|0:59:\d\d) more: 429", long.detail)
+    assert "at once, as when its limit was raised: `jobctl llm resume own`" in long.remedy
+    ended = await plain_ledger.end_llm_pause("own")
+    assert ended is not None
+    assert 3500 < ended.paused_for <= 3600
+    assert [each.status for each in await model_servers(system)] == ["ok"]

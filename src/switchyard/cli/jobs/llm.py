@@ -31,6 +31,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.base.payloads import read_argument
+from switchyard.cli.jobs.llm_resume import resume
 from switchyard.cli.jobs.llm_show import failure, show
 from switchyard.cli.jobs.llm_status import status
 
@@ -199,6 +200,7 @@ def _shown(result: LlmResult) -> dict[str, Any]:
 
 
 app.command()(status)
+app.command()(resume)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select, update
@@ -20,6 +21,7 @@ from switchyard.services.records.llm import (
     WAIT_FOR_SERVER,
     LlmServerReport,
     LlmServerState,
+    PauseEnded,
     ServerPaused,
     SlotAnswer,
     SlotsFull,
@@ -127,6 +129,31 @@ class LlmSlots(LedgerBase):
             return found
 
         return await self._database.read(work)
+
+    async def end_llm_pause(self, server: str) -> PauseEnded | None:
+        """Let a server be asked again at once. Jobs that have gone back to wait for a server are
+        pending, and so published by the scheduler: of the two copies, one runs. Those that wait for
+        another server find that out. None when no such server was called."""
+
+        def work(connection: Connection) -> PauseEnded | None:
+            known = select(llm_servers.c.name).where(llm_servers.c.name == server)
+            if connection.scalar(known) is None:
+                return None
+            state, now = _locked(connection, server, 1)
+            if state.paused_until <= now:
+                return PauseEnded(0.0, 0)
+            _store(connection, server, replace(state, paused_until=0.0), now)
+            waiting = (
+                update(jobs)
+                .where(
+                    jobs.c.state == State.RETRYING,
+                    jobs.c.error_type.in_(WAIT_FOR_SERVER),
+                )
+                .values(state=State.PENDING, claim_id=None)
+            )
+            return PauseEnded(state.paused_until - now, connection.execute(waiting).rowcount)
+
+        return await self._database.write(work)
 
     async def waiting_for_servers(
         self, servers: Collection[str], worker: str, *, pause: float

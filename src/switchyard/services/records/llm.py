@@ -78,6 +78,16 @@ class LlmServerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseEnded:
+    """Somebody has ended a server's pause."""
+
+    paused_for: float
+    """Seconds that were left of it; 0 when it was not paused."""
+    jobs: int
+    """Those that had gone back to wait, and are to be published again."""
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerKept:
     """The question was answered before."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import timedelta
 
 from switchyard.services.monitoring.check import Check, Finding, warning, well, wrong
@@ -39,8 +40,9 @@ async def model_servers(system: Examined) -> list[Check]:
             Finding.MODEL_SERVER_PAUSED,
             f"{each.name} is paused for {timedelta(seconds=round(each.paused_for))} more: "
             f"{each.state.pause_reason or 'no reason is known'}; its requests wait, and go on then",
-            "nothing, if they may wait; else name another server in JOBS_LLM_PROVIDERS and restart "
-            "the workers, or raise the limit there; `jobctl llm status`",
+            "nothing, if they may wait; to ask it again at once, as when its limit was raised: "
+            f"`jobctl llm resume {shlex.quote(each.name)}`; else name another server in "
+            "JOBS_LLM_PROVIDERS and restart the workers; `jobctl llm status`",
         )
         for each in paused
     ]
