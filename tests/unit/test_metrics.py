@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.monitoring import metric_names as names
 from switchyard.services.monitoring.metric_names import ALL
 from switchyard.services.monitoring.metrics import Metrics, watch_ledger
@@ -100,17 +99,19 @@ async def test_a_label_may_hold_anything() -> None:
 
 async def test_types_that_nobody_has_registered_are_counted_together() -> None:
     metrics = Metrics()
-    meter = Meter(metrics, Registry(), Clock(), ())
+    meter = Meter(metrics, Registry(), ())
     jobs = 2 * NOTED + 50  # some are counted on the way, the rest at the scrape
     for number in range(jobs):
         message = JobMessage(job_type=f"unheard_of_{number}", payload={})
-        meter.started(message, "hot")
-        meter.ended(message, "hot", 0.0, CalledOff())
+        meter.started(message, "hot", message.metadata.created_at.timestamp() + 2)
+        meter.ended(message, "hot", 0.5, CalledOff())
     samples = read(await metrics.scraped())
     attempts = {key: each for key, each in samples.items() if key[0] == names.ATTEMPTS.name}
     assert list(attempts.values()) == [jobs]
     assert samples["switchyard_job_wait_seconds_count", ("hot", "other")] == jobs
+    assert samples["switchyard_job_wait_seconds_sum", ("hot", "other")] == pytest.approx(2 * jobs)
     assert samples["switchyard_job_duration_seconds_count", ("other", "other")] == jobs
+    assert samples["switchyard_job_duration_seconds_sum", ("other", "other")] == jobs / 2
     assert read(await metrics.scraped()).items() >= attempts.items()  # and none of them twice
 
 

@@ -111,7 +111,7 @@ class InlineRunner(Closing):
         self._meter: Meter | None = None
         if metrics is not None:
             kinds = {each.worker for each in registry}
-            self._meter = Meter(metrics, registry, ledger.clock, kinds)
+            self._meter = Meter(metrics, registry, kinds)
             metrics.show(self._shown)
             metrics.show(self._shared.shown)
 
@@ -199,7 +199,7 @@ class InlineRunner(Closing):
                 if claim is None:
                     return []
                 started_at = self._ledger.clock.time()
-                self._begin(job)
+                self._begin(job, started_at)
                 try:
                     decision, following = await self._decide(job, claim_id, claim, usage)
                 except asyncio.CancelledError:
@@ -222,16 +222,17 @@ class InlineRunner(Closing):
                 decision, following = invalid_outcome(job.message, error), []
             due = await self._record_end(job, claim_id, decision)
             if self._meter is not None:
-                self._meter.ended(job.message, job.lane, started_at, decision)
+                seconds = max(0.0, self._ledger.clock.time() - started_at)
+                self._meter.ended(job.message, job.lane, seconds, decision)
             if not isinstance(decision, Delayed):
                 return [*(each for each in following if each.joins is None), *due]
             await asyncio.sleep(pause)
             job = replace(job, message=job.message.with_metadata(attempts=decision.attempts))
 
-    def _begin(self, job: NewJob) -> None:
+    def _begin(self, job: NewJob, started_at: float) -> None:
         self._attempts[job.worker] += 1
         if self._meter is not None:
-            self._meter.started(job.message, job.lane)
+            self._meter.started(job.message, job.lane, started_at)
 
     def _shown(self) -> Iterable[tuple[Metric, Samples]]:
         return [(names.LLM_CONCURRENCY, {(self.worker_id,): float(self._attempts[names.LLM])})]

@@ -15,7 +15,6 @@ from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import Died, Succeeded
-from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.monitoring import metric_names as names
 from switchyard.services.monitoring.distribution import Distribution
 from switchyard.services.monitoring.metric_names import LLM, OTHER, Distributions, Metric, Samples
@@ -29,11 +28,8 @@ NOTED: Final = 500
 class Meter:
     """Counts the attempts of one process, in its event loop."""
 
-    def __init__(
-        self, metrics: Metrics, registry: Registry, clock: Clock, kinds: Iterable[str]
-    ) -> None:
+    def __init__(self, metrics: Metrics, registry: Registry, kinds: Iterable[str]) -> None:
         """`kinds` are those that the process works."""
-        self._clock = clock
         self._worker_of = {each.name: each.worker for each in registry}
         self._waits: defaultdict[tuple[str, ...], Distribution]
         self._waits = defaultdict(names.WAIT.distribution)
@@ -70,17 +66,17 @@ class Meter:
         metrics.show(self.counted)
         metrics.show_histograms(self.distributed)
 
-    def started(self, message: JobMessage, lane: str) -> None:
-        """The handler of a job is about to run."""
+    def started(self, message: JobMessage, lane: str, started_at: float) -> None:
+        """The handler of a job is about to run, at that time of the ledger."""
         metadata = message.metadata
         if metadata.attempts == 0:
             entered = metadata.queued_at or metadata.created_at
-            self._starts.append((message.job_type, lane, entered, self._clock.time()))
+            self._starts.append((message.job_type, lane, entered, started_at))
             if len(self._starts) >= NOTED:
                 self._count_starts()
 
-    def ended(self, message: JobMessage, lane: str, started_at: float, ending: Ending) -> None:
-        """Its attempt, begun then, has ended so, which the ledger has."""
+    def ended(self, message: JobMessage, lane: str, seconds: float, ending: Ending) -> None:
+        """Its attempt has ended so, after so long, which the ledger has."""
         job_type = message.job_type
         if job_type not in self._worker_of:
             job_type = OTHER  # there may be any number
@@ -93,7 +89,7 @@ class Meter:
         else:
             outcome, used = outcome_of(ending), None
         noted = self._ends[job_type, lane, outcome, used]
-        noted.append(self._clock.time() - started_at)
+        noted.append(seconds)
         if len(noted) >= NOTED:
             self._count_ends()
 
@@ -110,11 +106,10 @@ class Meter:
         for (job_type, lane, outcome, used), noted in self._ends.items():
             worker = self._worker_of.get(job_type, OTHER)
             self._ended[worker, lane, job_type, outcome] += len(noted)
-            took = [max(0.0, seconds) for seconds in noted]
-            self._seconds[worker, job_type].add_each(took)
+            self._seconds[worker, job_type].add_each(noted)
             if worker == LLM and outcome == SUCCEEDED:
                 # An attempt that went back for want of a server would pass for a slow answer.
-                self._answered[job_type,].add_each(took)
+                self._answered[job_type,].add_each(noted)
             if used is not None:
                 self._attempts[worker, job_type].add(used, times=len(noted))
         self._ends.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import structlog
@@ -10,6 +9,7 @@ import structlog
 from switchyard.broker.dead.certificate import MESSAGE_LIMIT
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.jobs.retry import Delayed, Died, Failure, Succeeded
+from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.monitoring.job_events import PROGRESS, TEXT, announce
 from switchyard.services.records.progress import Reported
 from switchyard.services.runtime.endings import CalledOff, Ending
@@ -51,6 +51,7 @@ class Reporter:
 
     publisher: Publisher
     worker_id: str
+    clock: Clock
     counters: Counters = field(default_factory=Counters)
     meter: Meter | None = None
     """Counts for whoever scrapes; None where nobody does."""
@@ -61,7 +62,7 @@ class Reporter:
     def started(self, job: RunningJob) -> None:
         """Its handler is about to run."""
         if self.meter is not None:
-            self.meter.started(job.message, job.delivery.lane)
+            self.meter.started(job.message, job.delivery.lane, self.clock.time())
         self._announce("started", job)
 
     def progressed(self, job: RunningJob, said: Reported) -> None:
@@ -74,12 +75,13 @@ class Reporter:
 
     def ended(self, job: RunningJob, ending: Ending) -> None:
         """It has ended, and the delivery is acknowledged."""
+        seconds = max(0.0, self.clock.time() - job.started_at)
         if self.meter is not None:
-            self.meter.ended(job.message, job.delivery.lane, job.started_at, ending)
+            self.meter.ended(job.message, job.delivery.lane, seconds, ending)
         match ending:
             case Succeeded():
                 self.counters.succeeded += 1
-                self._log.debug("succeeded", seconds=round(time.time() - job.started_at, 3))
+                self._log.debug("succeeded", seconds=round(seconds, 3))
                 self._announce("succeeded", job)
             case Delayed():
                 self.counters.retried += ending.counts

@@ -141,8 +141,8 @@ class Worker:
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
         self._shared = Shared()
         kinds = [share.kind for share in self._shares]
-        meter = None if metrics is None else Meter(metrics, registry, ledger.clock, kinds)
-        reporter = Reporter(self._publisher, self.worker_id, meter=meter)
+        meter = None if metrics is None else Meter(metrics, registry, kinds)
+        reporter = Reporter(self._publisher, self.worker_id, ledger.clock, meter=meter)
         self.counters = reporter.counters
         recorder = Recorder(ledger, self._on_ledger_away)
         policy = RetryPolicy.over(settings.retry_delays)
