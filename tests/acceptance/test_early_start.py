@@ -94,7 +94,7 @@ async def test_an_api_that_starts_before_its_ledger_answers_503_until_it_is_ther
                 return (await client.get("/jobs")).status_code == 200
 
             await eventually(lists)
-            await eventually((tmp_path / "files" / MARKER).exists, 20, "its storage is claimed")
+            await eventually((tmp_path / "files" / MARKER).exists, what="its storage is claimed")
             said = (tmp_path / "log").read_text()
             assert said.count("waiting for the ledger") == 1
             await eventually(lambda: "the ledger is there" in (tmp_path / "log").read_text())

@@ -125,7 +125,7 @@ async def prometheus(
                     return False
                 return True
 
-            await eventually(answers, 30)
+            await eventually(answers)
             yield made
     finally:
         process.kill()

@@ -38,7 +38,7 @@ async def ended(system: System, job_type: str, pipeline: str) -> dict[str, Any]:
     async def there() -> bool:
         return any(job.job_type == job_type for job in await system.ledger.pipeline(pipeline))
 
-    await eventually(there, 30)
+    await eventually(there)
     (job,) = [j for j in await system.ledger.pipeline(pipeline) if j.job_type == job_type]
     record = await system.wait_for_state(job.id, State.SUCCEEDED, timeout=60)
     return dict(record.result or {})
@@ -83,7 +83,7 @@ async def test_stages_of_references_that_are_killed_end_as_they_would_have(
             ]
             for what, reached in moments:
                 victim = await processes.start("worker", kind="link", slots=2)
-                await eventually(reached, 40, what=what)
+                await eventually(reached, what=what)
                 victim.kill()
                 await victim.ended()
                 for file in (extracted, parsed):

@@ -40,7 +40,7 @@ async def test_each_due_time_is_fired_once_while_schedulers_are_killed(
             async def goes_on(than: int = before) -> bool:
                 return len(await book.history("each", 500)) >= than + 2
 
-            await eventually(goes_on, timeout=20)
+            await eventually(goes_on)
             which = kill % 2
             running[which].kill()
             await running[which].ended()
@@ -51,7 +51,7 @@ async def test_each_due_time_is_fired_once_while_schedulers_are_killed(
             rows = await book.history("each", 500)
             return all(each.outcome is not FiringOutcome.DUE for each in rows)
 
-        await eventually(settled, timeout=20)
+        await eventually(settled)
         rows = list(reversed(await book.history("each", 500)))
         assert {each.outcome for each in rows} == {FiringOutcome.FIRED}
         dues = [each.due_at for each in rows]

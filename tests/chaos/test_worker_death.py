@@ -102,7 +102,7 @@ async def test_four_harmless_jobs_survive_the_deaths_of_three_workers(
 
 
 async def all_under_way(effects: Effects, worker: Process, job_ids: list[str]) -> None:
-    await eventually(lambda: effects.under_way(worker.worker_id) == set(job_ids), 30)
+    await eventually(lambda: effects.under_way(worker.worker_id) == set(job_ids))
 
 
 async def test_hot_job_starts_at_once_beside_suspects_that_run(

@@ -116,11 +116,11 @@ async def test_a_finding_is_told_once_and_again_when_it_is_over(
         return "queue-unworked" in await system.ledger.told_alerts()
 
     async with scheduler_of(system):
-        await eventually(is_kept, 30)  # which follows its delivery
+        await eventually(is_kept)  # which follows its delivery
     assert receiver.of("firing").count("queue-unworked") == 1
     async with scheduler_of(system):  # another one, which finds what the first has told
         await system.start_worker()
-        await eventually(lambda: "queue-unworked" in receiver.of("resolved"), 30)
+        await eventually(lambda: "queue-unworked" in receiver.of("resolved"))
     assert receiver.of("firing").count("queue-unworked") == 1
     told = next(each for each in receiver.bodies if each["key"] == "queue-unworked")
     assert "hot.llm" in told["detail"]
@@ -152,10 +152,10 @@ async def test_what_was_not_taken_is_sent_again_and_the_address_stays_secret(
     with capture_logs() as logs:
         async with scheduler_of(system):
             await eventually(
-                lambda: any("could not be delivered" in line["event"] for line in logs), 30
+                lambda: any("could not be delivered" in line["event"] for line in logs)
             )
             receiver.status = 204
-            await eventually(lambda: "queue-unworked" in receiver.of("firing"), 30)
+            await eventually(lambda: "queue-unworked" in receiver.of("firing"))
     assert "secret-path" not in json.dumps(logs, default=str)
 
 

@@ -63,12 +63,12 @@ async def test_a_backfill_has_its_part_of_a_queue_that_another_has_filled(
         async def is_filled() -> bool:
             return await queued(first) == 60
 
-        await eventually(is_filled, 20)
+        await eventually(is_filled)
         # With a lower mark, it would wait until the other has left the queue.
         second = await user.start("numbers", {"to": 10_000}, high=60, low=5)
 
         async def has_its_part() -> bool:
             return await queued(second) == part
 
-        await eventually(has_its_part, 20)
+        await eventually(has_its_part)
         assert await queued(first) == 60

@@ -43,7 +43,7 @@ async def all_given_back(system: System) -> None:
     async def given_back() -> bool:
         return (await report(system)).in_use == 0
 
-    await eventually(given_back, 10, "the room's return")
+    await eventually(given_back, what="the room's return")
 
 
 async def waiting(system: System, number: int) -> None:

@@ -127,15 +127,18 @@ async def test_a_backfill_that_failed_and_was_resumed_is_told_of_twice(
 async def test_a_receiver_that_misbehaves_is_told_again_until_it_has_taken_it(
     system: System, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "WITHIN", 0.3)
+    monkeypatch.setattr(notices, "WITHIN", 1.0)
     receiver.tricks = ["500", "slow", "cut", "404", "endless"]
     await system.start_worker("llm", "link")
     job_id = await system.publish("hot.noop", {"n": 1}, notify_url=receiver.url)
-    (told,) = await receiver.told()
+    await receiver.told()
     notice = await system.wait_for_state(await notice_id(system, job_id), State.SUCCEEDED)
-    assert notice.attempts == 4
-    assert {each["delivery"] for each in receiver.refused} == {told["delivery"]}
-    assert told["state"] == "completed"
+    # More where the machine was slow: who hears no answer in time tells it once more.
+    assert notice.attempts >= 4
+    assert len(receiver.refused) == 4
+    told = receiver.refused + receiver.taken
+    assert {each["delivery"] for each in told} == {notice.id}
+    assert {each["state"] for each in told} == {"completed"}
 
 
 @pytest.mark.parametrize("case", ["redirect", "loopback", "gone"])
@@ -263,7 +266,7 @@ async def test_a_receiver_that_never_answers_holds_up_no_other(
         for _ in range(8):
             await system.publish("hot.leaf", {}, notify_url=tarpit.url)
         await system.start_worker("llm", "link")
-        await eventually(lambda: len(tarpit.refused) >= 2, 20, "the tarpit has been asked")
+        await eventually(lambda: len(tarpit.refused) >= 2, what="the tarpit has been asked")
         await system.publish("hot.leaf", {}, notify_url=receiver.url)
         began = time.monotonic()
         await receiver.told()
@@ -298,7 +301,7 @@ async def test_many_names_of_one_receiver_that_never_answers_hold_up_no_other(
             slow = tarpit.url.replace("127.0.0.2", f"hook.owner-{number}.test")
             await system.publish("hot.leaf", {}, notify_url=slow)
         await system.start_worker("llm", "link")
-        await eventually(lambda: len(tarpit.refused) >= 2, 20, "the tarpit has been asked")
+        await eventually(lambda: len(tarpit.refused) >= 2, what="the tarpit has been asked")
         await system.publish("hot.leaf", {}, notify_url=receiver.url)
         began = time.monotonic()
         await receiver.told()

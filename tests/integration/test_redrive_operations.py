@@ -289,7 +289,7 @@ async def test_pause_leaves_the_rest_and_resume_goes_on(
         everything = await bury_all(system, names(200), recorded=False)
         operation = await start(system, rate=50)
         async with running(system, operation) as task:
-            await eventually(lambda: _ready(system, 20), 20)
+            await eventually(lambda: _ready(system, 20))
             await bulk_control.pause(system.ledger, operation.id)
             assert (await asyncio.wait_for(task, 10)).state is BulkState.PAUSED
         sent = await system.ready("backfill.llm")

@@ -143,7 +143,7 @@ async def test_a_scheduler_ends_when_its_broker_has_become_another_systems(
             mark = await read_broker(one)
             return mark is not None and mark.generation > before.generation
 
-        await eventually(advanced, 20, "the scheduler's first generation")
+        await eventually(advanced, what="the scheduler's first generation")
         await mark_broker(two, second, take=True)
         with pytest.raises(WrongSystem, match="is of the system"):
             await asyncio.wait_for(running, 20)

@@ -22,9 +22,7 @@ import httpx
 from switchyard.api.server import ApiServer
 from switchyard.services.settings import Settings
 from tests.support.commands import ROOT, Running, commands
-from tests.support.eventually import eventually
-
-START_TIMEOUT = 20.0
+from tests.support.eventually import PATIENCE, eventually
 
 
 @dataclass
@@ -47,7 +45,7 @@ class RunningApi:
     async def stop(self) -> None:
         """As SIGTERM would."""
         self.server.stop()
-        await asyncio.to_thread(self.thread.join, 20)
+        await asyncio.to_thread(self.thread.join, PATIENCE)
         assert not self.thread.is_alive(), "the API did not stop"
 
 
@@ -62,7 +60,7 @@ async def serving(settings: Settings, **changes: Any) -> AsyncIterator[RunningAp
         assert thread.is_alive(), "the API did not start"
         return server.started
 
-    await eventually(started, START_TIMEOUT, "the start of the API")
+    await eventually(started, what="the start of the API")
     port = server.servers[0].sockets[0].getsockname()[1]
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False, verify=False
@@ -147,7 +145,7 @@ async def api_process(
                     except httpx.TransportError:
                         return False
 
-                await eventually(answers, START_TIMEOUT, "the start of `jobctl api`")
+                await eventually(answers, what="the start of `jobctl api`")
             yield ApiProcess(process, log, url)
         finally:
             process.kill()

@@ -31,7 +31,7 @@ from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.records import LedgerUnavailable, State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE, eventually
 from tests.support.system import Broker, System, open_system
 from tests.support.worker_process import Process, Processes
 
@@ -97,7 +97,7 @@ class Effects:
         ended = {effect.job_id for effect in own if effect.what != "started"}
         return {effect.job_id for effect in own} - ended
 
-    async def reach(self, what: str, count: int, timeout: float = 30.0) -> None:
+    async def reach(self, what: str, count: int, timeout: float = PATIENCE) -> None:
         """Wait until that many jobs have this effect."""
         await eventually(lambda: len(set(self.ids(what))) >= count, timeout, f"{count} jobs {what}")
 
@@ -222,7 +222,7 @@ async def assert_all_accounted_for(
     assert Counter(letter.id for letter in await system.letters()) == Counter(dead)
 
 
-async def wait_until_lanes_are_empty(system: System, timeout: float = 20.0) -> None:
+async def wait_until_lanes_are_empty(system: System, timeout: float = PATIENCE) -> None:
     """Return when nothing is left on the broker but dead letters."""
     left: dict[str, int] = {}
 

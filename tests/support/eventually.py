@@ -7,9 +7,13 @@ from inspect import isawaitable
 from typing import Any
 
 INTERVAL = 0.03
+PATIENCE = 60.0
+"""Seconds for what must happen: only a test that fails waits so long, however busy the machine."""
 
 
-async def eventually(predicate: Callable[[], Any], timeout: float = 10.0, what: str = "") -> Any:
+async def eventually(
+    predicate: Callable[[], Any], timeout: float = PATIENCE, what: str = ""
+) -> Any:
     """The first true value of `predicate`, plain or async, asked every 30 ms.
 
     Raises AssertionError with the last value after `timeout` seconds.

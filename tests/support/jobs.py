@@ -41,8 +41,8 @@ from switchyard.services.jobs.outcomes import (
     Snooze,
 )
 from switchyard.services.jobs.registry import job
+from tests.support.eventually import PATIENCE
 
-SIGNAL_TIMEOUT = 20.0
 CPU_LIMIT = 2.0
 SLOW_LIMIT = 0.2
 MEMORY_LIMIT_MB = 768
@@ -72,7 +72,7 @@ class Signals:
         """Something was noted: everybody who waits looks again."""
         self._changed.set()
 
-    async def until(self, true: Callable[[], bool], timeout: float = SIGNAL_TIMEOUT) -> None:
+    async def until(self, true: Callable[[], bool], timeout: float = PATIENCE) -> None:
         """Wait until `true()` is, asked after each change.
 
         Raises AssertionError after `timeout` seconds.

@@ -19,7 +19,7 @@ from switchyard.broker.topology.build import build
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Link
 from tests.support.brokers import TestBroker
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE, eventually
 from tests.support.jobs import Signals
 from tests.support.publishing import MOST_OVERSHOOT
 
@@ -122,7 +122,9 @@ class Lanes:
             await self.consuming(consumer)
         return consumer
 
-    async def consuming(self, consumer: LaneConsumer, *queues: str, timeout: float = 15.0) -> None:
+    async def consuming(
+        self, consumer: LaneConsumer, *queues: str, timeout: float = PATIENCE
+    ) -> None:
         """Wait until it consumes these queues, or all that it has."""
 
         def ready() -> bool:

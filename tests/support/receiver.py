@@ -32,7 +32,7 @@ class Receiver:
 
     async def told(self, number: int = 1) -> list[dict[str, Any]]:
         """What was taken, as soon as there are so many."""
-        await eventually(lambda: len(self.taken) >= number, 30, f"{number} notices")
+        await eventually(lambda: len(self.taken) >= number, what=f"{number} notices")
         return self.taken
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -27,6 +27,7 @@ from switchyard.services.redrive.spec import (
     start_redrive,
 )
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from tests.support.eventually import PATIENCE
 from tests.support.system import System
 
 EVERYTHING = LetterFilter()
@@ -153,7 +154,7 @@ async def indexing(system: System) -> AsyncIterator[None]:
     await scheduler.is_active.wait()
     yield
     scheduler.stop()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, PATIENCE)
 
 
 def runner_of(system: System, **options: Any) -> BulkRunner:
@@ -189,7 +190,7 @@ async def running(
     task = asyncio.create_task(runner.run_one(operation.id))
     yield task
     runner.stop()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, PATIENCE)
 
 
 async def current(system: System, operation: BulkOperation) -> BulkOperation:

@@ -34,7 +34,7 @@ from switchyard.services.records import JobRecord, State
 from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE, eventually
 from tests.support.jobs import journal
 from tests.support.ledgers import make_ledger
 from tests.support.publishing import MOST_OVERSHOOT
@@ -42,7 +42,6 @@ from tests.support.tcp_proxy import TcpProxy
 
 JOB_MODULES = ("tests.support.jobs",)
 RETRY_DELAYS = (0.2, 0.4, 0.8)
-STOP_TIMEOUT = 20.0
 
 
 Broker = TestBroker
@@ -81,7 +80,7 @@ class RunningWorker:
     async def stop(self) -> None:
         """As SIGTERM would: drain and end. Raises what the worker raised."""
         self.worker.stop()
-        await asyncio.wait_for(self.task, STOP_TIMEOUT)
+        await asyncio.wait_for(self.task, PATIENCE)
 
     async def publishing(self) -> None:
         """Wait until what it publishes can leave at once."""
@@ -165,7 +164,7 @@ class System:
         for running in self.workers:
             running.worker.stop()
         await asyncio.wait_for(
-            asyncio.gather(*(running.task for running in self.workers)), STOP_TIMEOUT
+            asyncio.gather(*(running.task for running in self.workers)), PATIENCE
         )
 
     # --- publishing -------------------------------------------------------------------------
@@ -223,7 +222,9 @@ class System:
         assert record is not None, f"the ledger has no job {job_id}"
         return record
 
-    async def wait_for_state(self, job_id: str, *states: State, timeout: float = 15.0) -> JobRecord:
+    async def wait_for_state(
+        self, job_id: str, *states: State, timeout: float = PATIENCE
+    ) -> JobRecord:
         """The job's record as soon as it is in one of these states."""
 
         async def reached() -> bool:
@@ -237,7 +238,7 @@ class System:
         return await self.record(job_id)
 
     async def wait_until_all(
-        self, job_ids: Iterable[str], *states: State, timeout: float = 30.0
+        self, job_ids: Iterable[str], *states: State, timeout: float = PATIENCE
     ) -> None:
         """Return when each of the jobs is in one of these states."""
         wanted = list(job_ids)
@@ -264,7 +265,7 @@ class System:
         async with scanning(self.settings.require_amqp_url()) as scan:
             return [letter async for letter in scan.letters()]
 
-    async def wait_for_letter(self, letter_id: str, timeout: float = 15.0) -> Letter:
+    async def wait_for_letter(self, letter_id: str, timeout: float = PATIENCE) -> Letter:
         """The letter of that id (a job's, or `raw-…`) as soon as it waits in `jobs.dead`."""
 
         async def found() -> Letter | None:
@@ -279,7 +280,7 @@ class System:
             declared = await channel.declare_queue(queue, passive=True)
             return declared.declaration_result.message_count or 0
 
-    async def wait_until_ready(self, queue: str, count: int, timeout: float = 10.0) -> None:
+    async def wait_until_ready(self, queue: str, count: int, timeout: float = PATIENCE) -> None:
         """Return when that many messages are in the queue that no consumer holds."""
         async with self.channel() as channel:
 
@@ -289,7 +290,7 @@ class System:
 
             await eventually(reached, timeout, f"{count} messages ready in {queue}")
 
-    async def take(self, queue: str, timeout: float = 10.0) -> AbstractIncomingMessage:
+    async def take(self, queue: str, timeout: float = PATIENCE) -> AbstractIncomingMessage:
         """The next message of a queue, acknowledged, as soon as there is one."""
         async with self.channel() as channel:
             found = await channel.get_queue(queue, ensure=False)

@@ -35,10 +35,8 @@ from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import Settings
 from tests.support.commands import Running, commands
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE, eventually
 
-READY_TIMEOUT = 20.0
-END_TIMEOUT = 20.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -75,7 +73,7 @@ class Process:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    async def ended(self, timeout: float = END_TIMEOUT) -> int:
+    async def ended(self, timeout: float = PATIENCE) -> int:
         """Its exit code, or the negative number of the signal that ended it."""
         try:
             return await asyncio.to_thread(self._process.wait, timeout)
@@ -134,7 +132,7 @@ class Processes(Closing):
             )
         started = Process(self._open.enter_context(process), log, "")
         self.all.append(started)
-        line = await asyncio.wait_for(asyncio.to_thread(said.readline), READY_TIMEOUT)
+        line = await asyncio.wait_for(asyncio.to_thread(said.readline), PATIENCE)
         ready, _, started.said = line.strip().partition(" ")
         assert ready == "ready", f"{role} did not start:\n{started.tail()}"
         return started
@@ -177,7 +175,7 @@ async def worker(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.stop)
     task = asyncio.create_task(running.run())
     await eventually(
-        lambda: task.done() or set(running.queue_states.values()) == {"consuming"}, READY_TIMEOUT
+        lambda: task.done() or set(running.queue_states.values()) == {"consuming"}, PATIENCE
     )
     _say_ready(running.worker_id)
     await task

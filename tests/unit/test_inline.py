@@ -83,7 +83,7 @@ async def confused(payload: Payload, ctx: JobContext) -> Outcome:
 @job("waiting", worker="llm", lanes=("hot",), timeout=20)
 async def waiting(payload: Payload, ctx: JobContext) -> Outcome:
     note(ctx)
-    await eventually((ctx.settings.data_dir / payload.until).exists, timeout=20)
+    await eventually((ctx.settings.data_dir / payload.until).exists)
     return Done()
 
 

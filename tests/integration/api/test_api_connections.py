@@ -257,9 +257,9 @@ async def test_a_stream_ends_with_its_client_also_where_requests_wait_behind_it(
         assert (await sender.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         assert api.state.broker is not None
         feed = api.state.broker.feed
-        await eventually(lambda: feed.subscribers == 1, 10, "the stream begins behind its head")
+        await eventually(lambda: feed.subscribers == 1, what="the stream begins behind its head")
         sender.writer.transport.abort()
-        await eventually(lambda: feed.subscribers == 0, 10, "the stream ends")
+        await eventually(lambda: feed.subscribers == 0, what="the stream ends")
     assert "defect" not in capsys.readouterr().out
 
 

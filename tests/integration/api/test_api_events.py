@@ -63,11 +63,11 @@ async def collect(
 
 
 async def listening(api: RunningApi) -> None:
-    await eventually(api.state.broker.feed.is_listening.is_set, 10, "the event feed")
+    await eventually(api.state.broker.feed.is_listening.is_set, what="the event feed")
 
 
 async def subscribers(api: RunningApi, count: int) -> None:
-    await eventually(lambda: api.state.broker.feed.subscribers == count, 10, f"{count} streams")
+    await eventually(lambda: api.state.broker.feed.subscribers == count, what=f"{count} streams")
 
 
 async def follow(api: RunningApi, job_id: str) -> asyncio.Task[list[dict[str, Any]]]:

@@ -38,7 +38,7 @@ async def test_a_backfill_from_an_upload_to_its_report(system: System, client: A
         async def is_over() -> bool:
             return (await client.backfill(started.id)).state == "completed"
 
-        await eventually(is_over, timeout=30)
+        await eventually(is_over)
     found = await client.backfill(started.id)
     assert found.jobs == {State.SUCCEEDED: 250}
     assert [each.id async for each in client.backfills()] == [started.id]

@@ -161,13 +161,13 @@ async def test_a_component_that_is_away_is_an_answer(system: System, client: Eit
 
 
 async def test_events_of_a_job_to_its_end(system: System, api: RunningApi, client: Either) -> None:
-    await eventually(api.state.broker.feed.is_listening.is_set, 10, "the event feed")
+    await eventually(api.state.broker.feed.is_listening.is_set, what="the event feed")
     await system.start_worker()
     job_id = await system.publish("hot.gated")
     await journal.started(job_id)
     events: list[Event] = []
     following = asyncio.create_task(client.follow(events, "job_events", job_id))
-    await eventually(lambda: events, 10, "how it stands, which comes first")
+    await eventually(lambda: events, what="how it stands, which comes first")
     journal.release(job_id)
     await asyncio.wait_for(following, 20)
     # That it was started may have been on its way when the stream began.
@@ -181,7 +181,7 @@ async def test_a_stream_that_is_cut_goes_on_after_the_last_event(
     system: System, api: RunningApi, kind: type[Any]
 ) -> None:
     feed = api.state.broker.feed
-    await eventually(feed.is_listening.is_set, 10, "the event feed")
+    await eventually(feed.is_listening.is_set, what="the event feed")
     await system.start_worker()
     port = int(api.url.rpartition(":")[2])
     async with (
@@ -190,16 +190,16 @@ async def test_a_stream_that_is_cut_goes_on_after_the_last_event(
     ):
         seen: list[Event] = []
         following = asyncio.create_task(client.follow(seen, "events", lane="hot"))
-        await eventually(lambda: feed.subscribers == 1, 10, "the stream")
+        await eventually(lambda: feed.subscribers == 1, what="the stream")
         first = await system.publish("hot.noop")
-        await eventually(lambda: _ended(seen, first), 15, "the first job's events")
+        await eventually(lambda: _ended(seen, first), what="the first job's events")
         proxy.refuse()
         proxy.cut()
-        await eventually(lambda: feed.subscribers == 0, 10, "the end of the stream")
+        await eventually(lambda: feed.subscribers == 0, what="the end of the stream")
         missed = await system.publish("hot.noop")
         await system.wait_for_state(missed, State.SUCCEEDED)
         await proxy.accept()
-        await eventually(lambda: _ended(seen, missed), 20, "what was missed")
+        await eventually(lambda: _ended(seen, missed), what="what was missed")
         following.cancel()
         assert [event.id for event in seen] == list(dict.fromkeys(event.id for event in seen))
 

@@ -59,7 +59,7 @@ async def test_a_group_is_planned_redriven_and_watched(system: System, client: A
             seen = await client.redrive(started.id)
             return (seen.state, seen.succeeded) == ("completed", 20)
 
-        await eventually(completed, 30)
+        await eventually(completed)
     assert [each.id async for each in client.redrives()] == [started.id]
     await system.wait_until_all(names(20, "b"), State.SUCCEEDED)
 

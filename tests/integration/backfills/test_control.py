@@ -32,7 +32,7 @@ async def test_pause_means_no_further_publish_within_a_second(user: BackfillUser
                 await bulk_control.require_bulk(user.system.ledger, operation.id)
             ).holder is None
 
-        await eventually(let_go, timeout=1)
+        await eventually(let_go)
         before = await published()
         progress = await user.progress(operation)
         assert progress.published == before  # also the cursor knows of all

@@ -148,7 +148,7 @@ async def test_it_slows_down_while_hot_jobs_wait(user: BackfillUser) -> None:
         async def is_fast() -> bool:
             return (await user.progress(operation)).published > 1_500
 
-        await eventually(is_fast, timeout=30)
+        await eventually(is_fast)
 
 
 async def test_hot_jobs_overtake_a_backfill_that_fills_every_slot(
@@ -158,7 +158,7 @@ async def test_hot_jobs_overtake_a_backfill_that_fills_every_slot(
         await system.start_worker(slots=4)
         operation = await user.start("numbers", {"to": 100_000})
         async with user.running():
-            await eventually(lambda: len(journal.starts) > 200, 30)
+            await eventually(lambda: len(journal.starts) > 200)
             for number in range(15):
                 began = len(journal.starts)
                 hot = await system.publish("hot.noop", {"n": -number})

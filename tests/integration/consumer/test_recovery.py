@@ -167,7 +167,7 @@ async def test_consuming_resumes_after_the_connection_fell_silent(
         consumer.pause()  # asks the broker to cancel, and waits for its answer
         await asyncio.sleep(0)
         consumer.resume()
-        await eventually(lambda: set(consumer.states.values()) == {"away"}, timeout=20)
+        await eventually(lambda: set(consumer.states.values()) == {"away"})
         proxy.resume()
         await lanes310.consuming(consumer)
         await lanes310.publish("hot", ["hot-1"])

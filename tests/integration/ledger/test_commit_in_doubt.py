@@ -130,9 +130,9 @@ async def test_a_primary_that_takes_no_writes_any_more_is_left_for_the_one_that_
                 read_only(new, "off")
                 read_only(old, "on")
                 # Its connections stay open, and it answers as ever: only not to writes.
-                await eventually(lambda: kept(ledger, new), 10, "writes go to the other one")
+                await eventually(lambda: kept(ledger, new), what="writes go to the other one")
                 read_only(new, "on")
-                await eventually(lambda: refused(ledger), 10, "none takes writes: it is away")
+                await eventually(lambda: refused(ledger), what="none takes writes: it is away")
         finally:
             for server in (old, new):
                 server.stop()

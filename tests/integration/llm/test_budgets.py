@@ -118,7 +118,7 @@ async def test_a_backfill_publishes_no_more_than_its_budget_lets_run(
         found = await system.ledger.get_bulk(started.id)
         return found is not None and "too little left" in (found.note or "")
 
-    await eventually(is_short, 20)
+    await eventually(is_short)
     own, _ = await system.ledger.count_bulk_jobs(started.id)
     assert sum(own.values()) < 40
     assert llm.requests == []

@@ -258,7 +258,7 @@ async def test_after_a_crash_the_fleet_has_it_published_and_asking_again_is_answ
     }
     with asking_directly(environment, ["hello"]) as process:
         process.go()
-        await eventually(lambda: llm.requests, 30)
+        await eventually(lambda: llm.requests)
         process.kill()
     (left,) = await plain_ledger.stale_running(0.0, 10)
     assert left.state is State.RUNNING, "the scheduler publishes it, where there is one"

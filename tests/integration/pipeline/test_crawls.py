@@ -172,7 +172,7 @@ async def test_pages_wait_while_the_lane_is_full_and_none_once_the_crawl_is_canc
             record = await system.ledger.get(first.page.job_id)
             return record is not None and "lane is full" in (record.error_message or "")
 
-        await eventually(snoozed, 30, "a snooze")
+        await eventually(snoozed, what="a snooze")
         assert site.paths == []
         progress = await desk(system).cancel(crawl.id)
         assert progress.state is CrawlState.CANCELLED
@@ -195,7 +195,7 @@ async def test_a_job_that_is_no_page_of_the_crawl_visits_nothing(
         async def is_dead() -> bool:
             return await system.state(job_id) is State.DEAD
 
-        await eventually(is_dead, 30)
+        await eventually(is_dead)
         assert site.paths == []
 
 

@@ -68,7 +68,7 @@ if __name__ == "__main__":
                 except httpx.ConnectError:
                     return False
 
-            await eventually(answers, 30)
+            await eventually(answers)
             yield process.pid, client
     finally:
         process.terminate()

@@ -177,7 +177,7 @@ async def test_images_alone_wait_for_a_worker_that_reads_them(
         waiting = await eventually(waits, 60)
         assert waiting["completed_stages"] == ["ingest_document", "extract_text"]
         await eventually(
-            lambda: _is_at_ocr(client, address), 30, "the job of OCR to be in its queue"
+            lambda: _is_at_ocr(client, address), what="the job of OCR to be in its queue"
         )
         again = await send(client, scan(slips(["A heron in the reeds"])))
         assert (again.status_code, again.json()["duplicate"]) == (200, True)

@@ -187,7 +187,7 @@ async def test_a_port_behind_which_is_no_broker_is_told_and_all_goes_on_when_it_
                     "broker": "away", "events": "away", "ledger": "ok", "storage": "ok",
                 }  # fmt: skip
             await proxy.accept()
-            await eventually(feed.is_listening.is_set, 15, "the event feed")
+            await eventually(feed.is_listening.is_set, what="the event feed")
             await worker.consuming()
             accepted: list[str] = []
             heard = asyncio.Event()
@@ -206,7 +206,7 @@ async def test_a_port_behind_which_is_no_broker_is_told_and_all_goes_on_when_it_
 
             listening = asyncio.create_task(listen())
             # Several: a worker's first events find it without a connection, and are left out.
-            await eventually(publish_and_hear, 15, "an event")
+            await eventually(publish_and_hear, what="an event")
             listening.cancel()
             await system.wait_until_all([*accepted, *maybe_sent], State.SUCCEEDED, timeout=30)
             assert not scheduling.done()
@@ -229,5 +229,5 @@ async def test_an_event_feed_that_has_failed_is_started_again(
 
     monkeypatch.setattr(EventFeed, "_listen", fails_first)
     async with serving(system.settings) as api:
-        await eventually(api.state.broker.feed.is_listening.is_set, 10)
+        await eventually(api.state.broker.feed.is_listening.is_set)
     assert failures == 2

@@ -49,7 +49,7 @@ async def test_health_tells_that_the_disk_of_the_ledger_alone_is_full(
         open_system(broker310, ledger, data_dir=tmp_path, modules=MODULES) as system,
         serving(system.settings) as api,
     ):
-        await eventually(api.state.broker.feed.is_listening.is_set, 10, "the event feed")
+        await eventually(api.state.broker.feed.is_listening.is_set, what="the event feed")
         assert (await api.client.get("/health")).status_code == 200
         large = fill(small_disk)
         health = await api.client.get("/health")
@@ -78,5 +78,5 @@ async def test_health_tells_an_alarm_of_the_broker(
                 state = health.json()["components"]["broker"]["state"]
                 return (health.status_code, state) == (503, "blocked")
 
-            await eventually(is_told, 20, "the alarm")  # the node looks at its memory now and then
+            await eventually(is_told, what="the alarm")  # the node looks at its memory now and then
             assert (await api.client.get("/health/live")).status_code == 200
