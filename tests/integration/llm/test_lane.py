@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmAway, LlmBusy, LlmLimited, LlmRefused, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
-from switchyard.services.llm.pacing import Adaptive
+from switchyard.services.llm.pacing import ServerPace
 from switchyard.services.records.llm import TRIED
 from switchyard.services.settings import Settings
 from tests.support import llm_server
@@ -52,6 +53,19 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
+@dataclass
+class Climbing:
+    """One more at once with every window."""
+
+    window: float = 0.0
+    enough: int = 10
+    seen: list[ServerPace] = field(default_factory=list)
+
+    def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
+        self.seen.append(pace)
+        return pace.limit + 1, {}
+
+
 async def test_two_processes_together_never_exceed_the_limit(
     tmp_path: Path, ledger: Ledger, database_url: str
 ) -> None:
@@ -74,18 +88,28 @@ async def test_two_processes_together_never_exceed_the_limit(
         assert await ledger.llm_servers()
 
 
-async def test_an_adaptive_limit_finds_what_the_server_bears(plain_ledger: Ledger) -> None:
-    """Tokens get slow beyond four at once; many more are asked for."""
+async def test_a_rule_sees_how_fast_the_server_is_and_what_it_says_holds(
+    plain_ledger: Ledger,
+) -> None:
+    """That the default one finds what a server bears is shown in simulated time, where no other
+    load is taken for the server's (tests/unit/test_llm_rules.py)."""
     machine = Machine(knee=4, tokens=20, scale=4)
+    rule = Climbing()
     with serving(machine) as (url, app):
-        rule = Adaptive(window=0.3)
-        given = settings(url, llm_concurrency=2, llm_concurrency_max=50, llm_concurrency_min=2)
+        given = settings(url, llm_concurrency=2, llm_concurrency_max=6, llm_concurrency_min=2)
         async with LlmLane.open(given, plain_ledger, rule=rule) as lane:
-            await asyncio.gather(*(ask(lane, str(n)) for n in range(150)))
+            await asyncio.gather(*(ask(lane, str(n)) for n in range(80)))
         (report,) = await plain_ledger.llm_servers()
         assert report.in_flight == 0
-        assert app.counts.answered == 150
-        assert 2 < report.state.limit < 30
+        assert app.counts.answered == 80
+    assert [pace.limit for pace in rule.seen][:5] == [2, 3, 4, 5, 6]
+    assert report.state.limit == 6
+    assert 2 < app.counts.most <= 6
+    for pace in rule.seen:
+        window = pace.window
+        assert window.answered >= rule.enough
+        assert window.most_in_flight <= pace.limit
+        assert min(window.timed, window.first_token, window.per_token) > 0
 
 
 async def test_a_full_server_is_left_alone_and_nothing_is_lost(plain_ledger: Ledger) -> None:
