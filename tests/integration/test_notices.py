@@ -249,7 +249,11 @@ async def test_without_a_secret_the_notice_is_dead_until_there_is_one(
 
 
 async def test_a_receiver_that_never_answers_holds_up_no_other(
-    broker310: TestBroker, sqlite_url: str, tmp_path: Path, receiver: Receiver
+    broker310: TestBroker,
+    sqlite_url: str,
+    tmp_path: Path,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with (
         receiving("127.0.0.2") as tarpit,
@@ -262,6 +266,7 @@ async def test_a_receiver_that_never_answers_holds_up_no_other(
             notify_hosts=(receiver.place, tarpit.place),
         ) as system,
     ):
+        monkeypatch.setattr(notices, "WITHIN", 50.0)
         tarpit.tricks = ["slow"] * 100
         for _ in range(8):
             await system.publish("hot.leaf", {}, notify_url=tarpit.url)
@@ -296,6 +301,7 @@ async def test_many_names_of_one_receiver_that_never_answers_hold_up_no_other(
             notify_secret=SecretStr(SECRET),
         ) as system,
     ):
+        monkeypatch.setattr(notices, "WITHIN", 50.0)
         tarpit.tricks = ["slow"] * 100
         for number in range(12):
             slow = tarpit.url.replace("127.0.0.2", f"hook.owner-{number}.test")
