@@ -310,6 +310,7 @@ async def test_over_http_an_answer_comes_with_the_request_that_waits(
     await system.start_worker("llm")
     llm.next(SEA)
     async with serving(system.settings) as api:
+        await connected(api)
         await eventually(lambda: api.state.broker.feed.is_listening.is_set())
         asked = {"type": "classify", "payload": CLASSIFY}
         answer = await api.client.post("/llm/requests", json={**asked, "wait": 30})
@@ -332,6 +333,7 @@ async def test_over_http_what_is_asked_wrongly_is_said(system: System) -> None:
         return answer
 
     async with serving(system.settings) as api:
+        await connected(api)
         assert (await refused(api, type="classify", payload={})).status_code == 422
         assert (await refused(api, type="summarize", payload=CLASSIFY)).status_code == 422
         assert (await refused(api, type="classify", payload=CLASSIFY, wait=3600)).status_code == 422
@@ -357,6 +359,7 @@ async def test_the_same_key_is_the_same_question(system: System) -> None:
     asked = {"type": "classify", "payload": CLASSIFY, "expires_in": 600}
     key = {"Idempotency-Key": "question-1"}
     async with serving(system.settings) as api:
+        await connected(api)
         first = await api.client.post("/llm/requests", json=asked, headers=key)
         again = await api.client.post("/llm/requests", json=asked, headers=key)
         assert (again.status_code, again.headers["idempotency-replayed"]) == (202, "true")
