@@ -76,3 +76,36 @@ def test_a_tiff_whose_compression_is_undone_by_no_decoder_is_refused_when_it_is_
 def test_a_damaged_tiff_of_a_known_compression_is_corrupt() -> None:
     with pytest.raises(CorruptDocument):
         images.draw(tiff_that_says(8), 1, pixels=1_000, side=8)
+
+
+def drawn(image: Image.Image, file_format: str) -> set[tuple[int, ...]]:
+    """The colours of an image that is sent in."""
+    content = io.BytesIO()
+    image.save(content, file_format)
+    found = images.draw(content.getvalue(), 1, pixels=1_000, side=8).getcolors()
+    assert found is not None
+    return {colour for _, colour in found if isinstance(colour, tuple)}
+
+
+@pytest.mark.parametrize(
+    ("ink", "paper"),
+    [((255, 255, 255), (0, 0, 0)), ((230, 230, 90), (0, 0, 0)), ((0, 0, 0), (255, 255, 255))],
+)
+def test_letters_on_nothing_are_seen_whatever_their_colour(
+    ink: tuple[int, int, int], paper: tuple[int, int, int]
+) -> None:
+    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    image.putpixel((3, 3), (*ink, 255))
+    assert drawn(image, "PNG") == {ink, paper}
+
+
+def test_an_image_of_which_nothing_is_seen_is_white() -> None:
+    assert drawn(Image.new("RGBA", (8, 8), (9, 9, 9, 0)), "PNG") == {(255, 255, 255)}
+
+
+@pytest.mark.parametrize(("mode", "ink"), [("F", 0.5), ("F", 40_000.0), ("I", 65_535)])
+def test_shades_of_any_range_are_seen(mode: str, ink: float) -> None:
+    image = Image.new(mode, (8, 8), 0)
+    image.putpixel((3, 3), ink)
+    assert drawn(image, "TIFF") == {(0, 0, 0), (255, 255, 255)}
+    assert len(drawn(Image.new(mode, (8, 8), 3), "TIFF")) == 1

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
+_LIGHT = 160
+"""Shades, of 256, above which nothing is read on white paper."""
 _COMPRESSION = 259
 """Tag of a TIFF."""
 _COMPRESSIONS = {
@@ -75,12 +77,35 @@ def _in_colour(image: Image) -> Image:
 
     if image.mode.startswith("I;16"):
         image = image.point(lambda value: value / 256).convert("L")
+    elif image.mode in ("I", "F"):
+        image = _in_shades(image)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        white = Images.new("RGB", image.size, "white")
         alpha = image.convert("RGBA")
-        white.paste(alpha, mask=alpha.getchannel("A"))
-        return white
+        visible = alpha.getchannel("A")
+        paper = Images.new("RGB", image.size, "black" if _is_light(alpha, visible) else "white")
+        paper.paste(alpha, mask=visible)
+        return paper
     return image.convert("RGB")
+
+
+def _in_shades(image: Image) -> Image:
+    """Numbers in shades of grey: of whatever range they are, a picture does not say."""
+    low, high = image.getextrema()
+    if not isinstance(low, int | float) or not isinstance(high, int | float) or not high > low:
+        return image.convert("L")
+    scale, offset = 255 / (high - low), -low * 255 / (high - low)
+    return image.point(lambda value: value * scale + offset).convert("L")
+
+
+def _is_light(image: Image, visible: Image) -> bool:
+    """Whether all that is to be seen would be lost on white paper."""
+    from PIL import ImageStat
+
+    seen = visible.point([0] * 128 + [255] * 128)
+    if seen.getbbox() is None:
+        return False
+    ((darkest, _),) = ImageStat.Stat(image.convert("L"), seen).extrema
+    return bool(darkest > _LIGHT)
 
 
 def _has_next(image: Image, number: int) -> bool:
