@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from switchyard.services.files.errors import UnsupportedDocument
-from switchyard.services.files.keys import page_key, result_key
+from switchyard.services.files.keys import page_key, result_key, stage_key
 from switchyard.services.index.opening import open_index
 from switchyard.services.index.ranking import search
 from switchyard.services.ledger import Ledger
@@ -239,6 +239,8 @@ async def test_a_page_that_can_not_be_read_does_not_hold_up_the_others(
     assert pipeline.result("ocr_pdf")["broken_pages"] == [2]
     kept = json.loads(pipeline.storage.get(page_key(document_id, "ocr_pdf", 2)))
     assert kept["error"] == "MemoryError: too much"
+    extracted = json.loads(pipeline.storage.get(stage_key(document_id, "extract_text")))
+    assert kept["content"] == extracted["content"]
 
 
 async def test_a_page_that_can_not_be_read_again_keeps_its_text(

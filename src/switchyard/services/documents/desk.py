@@ -20,7 +20,7 @@ from switchyard.services.documents.reference_orders import ReferenceDesk
 from switchyard.services.documents.runs import PipelineRuns, recorded_run
 from switchyard.services.documents.status import STATES, DocumentStatus, status_of
 from switchyard.services.errors import InvalidInput, Unknown, WrongState
-from switchyard.services.files.keys import figures_key, result_key, stage_key
+from switchyard.services.files.keys import figures_key, page_key, result_key, stage_key
 from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.files.uploads import Upload
 from switchyard.services.jobs.registry import Registry
@@ -32,7 +32,7 @@ from switchyard.services.records import Document, Page, State
 from switchyard.services.records.document_states import FAILED, FINISHED_STATES
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
-from switchyard.services.workers.stages import EXTRACT, INGEST, document_id_of
+from switchyard.services.workers.stages import EXTRACT, INGEST, OCR, document_id_of
 
 _LOOKS = 20
 """Pages that are looked through for documents in a state, for one page of them."""
@@ -284,7 +284,12 @@ class DocumentDesk:
             raise UnknownDocument(
                 f"document {document_id} has no page {number:,}: it has {len(pages):,}"
             )
-        return DocumentPage(document_id, number, len(pages), pages[number - 1]["text"])
+        said = pages[number - 1]["text"]
+        if not said:  # perhaps read by OCR, and not yet in the text, with all others
+            read = await self._json(page_key(document_id, OCR.name, number))
+            if read is not None and read.get("content", "") == text.get("content"):
+                said = read["text"] or ""
+        return DocumentPage(document_id, number, len(pages), said)
 
     async def documents(
         self,

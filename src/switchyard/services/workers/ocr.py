@@ -263,6 +263,7 @@ class _Pages:
     async def _fresh(self, number: int) -> Mapping[str, Any]:
         page = await self._recognised(number)
         page |= {"page": number, "input_hash": self._hash, "run": self._ctx.pipeline}
+        page["content"] = self._content
         await self._files.require_async(self._content)
         await self._files.storage.put_async(
             self._key(number), json.dumps(page, ensure_ascii=False).encode()

@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from switchyard.services.files.keys import references_key
+from switchyard.services.files.keys import page_key, references_key, stage_key
 from switchyard.services.files.storage import Storage
 from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
@@ -124,6 +124,18 @@ async def test_pages_are_had_one_by_one(client: httpx.AsyncClient):
     assert "it has 3" in beyond.json()["detail"]
     assert (await client.get(f"{address}/0")).status_code == 422
     assert (await client.get("/documents/nothing/pages/1")).status_code == 404
+
+
+async def test_a_page_that_ocr_has_read_is_had_before_all_the_others_are(
+    client: httpx.AsyncClient, settings: Settings
+):
+    document_id = (await send(client, pdf(["The first page.", ""]))).json()["document_id"]
+    storage = Storage(settings.files_url)
+    content = json.loads(await storage.get_async(stage_key(document_id, "extract_text")))["content"]
+    for made_of, shown in ((content, "From a scan."), ("of another version", "")):
+        read = {"text": "From a scan.", "content": made_of}
+        await storage.put_async(page_key(document_id, "ocr_pdf", 2), json.dumps(read).encode())
+        assert (await client.get(f"/documents/{document_id}/pages/2")).json()["text"] == shown
 
 
 @pytest.mark.long
