@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import sys
 from types import ModuleType
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from switchyard.cli.system.topology import app
 from switchyard.services.jobs.registry import Registry
+from switchyard.services.ledger.sql import database as database_module
 from tests.support.brokers import TestBroker
 
 
@@ -38,6 +40,25 @@ def test_diff_and_apply_from_blank_to_done() -> None:
     assert (run("diff").exit_code, run("diff").stdout) == (0, "The broker is as declared.\n")
     assert json.loads(run("diff", "--json").stdout) == []
     assert run("apply").stdout == "The broker is as declared: nothing to do.\n"
+
+
+def test_a_frozen_ledger_is_waited_for_once_and_what_to_do_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker is as declared all the same."""
+    monkeypatch.setattr(database_module, "CONNECT_TIMEOUT", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, answers nothing
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("JOBS_DATABASE_URL", f"postgresql://me@127.0.0.1:{port}/ledger")
+        applied = run("apply")
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+    assert (applied.exit_code, "made exchange jobs.dlx" in applied.stdout) == (0, True)
+    assert "the broker is not marked as that of a system: the ledger's database" in applied.stderr
+    assert "Once the ledger answers, run `jobctl topology apply` again" in applied.stderr
+    assert run("diff").exit_code == 0
 
 
 def test_what_cannot_be_changed_fails_and_extras_do_not(broker: TestBroker) -> None:

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING
 from switchyard.cli.base.common import open_ledger
 
 if TYPE_CHECKING:
+    from switchyard.services.records import LedgerError
     from switchyard.services.settings import Settings
 
 
-async def require_ours(settings: Settings) -> None:
-    """Raises WrongSystem before anything is changed. A host without the ledger can't ask."""
+async def require_ours(settings: Settings) -> LedgerError | None:
+    """Raises WrongSystem before anything is changed. A host without the ledger can't ask: why it
+    could not is the answer."""
     from switchyard.services.identity.broker import require_same_system
     from switchyard.services.records import LedgerError
 
-    with suppress(LedgerError, ValueError):
-        async with open_ledger(settings) as ledger:
-            await require_same_system(settings, ledger)
+    with suppress(ValueError):
+        try:
+            async with open_ledger(settings) as ledger:
+                await require_same_system(settings, ledger)
+        except LedgerError as error:
+            return error
+    return None

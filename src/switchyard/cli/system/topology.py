@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from switchyard.broker.topology.differences import Difference
     from switchyard.broker.topology.management import ManagementClient
     from switchyard.broker.topology.model import Topology
+    from switchyard.services.records import LedgerError
     from switchyard.services.settings import Settings
 
 T = TypeVar("T")
@@ -97,13 +98,15 @@ def apply(profile: ProfileOption = None, include: IncludeOption = None) -> None:
     quiet_logs()
     settings = load_settings()
     topology = _declared(settings, profile, include)
-    run(require_ours(settings))
+    without = run(require_ours(settings))
     report = _on_broker(settings, lambda client: reconcile.apply(client, topology))
     for line in report.done:
         echo(line)
     for difference in report.extras:
         echo(f"left alone: {difference.text}")
-    if (system := run(_mark(settings))) is not None:
+    if without is not None:  # not asked again: a frozen database is waited for once
+        _say_not_marked(without)
+    elif (system := run(_mark(settings))) is not None:
         echo(f"marked the broker as that of the system {system}")
     if not report.done and not report.left:
         echo("The broker is as declared: nothing to do.")
@@ -154,10 +157,17 @@ async def _mark(settings: Settings) -> str | None:
             if await mark_broker(settings, ledger):
                 return str(await ledger.system())
     except LedgerError as error:
-        say(f"the broker is not marked as that of a system: {error}")
+        _say_not_marked(error)
     except MarkHidden as error:
         say(f"the broker is not marked: {error}")
     return None
+
+
+def _say_not_marked(error: LedgerError) -> None:
+    say(
+        f"the broker is not marked as that of a system: {error}. Once the ledger answers, run "
+        "`jobctl topology apply` again"
+    )
 
 
 def _declared(settings: Settings, profile: Profile | None, include: list[str] | None) -> Topology:
