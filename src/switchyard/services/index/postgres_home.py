@@ -29,6 +29,7 @@ from switchyard.services.index.postgres_table import (
     described,
     description_of,
 )
+from switchyard.services.index.postgres_words import FrequentWords
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.ledger.sql.servers import (
     connection_options,
@@ -59,6 +60,7 @@ class PostgresHome:
         self._dsn = dsn(url)
         self._pool: Any = None
         self._ready = False
+        self._frequent = FrequentWords()
 
     async def load(self) -> None:
         await asyncio.to_thread(import_module, "asyncpg")
@@ -94,7 +96,7 @@ class PostgresHome:
                         found = TableDescription(generation.embedder, generation.dimensions)
         if (found.embedder, found.dimensions) != (generation.embedder, generation.dimensions):
             raise mismatch(found.embedder, found.dimensions, generation)
-        yield PostgresTable(self._connection, generation, found.lists)
+        yield PostgresTable(self._connection, generation, found.lists, self._frequent)
 
     @asynccontextmanager
     async def compacting(self, generation: Generation) -> AsyncIterator[bool]:

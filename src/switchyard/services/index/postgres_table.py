@@ -38,6 +38,7 @@ from switchyard.services.index.postgres_neighbours import (
 from switchyard.services.index.postgres_words import (
     CHUNK,
     LONGEST_WORD,
+    FrequentWords,
     chunk_of,
     with_words,
     worded,
@@ -129,8 +130,15 @@ async def described(connection: Any, name: str) -> TableDescription | None:
 class PostgresTable:
     """A table of PostgreSQL as a ChunkIndex."""
 
-    def __init__(self, connect: Connect, generation: Generation, lists: int | None) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        generation: Generation,
+        lists: int | None,
+        frequent: FrequentWords,
+    ) -> None:
         self._connect = connect
+        self._frequent = frequent
         self._name = generation.table
         self._lists = lists
         self.dimensions = generation.dimensions
@@ -290,7 +298,7 @@ class PostgresTable:
         if within is not None and not within:
             return []
         async with self._reading(_BY_WORDS) as connection:
-            return await with_words(connection, self._name, text, limit, within)
+            return await with_words(connection, self._name, self._frequent, text, limit, within)
 
     async def candidates(
         self,
@@ -316,7 +324,7 @@ class PostgresTable:
         if within is not None and not within:
             return []
         async with self._reading(_BY_WORDS) as connection:
-            return await worded(connection, self._name, vector, text, limit, within)
+            return await worded(connection, self._name, self._frequent, vector, text, limit, within)
 
     async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
         if not keys:

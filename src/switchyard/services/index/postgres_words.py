@@ -7,13 +7,16 @@ a GIN index.
 Some words are in nearly every chunk, and a chunk is hardly better for having them. So not all that
 have any word of a query are read: first those with all of its telling words are looked for, then
 those that lack the least telling one, and so on, until there are enough. How many chunks have a
-common word, the server's own statistics say; those with a rare one are counted.
+common word, the server's own statistics say; those with a rare one are counted. What words that are
+in many chunks of a large table weigh is kept for a minute: it hardly changes, and each that has to
+be counted takes a millisecond.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from switchyard.services.index.chunk_index import ChunkCandidate, WordMatch
@@ -29,6 +32,12 @@ _CANDIDATES = 3
 """For each chunk that is asked for, so many are compared."""
 _COUNTED = 500
 """Chunks with a word that are counted at most, where the statistics do not know it."""
+_LARGE = 10_000
+"""Chunks from which a table is large: the statistics tell of its common words."""
+_KEPT = 60.0
+"""Seconds for which the weights of frequent words are kept."""
+_MOST_KEPT = 10_000
+"""Words whose weights are kept at most."""
 _TELLING = 6
 """Words of a query of which all combinations are looked for, the best first."""
 _FEW = 500
@@ -37,12 +46,42 @@ _K1, _B = 1.2, 0.75
 """The usual parameters of BM25."""
 
 
+class FrequentWords:
+    """What words weigh that are in many chunks of a large table, for a while."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until = -math.inf
+        self._weights: dict[tuple[str, str], float] = {}
+
+    def of(self, table: str, terms: Sequence[str]) -> dict[str, float]:
+        """The weights of those of the words that are known."""
+        if self._clock() >= self._until:
+            self._weights.clear()
+        known = self._weights
+        return {word: known[table, word] for word in terms if (table, word) in known}
+
+    def keep(self, table: str, rows: Sequence[Any]) -> None:
+        """Of what was read of some words, that of the frequent ones."""
+        frequent = [row for row in rows if row["chunks"] >= _LARGE and row["number"] >= _COUNTED]
+        if len(self._weights) + len(frequent) > _MOST_KEPT:
+            self._weights.clear()
+        if not self._weights:
+            self._until = self._clock() + _KEPT
+        self._weights |= {(table, word): weight for word, weight in _weights(frequent).items()}
+
+
 async def with_words(
-    connection: Any, table: str, text: str, limit: int, within: Collection[str] | None
+    connection: Any,
+    table: str,
+    frequent: FrequentWords,
+    text: str,
+    limit: int,
+    within: Collection[str] | None,
 ) -> list[WordMatch]:
     """The chunks of the table that have words of the text, the most relevant first, within these
     documents."""
-    best, _ = await _most_relevant(connection, table, text, limit, within)
+    best, _ = await _most_relevant(connection, table, frequent, text, limit, within)
     found = await connection.fetch(
         f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [row["id"] for _, _, row in best]
     )
@@ -56,13 +95,14 @@ async def with_words(
 async def worded(
     connection: Any,
     table: str,
+    frequent: FrequentWords,
     vector: Sequence[float],
     text: str,
     limit: int,
     within: Collection[str] | None,
 ) -> list[ChunkCandidate]:
     """The same as candidates, compared with that vector."""
-    best, is_whole = await _most_relevant(connection, table, text, limit, within, vector)
+    best, is_whole = await _most_relevant(connection, table, frequent, text, limit, within, vector)
     return [
         ChunkCandidate(
             row["id"], row["similarity"] or 0.0, relevance, has if is_whole else None, row["text"]
@@ -74,6 +114,7 @@ async def worded(
 async def _most_relevant(
     connection: Any,
     table: str,
+    frequent: FrequentWords,
     text: str,
     limit: int,
     within: Collection[str] | None,
@@ -87,7 +128,12 @@ async def _most_relevant(
     is_whole = len(terms) == len(all_terms)
     if not terms:
         return [], True
-    weights = _weights(await connection.fetch(_KNOWN.format(table=table, most=_COUNTED), terms))
+    weights = frequent.of(table, terms)
+    if unknown := [word for word in terms if word not in weights]:
+        known = _KNOWN.format(table=table, most=_COUNTED, large=_LARGE)
+        rows = await connection.fetch(known, unknown)
+        frequent.keep(table, rows)
+        weights |= _weights(rows)
     if not weights:
         return [], True
     near = None if vector is None else list(vector)
@@ -169,8 +215,8 @@ def _by_relevance(rows: Sequence[Any], weights: Sequence[float]) -> list[tuple[f
 
 _KNOWN = """
 WITH total AS MATERIALIZED (
-    SELECT CASE WHEN reltuples < 10000
-        THEN (SELECT count(*) FROM (SELECT FROM {table} LIMIT 10000) AS first)
+    SELECT CASE WHEN reltuples < {large}
+        THEN (SELECT count(*) FROM (SELECT FROM {table} LIMIT {large}) AS first)
         ELSE reltuples END AS chunks
     FROM pg_class WHERE oid = to_regclass('{table}')
 ),
@@ -178,7 +224,7 @@ common AS MATERIALIZED (
     SELECT stats.most_common_elems::text::text[] AS words, stats.most_common_elem_freqs AS parts
     FROM total CROSS JOIN pg_stats AS stats JOIN pg_class ON relname = stats.tablename
         AND relnamespace::regnamespace::text = stats.schemaname
-    WHERE chunks >= 10000 AND pg_class.oid = to_regclass('{table}') AND stats.attname = 'words'
+    WHERE chunks >= {large} AND pg_class.oid = to_regclass('{table}') AND stats.attname = 'words'
 )
 SELECT asked.word, total.chunks, coalesce(
     (SELECT parts[array_position(words, asked.word)] * total.chunks FROM common),
