@@ -85,7 +85,10 @@ def test_the_wrong_profile(jobctl: CommandLine, broker43_quorum: TestBroker) -> 
     }
     jobctl.ok("topology", "apply")
     jobctl.environment["JOBS_PROFILE"] = "classic"
-    ((_, setting),) = commands(findings(jobctl)["profile-wrong"], "export")
+    wrong = findings(jobctl)["profile-wrong"]
+    assert commands(wrong, "jobctl") == [["jobctl", "topology", "migrate", "--to", "classic"]]
+    assert "`jobctl topology migrate --to classic`" in jobctl.fails("up")
+    ((_, setting),) = commands(wrong, "export")
     name, _, value = setting.partition("=")
     jobctl.environment[name] = value
     found = findings(jobctl)

@@ -265,6 +265,25 @@ async def test_a_queue_with_other_arguments_is_reported_and_keeps_its_messages(l
         assert (await queue.get()).body == b"precious"
 
 
+async def test_queues_of_the_other_profile_keep_the_policies_that_rule_them(
+    broker: TestBroker,
+) -> None:
+    async with ManagementClient(broker.management_url, broker.vhost) as client:
+        await apply(client, build(broker.profile, ROUTES))
+        before = await client.fetch()
+
+        other = build("quorum" if broker.profile == "classic" else "classic", ROUTES)
+        report = await apply(client, other)
+
+        assert report.done == ()
+        assert {(each.kind, each.problem.value) for each in report.blocked} == {("queue", "type")}
+        after = await client.fetch()
+        assert set(after.policies) == set(before.policies)
+        assert {(q.name, q.policy) for q in after.queues} == {
+            (q.name, q.policy) for q in before.queues
+        }
+
+
 async def test_a_job_type_that_moved_to_another_worker_leaves_no_binding_behind(
     live: Live,
 ) -> None:

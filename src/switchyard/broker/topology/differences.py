@@ -77,7 +77,8 @@ def diff(topology: Topology, live: LiveTopology) -> list[Difference]:
     """Everything that differs, in the order in which `apply` changes it. Pure.
 
     A consequence of a difference is not listed beside it: a queue of the wrong type is one
-    difference, although its arguments and policy are then wrong as well.
+    difference, although its arguments and policy are then wrong as well. So `apply` leaves it the
+    policy of its own profile: under that of the other one it may have no limits and lose letters.
     """
     differences = [
         *_exchanges(topology, live),
@@ -176,10 +177,18 @@ def _is_extra_binding(topology: Topology, live: LiveTopology, binding: Binding) 
 
 def _policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
     found = {policy.name: policy for policy in live.policies}
+    types = {queue.name: queue.type for queue in topology.queues}
+    of_other_type = {
+        topology.policy_of(queue.name)
+        for queue in live.queues
+        if types.get(queue.name, queue.declared.type) != queue.declared.type
+    }
     for policy in topology.policies:
         actual = found.pop(policy.name, None)
         if actual is None:
             yield _missing("policy", policy)
+        elif policy in of_other_type:
+            continue
         elif changes := _changes(_policy_settings(policy), _policy_settings(actual)):
             text = f"policy {policy.name} differs: {changes}"
             yield Difference(Deviation.POLICY, "policy", policy.name, text, policy)

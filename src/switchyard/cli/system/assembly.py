@@ -78,6 +78,7 @@ async def prepare(system: System, *, adopt: bool = False) -> None:
     """
     from switchyard.broker.errors import TopologyMismatch
     from switchyard.broker.topology.build import build
+    from switchyard.broker.topology.differences import Deviation
     from switchyard.broker.topology.management import ManagementClient
     from switchyard.broker.topology.reconcile import apply
     from switchyard.services.identity.broker import mark_broker, require_same_system
@@ -97,7 +98,10 @@ async def prepare(system: System, *, adopt: bool = False) -> None:
     try:
         report.require_success()
     except TopologyMismatch as error:
-        raise CommandFailed(f"{error}; see `jobctl topology diff`") from error
+        remedy = "see `jobctl topology diff`"
+        if any(each.kind == "queue" and each.problem is Deviation.TYPE for each in report.blocked):
+            remedy += f"; change the queues: `jobctl topology migrate --to {settings.profile}`"
+        raise CommandFailed(f"{error}; {remedy}") from error
     async with open_ledger(settings) as ledger:
         await mark_broker(settings, ledger)
 

@@ -44,7 +44,10 @@ def _declared_as_is(system: Examined, live: LiveTopology, differences: list[Diff
     other: Profile = "quorum" if system.settings.profile == "classic" else "classic"
     if not any(each.blocking for each in diff(_declared(system, other), live)):
         detail = f"the lanes on the broker are those of the profile {other}: {some(texts)}"
-        remedy = f"`export JOBS_PROFILE={other}` for every process"
+        remedy = (
+            f"`export JOBS_PROFILE={other}` for every process, or change the queues: "
+            f"`jobctl topology migrate --to {system.settings.profile}`"
+        )
         return wrong("topology", Finding.PROFILE_WRONG, detail, remedy)
     remedy = "see docs/topology.md#changing-a-live-broker: empty it, delete it, apply"
     return wrong("topology", Finding.TOPOLOGY_OTHER, some(texts), remedy)
