@@ -23,7 +23,7 @@ from switchyard.services.publishing.preparing import InvalidJob
 from switchyard.services.records import JobFilter, State
 from switchyard.services.settings import Settings
 from tests.support import llm_server
-from tests.support.api_server import connected, serving
+from tests.support.api_server import serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking_directly
@@ -272,7 +272,6 @@ async def test_over_http_an_answer_comes_without_a_broker(
     llm.next(SEA)
     asked = {"type": "classify", "payload": CLASSIFY}
     async with serving(settings) as api:
-        await connected(api)
         answer = await api.client.post("/llm/requests", json={**asked, "wait": 30})
         assert answer.status_code == 200, answer.text
         assert answer.json()["result"]["value"] == {"label": "sea"}
