@@ -57,7 +57,8 @@ class Stage:
     ) -> dict[str, str]:
         """A virtual host with the topology, and a ledger; the settings to reach them.
 
-        The lanes are made long: these runs fill them further than the product would.
+        The lanes are made long, also for requests of models, whose queues are full much earlier:
+        these runs fill them further than the product would.
         """
         amqp_url = self.vhost(name)
         registry = Registry.load(modules)
@@ -84,6 +85,8 @@ class Stage:
             "JOBS_MANAGEMENT_URL": self.management_url,
             "JOBS_DATABASE_URL": url,
             "JOBS_DATA_DIR": str(self.directory),
+            "JOBS_LLM_SLOW_AT": str(max_length),
+            "JOBS_LLM_FULL_AT": str(max_length),
         }
 
 
