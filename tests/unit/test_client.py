@@ -16,15 +16,28 @@ from switchyard.api.client import (
     Invalid,
     NotAnApi,
     Unavailable,
-    service_calls,
 )
+from switchyard.api.client.calls import service
 from switchyard.api.client.common import DEFAULT_URL
 from switchyard.api.client.errors import error_of
 from switchyard.api.client.following import EventReader, Patience
 from switchyard.api.client.operations import Listing, Operations
 from switchyard.services.settings import Settings
 
+SUBJECT = "switchyard.api.client.calls."
 PROBE = "import json, sys; import switchyard.api.client; print(json.dumps(sorted(sys.modules)))"
+
+
+def test_the_client_imports_a_subject_with_its_first_call() -> None:
+    probe = (
+        "import json, sys; from switchyard import Client; before = sorted(sys.modules)\n"
+        "Client('http://127.0.0.1:9').ready; print(json.dumps([before, sorted(sys.modules)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True)
+    before, after = json.loads(done.stdout)
+    assert not [name for name in before if name.startswith(SUBJECT)]
+    assert "switchyard.api.models.jobs" not in before
+    assert [name for name in after if name.startswith(SUBJECT)] == [SUBJECT + "service"]
 
 
 def test_the_client_imports_nothing_heavy() -> None:
@@ -132,7 +145,7 @@ def test_the_password_of_an_address_is_not_shown() -> None:
         assert repr(client) == "Client('http://api.example')"
         answer = httpx.Response(200, text="hello", request=httpx.Request("GET", client.base_url))
         with pytest.raises(NotAnApi) as caught:
-            client._result(service_calls.live.call(), answer)
+            client._result(service.live.call(), answer)
     assert "secret" not in str(caught.value)
     with pytest.raises(ValueError, match="is not the address") as refused:
         Client("ftp://somebody:secret@api.example")

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, closing
 from itertools import count
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 import httpx
 
-from switchyard.api.client import llm_calls
+from switchyard.api.client import calls
 from switchyard.api.client.call import Call, Upload, in_path
 from switchyard.api.client.common import Common, looks
 from switchyard.api.client.errors import ApiError, away, error_of
@@ -23,10 +23,12 @@ from switchyard.api.client.following import (
     check_stream,
 )
 from switchyard.api.client.streams import streams
-from switchyard.api.models.documents import DocumentView
-from switchyard.api.models.jobs import JobDetails
 from switchyard.services.records import FINISHED
 from switchyard.services.records.document_states import FAILED, FINISHED_STATES
+
+if TYPE_CHECKING:
+    from switchyard.api.models.documents import DocumentView
+    from switchyard.api.models.jobs import JobDetails
 
 RECONNECTS = 8
 """How often in a row a stream of events is opened in vain."""
@@ -132,12 +134,12 @@ class Client(Common):
 
     @streams("llm-ask")
     def stream_llm(
-        self, payload: Mapping[str, Any], **asked: Unpack[llm_calls.AskedInStream]
+        self, payload: Mapping[str, Any], **asked: Unpack[calls.llm.AskedInStream]
     ) -> Generator[Event, None, None]:
         """Ask a language model: `accepted` with the `job_id`, its answer as it is written (`text`,
         at its `offset`), and `end` with all of it, as `ask` gives it. One that is cut is not opened
         again: ask for `answer(job_id)` then."""
-        call = llm_calls.ask.call(payload, **asked)
+        call = calls.llm.ask.call(payload, **asked)
         reader = EventReader()
         params = {"stream": "true"}
         with closing(self._lines("POST", call.path, params, None, call.json)) as lines:
@@ -282,10 +284,10 @@ class AsyncClient(Common):
 
     @streams("llm-ask")
     async def stream_llm(
-        self, payload: Mapping[str, Any], **asked: Unpack[llm_calls.AskedInStream]
+        self, payload: Mapping[str, Any], **asked: Unpack[calls.llm.AskedInStream]
     ) -> AsyncGenerator[Event, None]:
         """As Client.stream_llm."""
-        call = llm_calls.ask.call(payload, **asked)
+        call = calls.llm.ask.call(payload, **asked)
         reader = EventReader()
         params = {"stream": "true"}
         async with aclosing(self._lines("POST", call.path, params, None, call.json)) as lines:

@@ -1,7 +1,8 @@
 """The operations as methods: each is named once here, and is a method of both clients.
 
-What one sends and how its answer is read stands in a module for each subject (`job_calls`,
-`dead_calls`, …): a function there describes one operation, whose id in `/openapi.json` it names.
+What one sends and how its answer is read stands in a module for each subject (`calls.jobs`,
+`calls.dead`, …): a function there describes one operation, whose id in `/openapi.json` it names.
+A subject and its models are imported with the first call: all of them take longer than that.
 """
 
 from __future__ import annotations
@@ -10,18 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequ
 from functools import wraps
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from switchyard.api.client import (
-    backfill_calls,
-    crawl_calls,
-    dead_calls,
-    document_calls,
-    graph_calls,
-    job_calls,
-    llm_calls,
-    reference_calls,
-    schedule_calls,
-    service_calls,
-)
+from switchyard.api.client import calls
 from switchyard.api.client.call import AsyncSender, Operation, Sender
 
 P = ParamSpec("P")
@@ -40,9 +30,18 @@ PageT = TypeVar("PageT", bound=_Page)
 class Method(Generic[P, T]):
     """An operation as a method of both clients."""
 
-    def __init__(self, operation: Operation[P, T]) -> None:
-        self.operations = (operation.id,)
-        self._call = operation.call
+    def __init__(self, operation: Callable[[], Operation[P, T]]) -> None:
+        self._operation = operation
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return (self._operation().id,)
+
+    def each(
+        self: Method[P, PageT], items: Callable[[PageT], Sequence[Item]]
+    ) -> Listing[P, PageT, Item]:
+        """The operation, whose answer is a page, as a method that gives the items of all pages."""
+        return Listing(self._operation, items)
 
     @overload
     def __get__(self, client: None, owner: object) -> Self: ...
@@ -56,9 +55,11 @@ class Method(Generic[P, T]):
         if client is None:
             return self
 
-        @wraps(self._call)
+        call = self._operation().call
+
+        @wraps(call)
         def method(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return client.send(self._call(*args, **kwargs))
+            return client.send(call(*args, **kwargs))
 
         return method
 
@@ -67,11 +68,16 @@ class Listing(Generic[P, PageT, Item]):
     """A listing as a method of both clients that goes through all its pages."""
 
     def __init__(
-        self, operation: Operation[P, PageT], items: Callable[[PageT], Sequence[Item]]
+        self,
+        operation: Callable[[], Operation[P, PageT]],
+        items: Callable[[PageT], Sequence[Item]],
     ) -> None:
-        self.operations = (operation.id,)
-        self._call = operation.call
+        self._operation = operation
         self._items = items
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return (self._operation().id,)
 
     @overload
     def __get__(self, client: None, owner: object) -> Self: ...
@@ -87,9 +93,11 @@ class Listing(Generic[P, PageT, Item]):
         if client is None:
             return self
 
+        call = self._operation().call
+
         def pages(*args: P.args, **kwargs: P.kwargs) -> Generator[Item, None, None]:
             while True:
-                page = client.send(self._call(*args, **kwargs))
+                page = client.send(call(*args, **kwargs))
                 yield from self._items(page)
                 if page.next_cursor is None:
                     return
@@ -97,115 +105,115 @@ class Listing(Generic[P, PageT, Item]):
 
         async def async_pages(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[Item, None]:
             while True:
-                page = await client.send(self._call(*args, **kwargs))
+                page = await client.send(call(*args, **kwargs))
                 for item in self._items(page):
                     yield item
                 if page.next_cursor is None:
                     return
                 kwargs["cursor"] = page.next_cursor
 
-        return wraps(self._call)(async_pages if client.is_async else pages)
+        return wraps(call)(async_pages if client.is_async else pages)
 
 
 class Operations:
     """What both clients can do; `await` it in AsyncClient. docs/client.md has examples."""
 
-    publish = Method(job_calls.publish)
-    jobs_page = Method(job_calls.jobs_page)
-    jobs = Listing(job_calls.jobs_page, lambda page: page.jobs)
-    job = Method(job_calls.job)
-    job_status = Method(job_calls.job_status)
-    cancel = Method(job_calls.cancel)
-    release = Method(job_calls.release)
+    publish = Method(lambda: calls.jobs.publish)
+    jobs_page = Method(lambda: calls.jobs.jobs_page)
+    jobs = jobs_page.each(lambda page: page.jobs)
+    job = Method(lambda: calls.jobs.job)
+    job_status = Method(lambda: calls.jobs.job_status)
+    cancel = Method(lambda: calls.jobs.cancel)
+    release = Method(lambda: calls.jobs.release)
 
-    upload = Method(document_calls.upload)
-    documents_page = Method(document_calls.documents_page)
-    documents = Listing(document_calls.documents_page, lambda page: page.documents)
-    document = Method(document_calls.document)
-    generate_documents = Method(document_calls.generate_documents)
-    document_result = Method(document_calls.document_result)
-    document_references = Method(document_calls.document_references)
-    bibliography = Method(document_calls.bibliography)
-    document_figures = Method(document_calls.document_figures)
-    document_figure = Method(document_calls.document_figure)
-    document_page = Method(document_calls.document_page)
-    extract_text = Method(document_calls.extract_text)
-    extracted_text = Method(document_calls.extracted_text)
-    extract_references = Method(reference_calls.extract_references)
-    parse_references = Method(reference_calls.parse_references)
-    process_references = Method(reference_calls.process_references)
-    job_references = Method(reference_calls.job_references)
-    job_bibliography = Method(reference_calls.job_bibliography)
-    search = Method(document_calls.search)
+    upload = Method(lambda: calls.documents.upload)
+    documents_page = Method(lambda: calls.documents.documents_page)
+    documents = documents_page.each(lambda page: page.documents)
+    document = Method(lambda: calls.documents.document)
+    generate_documents = Method(lambda: calls.documents.generate_documents)
+    document_result = Method(lambda: calls.documents.document_result)
+    document_references = Method(lambda: calls.documents.document_references)
+    bibliography = Method(lambda: calls.documents.bibliography)
+    document_figures = Method(lambda: calls.documents.document_figures)
+    document_figure = Method(lambda: calls.documents.document_figure)
+    document_page = Method(lambda: calls.documents.document_page)
+    extract_text = Method(lambda: calls.documents.extract_text)
+    extracted_text = Method(lambda: calls.documents.extracted_text)
+    extract_references = Method(lambda: calls.references.extract_references)
+    parse_references = Method(lambda: calls.references.parse_references)
+    process_references = Method(lambda: calls.references.process_references)
+    job_references = Method(lambda: calls.references.job_references)
+    job_bibliography = Method(lambda: calls.references.job_bibliography)
+    search = Method(lambda: calls.documents.search)
 
-    graph = Method(graph_calls.graph)
-    graph_node = Method(graph_calls.graph_node)
-    neighbours_page = Method(graph_calls.neighbours_page)
-    neighbours = Listing(graph_calls.neighbours_page, lambda page: page.neighbours)
-    neighbourhood = Method(graph_calls.neighbourhood)
-    graph_paths = Method(graph_calls.graph_paths)
-    cocited = Method(graph_calls.cocited)
-    coupled = Method(graph_calls.coupled)
-    most_cited_page = Method(graph_calls.most_cited_page)
-    most_cited = Listing(graph_calls.most_cited_page, lambda page: page.nodes)
+    graph = Method(lambda: calls.graph.graph)
+    graph_node = Method(lambda: calls.graph.graph_node)
+    neighbours_page = Method(lambda: calls.graph.neighbours_page)
+    neighbours = neighbours_page.each(lambda page: page.neighbours)
+    neighbourhood = Method(lambda: calls.graph.neighbourhood)
+    graph_paths = Method(lambda: calls.graph.graph_paths)
+    cocited = Method(lambda: calls.graph.cocited)
+    coupled = Method(lambda: calls.graph.coupled)
+    most_cited_page = Method(lambda: calls.graph.most_cited_page)
+    most_cited = most_cited_page.each(lambda page: page.nodes)
 
-    ask = Method(llm_calls.ask)
-    answer = Method(llm_calls.answer)
-    llm_spend = Method(llm_calls.llm_spend)
+    ask = Method(lambda: calls.llm.ask)
+    answer = Method(lambda: calls.llm.answer)
+    llm_spend = Method(lambda: calls.llm.llm_spend)
 
-    start_backfill = Method(backfill_calls.start_backfill)
-    preview_backfill = Method(backfill_calls.preview_backfill)
-    store_backfill_input = Method(backfill_calls.store_backfill_input)
-    backfills_page = Method(backfill_calls.backfills_page)
-    backfills = Listing(backfill_calls.backfills_page, lambda page: page.backfills)
-    backfill = Method(backfill_calls.backfill)
-    set_backfill_limits = Method(backfill_calls.set_backfill_limits)
-    pause_backfill = Method(backfill_calls.pause_backfill)
-    resume_backfill = Method(backfill_calls.resume_backfill)
-    cancel_backfill = Method(backfill_calls.cancel_backfill)
+    start_backfill = Method(lambda: calls.backfills.start_backfill)
+    preview_backfill = Method(lambda: calls.backfills.preview_backfill)
+    store_backfill_input = Method(lambda: calls.backfills.store_backfill_input)
+    backfills_page = Method(lambda: calls.backfills.backfills_page)
+    backfills = backfills_page.each(lambda page: page.backfills)
+    backfill = Method(lambda: calls.backfills.backfill)
+    set_backfill_limits = Method(lambda: calls.backfills.set_backfill_limits)
+    pause_backfill = Method(lambda: calls.backfills.pause_backfill)
+    resume_backfill = Method(lambda: calls.backfills.resume_backfill)
+    cancel_backfill = Method(lambda: calls.backfills.cancel_backfill)
 
-    crawl = Method(crawl_calls.crawl)
-    crawls = Method(crawl_calls.crawls)
-    crawl_progress = Method(crawl_calls.crawl_progress)
-    crawl_pages = Method(crawl_calls.crawl_pages)
-    cancel_crawl = Method(crawl_calls.cancel_crawl)
-    schedules = Method(schedule_calls.schedules)
-    schedule = Method(schedule_calls.schedule)
-    add_schedule = Method(schedule_calls.add_schedule)
-    remove_schedule = Method(schedule_calls.remove_schedule)
-    pause_schedule = Method(schedule_calls.pause_schedule)
-    resume_schedule = Method(schedule_calls.resume_schedule)
-    run_schedule = Method(schedule_calls.run_schedule)
-    schedule_history = Method(schedule_calls.schedule_history)
+    crawl = Method(lambda: calls.crawls.crawl)
+    crawls = Method(lambda: calls.crawls.crawls)
+    crawl_progress = Method(lambda: calls.crawls.crawl_progress)
+    crawl_pages = Method(lambda: calls.crawls.crawl_pages)
+    cancel_crawl = Method(lambda: calls.crawls.cancel_crawl)
+    schedules = Method(lambda: calls.schedules.schedules)
+    schedule = Method(lambda: calls.schedules.schedule)
+    add_schedule = Method(lambda: calls.schedules.add_schedule)
+    remove_schedule = Method(lambda: calls.schedules.remove_schedule)
+    pause_schedule = Method(lambda: calls.schedules.pause_schedule)
+    resume_schedule = Method(lambda: calls.schedules.resume_schedule)
+    run_schedule = Method(lambda: calls.schedules.run_schedule)
+    schedule_history = Method(lambda: calls.schedules.schedule_history)
 
-    backpressure = Method(service_calls.backpressure)
-    limits = Method(service_calls.limits)
-    schemas = Method(service_calls.schemas)
-    schema = Method(service_calls.schema)
-    asyncapi = Method(service_calls.asyncapi)
-    problems = Method(service_calls.problems)
-    problem = Method(service_calls.problem)
-    live = Method(service_calls.live)
-    ready = Method(service_calls.ready)
-    health = Method(service_calls.health_of_all)
-    metrics = Method(service_calls.metrics)
+    backpressure = Method(lambda: calls.service.backpressure)
+    limits = Method(lambda: calls.service.limits)
+    schemas = Method(lambda: calls.service.schemas)
+    schema = Method(lambda: calls.service.schema)
+    asyncapi = Method(lambda: calls.service.asyncapi)
+    problems = Method(lambda: calls.service.problems)
+    problem = Method(lambda: calls.service.problem)
+    live = Method(lambda: calls.service.live)
+    ready = Method(lambda: calls.service.ready)
+    health = Method(lambda: calls.service.health_of_all)
+    metrics = Method(lambda: calls.service.metrics)
 
-    lanes = Method(service_calls.lanes)
-    workers = Method(service_calls.workers)
-    index = Method(service_calls.index)
-    dead_page = Method(dead_calls.dead_page)
-    dead = Listing(dead_calls.dead_page, lambda page: page.dead_letters)
-    dead_letter = Method(dead_calls.dead_letter)
-    dead_groups = Method(dead_calls.dead_groups)
-    start_redrive = Method(dead_calls.start_redrive)
-    plan_redrive = Method(dead_calls.plan_redrive)
-    redrives_page = Method(dead_calls.redrives_page)
-    redrives = Listing(dead_calls.redrives_page, lambda page: page.redrives)
-    redrive = Method(dead_calls.redrive)
-    set_redrive_rate = Method(dead_calls.set_redrive_rate)
-    pause_redrive = Method(dead_calls.pause_redrive)
-    resume_redrive = Method(dead_calls.resume_redrive)
-    cancel_redrive = Method(dead_calls.cancel_redrive)
+    lanes = Method(lambda: calls.service.lanes)
+    workers = Method(lambda: calls.service.workers)
+    index = Method(lambda: calls.service.index)
+    dead_page = Method(lambda: calls.dead.dead_page)
+    dead = dead_page.each(lambda page: page.dead_letters)
+    dead_letter = Method(lambda: calls.dead.dead_letter)
+    dead_groups = Method(lambda: calls.dead.dead_groups)
+    start_redrive = Method(lambda: calls.dead.start_redrive)
+    plan_redrive = Method(lambda: calls.dead.plan_redrive)
+    redrives_page = Method(lambda: calls.dead.redrives_page)
+    redrives = redrives_page.each(lambda page: page.redrives)
+    redrive = Method(lambda: calls.dead.redrive)
+    set_redrive_rate = Method(lambda: calls.dead.set_redrive_rate)
+    pause_redrive = Method(lambda: calls.dead.pause_redrive)
+    resume_redrive = Method(lambda: calls.dead.resume_redrive)
+    cancel_redrive = Method(lambda: calls.dead.cancel_redrive)
 
 
 def operations_of(client: type[Operations]) -> set[str]:

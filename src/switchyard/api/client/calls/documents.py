@@ -18,7 +18,7 @@ from switchyard.api.client.call import (
     in_path,
     operation,
 )
-from switchyard.api.client.reference_calls import BibliographyFormat
+from switchyard.api.client.calls.references import BibliographyFormat
 from switchyard.api.models import documents as document_models
 
 M = TypeVar("M", bound=BaseModel)
