@@ -27,8 +27,8 @@ class _Page(Protocol):
 PageT = TypeVar("PageT", bound=_Page)
 
 
-class Method(Generic[P, T]):
-    """An operation as a method of both clients."""
+class _OfOperation(Generic[P, T]):
+    """Made of an operation, whose subject is imported when somebody needs it."""
 
     def __init__(self, operation: Callable[[], Operation[P, T]]) -> None:
         self._operation = operation
@@ -36,6 +36,10 @@ class Method(Generic[P, T]):
     @property
     def operations(self) -> tuple[str, ...]:
         return (self._operation().id,)
+
+
+class Method(_OfOperation[P, T]):
+    """An operation as a method of both clients."""
 
     def each(
         self: Method[P, PageT], items: Callable[[PageT], Sequence[Item]]
@@ -64,7 +68,7 @@ class Method(Generic[P, T]):
         return method
 
 
-class Listing(Generic[P, PageT, Item]):
+class Listing(_OfOperation[P, PageT], Generic[P, PageT, Item]):
     """A listing as a method of both clients that goes through all its pages."""
 
     def __init__(
@@ -72,12 +76,8 @@ class Listing(Generic[P, PageT, Item]):
         operation: Callable[[], Operation[P, PageT]],
         items: Callable[[PageT], Sequence[Item]],
     ) -> None:
-        self._operation = operation
+        super().__init__(operation)
         self._items = items
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        return (self._operation().id,)
 
     @overload
     def __get__(self, client: None, owner: object) -> Self: ...
