@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, closing
@@ -221,7 +220,7 @@ class AsyncClient(Common):
                 pause = self._retries.pause(call, tries, error)
                 if pause is None:
                     raise
-            await asyncio.sleep(pause)
+            await _sleep(pause)
         raise AssertionError  # it counts without an end
 
     async def _once(self, call: Call[T]) -> T:
@@ -239,7 +238,7 @@ class AsyncClient(Common):
         for pause in looks(f"job {job_id}", timeout):
             if (await self.job_status(job_id)).state in FINISHED:
                 break
-            await asyncio.sleep(pause)
+            await _sleep(pause)
         return await self.job(job_id)
 
     async def wait_for_document(
@@ -250,7 +249,7 @@ class AsyncClient(Common):
             found = await self.document(document_id)
             if _has_ended(found):
                 return found
-            await asyncio.sleep(pause)
+            await _sleep(pause)
         raise AssertionError
 
     async def text_of(self, file: Upload, *, timeout: float | None = None) -> dict[str, Any]:
@@ -315,7 +314,7 @@ class AsyncClient(Common):
             except ApiError as error:
                 failure = error
             reader.forget_half()
-            await asyncio.sleep(patience.pause(failure))
+            await _sleep(patience.pause(failure))
 
     async def _lines(
         self,
@@ -340,3 +339,9 @@ class AsyncClient(Common):
 
 def _has_ended(document: DocumentView) -> bool:
     return document.state in FINISHED_STATES or document.state == FAILED
+
+
+async def _sleep(seconds: float) -> None:
+    import asyncio  # a fifteenth of the time that importing the client takes, if Client is all
+
+    await asyncio.sleep(seconds)
