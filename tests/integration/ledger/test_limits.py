@@ -20,6 +20,7 @@ from switchyard.services.records.limits import (
     NoRoom,
     NotToRun,
     RoomAnswer,
+    RoomFreed,
     RoomGiven,
     RoomRequest,
     RoomReturn,
@@ -336,6 +337,24 @@ async def test_jobs_that_end_and_call_others_cost_four_statements_on_postgresql(
     assert {type(each) for each in answers} == {RoomGiven}
     if ledger._database.dialect == "postgresql":
         assert len(said) == 3, said
+
+
+async def test_each_job_that_ends_is_told_whether_somebody_waits(ledger: Ledger) -> None:
+    wanted, other = (Need(name, "", LimitSize(concurrency=3)) for name in ("openai", "other"))
+    first = [request(f"first-{n}", wanted) for n in range(3)]
+    alone = request("alone", other)
+    await together(ledger, [*first, alone])
+    await together(ledger, [request("waiting", wanted)])
+
+    ended = [RoomReturn(each.hold, each.needs, None) for each in (*first[:2], alone)]
+    answers = await together(ledger, ended)
+
+    assert called(answers[0]) == ["waiting"]
+    assert [each.waited_for for each in answers if isinstance(each, RoomFreed)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 async def test_room_for_many_calls_all_of_them(ledger: Ledger) -> None:

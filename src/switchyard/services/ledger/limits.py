@@ -24,6 +24,7 @@ from switchyard.services.records.limits import (
     Need,
     RateWindow,
     RoomAnswer,
+    RoomFreed,
     RoomRequest,
     RoomReturn,
 )
@@ -43,10 +44,10 @@ class NamedLimits(LedgerBase):
 
     async def give_room_back(
         self, hold: str, needs: Sequence[Need], used_tokens: int | None
-    ) -> tuple[Called, ...]:
-        """The job has ended, and used so many tokens; None: as many as were estimated. Answers
-        those that may run now, of this limit or another: they are to be sent to their queues."""
-        return (await self._ask(RoomReturn(hold, needs, used_tokens))).called
+    ) -> RoomFreed:
+        """The job has ended, and used so many tokens; None: as many as were estimated. Those that
+        are called may run now, of this limit or another: they are to be sent to their queues."""
+        return cast("RoomFreed", await self._ask(RoomReturn(hold, needs, used_tokens)))
 
     async def _ask(self, change: RoomChange) -> RoomAnswer:
         # The committer does not look into what it commits.

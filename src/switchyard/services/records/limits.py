@@ -112,7 +112,17 @@ class NotToRun:
     called: tuple[Called, ...] = ()
 
 
-RoomAnswer = RoomGiven | NoRoom | NotToRun
+@dataclass(frozen=True, slots=True)
+class RoomFreed:
+    """What a job had is free."""
+
+    waited_for: bool
+    """Somebody waits for a limit that it needed, or is called to it now."""
+    called: tuple[Called, ...] = ()
+    """Also by others of its transaction, of whatever limit."""
+
+
+RoomAnswer = RoomGiven | NoRoom | NotToRun | RoomFreed
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,13 +147,13 @@ class LimitKeeper:
         self._held.discard(hold)
         self.gathering.leave()
         try:
-            called = await self.ledger.give_room_back(hold, entry.needs, entry.usage.tokens)
+            freed = await self.ledger.give_room_back(hold, entry.needs, entry.usage.tokens)
         except LedgerError as error:  # it runs out by itself
             self._log.warning("room in limits could not be released", error=str(error))
             return
-        if not called:  # nobody has waited for it
+        if not freed.waited_for:
             self.gathering.found_room(entry.needs)
-        await self._call(called)
+        await self._call(freed.called)
 
     async def _take(
         self,

@@ -26,6 +26,7 @@ from switchyard.services.records.limits import (
     NoRoom,
     NotToRun,
     RoomAnswer,
+    RoomFreed,
     RoomGiven,
     RoomRequest,
     RoomReturn,
@@ -79,7 +80,10 @@ class RoomBatch:
         for limit in self._limits.values():
             self._waiting.call(limit)
         called = self._write()
-        found = [answers.get(each.hold, RoomGiven()) for each in self._changes]
+        found = [
+            self._freed(each) if isinstance(each, RoomReturn) else answers[each.hold]
+            for each in self._changes
+        ]
         return [replace(found[0], called=tuple(called)), *found[1:]]
 
     # --- what ends --------------------------------------------------------------------------
@@ -97,6 +101,10 @@ class RoomBatch:
         held = [row for row in self._found.holds if row.job == job_id and row.id not in ended]
         self._end(held, {})
         return bool(held)
+
+    def _freed(self, change: RoomReturn) -> RoomFreed:
+        limits = [self._limits[need.name, need.key] for need in change.needs]
+        return RoomFreed(any(each.somebody_waits or each.called for each in limits))
 
     # --- what begins ------------------------------------------------------------------------
 
