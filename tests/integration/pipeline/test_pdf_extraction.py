@@ -127,7 +127,9 @@ def test_a_wrong_cross_reference_is_repaired_when_the_file_is_whole():
 
 
 def test_a_pdf_with_a_password_is_refused():
-    with pytest.raises(EncryptedDocument, match="password"):
+    with pytest.raises(
+        EncryptedDocument, match="password only: save it without, and send it again"
+    ):
         read_pdf(encrypted("secret"))
 
 

@@ -58,8 +58,8 @@ def test_type_follows_from_the_content(data: bytes, filename: str | None, expect
         (b"<html lang=en>", "HTML"),
         (b"\x00\x01\x02\x03", "binary"),
         (b"text with a \x00 in it", "binary"),
-        (b"\xfc\xfd\xfe not UTF-8", "UTF-8"),
-        (b"good " * 2000 + b"\xff", "byte 10,000"),
+        (b"\xfc\xfd\xfe not UTF-8", "save text as UTF-8"),
+        (b"good " * 2000 + b"\xff", "byte 10,000 .*save text as UTF-8"),
         (b"not a pdf at all\n", "no PDF"),
     ],
 )

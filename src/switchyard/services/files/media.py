@@ -55,7 +55,7 @@ _IMAGE_MAGIC = (
 )
 
 TAKEN = "only PDF, images (PNG, JPEG, TIFF, WebP), plain text and Markdown are taken"
-
+SAVE_ANEW = "save text as UTF-8, and send it again"
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0c\x1b")
 
 
@@ -79,7 +79,9 @@ def refuse_unsupported(head: bytes) -> None:
     try:
         decoder.decode(head)  # not final: the last character may be cut in the middle
     except UnicodeDecodeError as error:
-        raise UnsupportedDocument("neither a PDF nor text in UTF-8 or UTF-16") from error
+        raise UnsupportedDocument(
+            f"neither a PDF nor text in UTF-8 or UTF-16: {SAVE_ANEW}"
+        ) from error
 
 
 def refuse_false_pdf(head: bytes, filename: str | None) -> None:
@@ -143,7 +145,7 @@ def decode_text(data: bytes) -> str:
         return data.decode(_encoding(data))
     except UnicodeDecodeError as error:
         raise UnsupportedDocument(
-            f"not text in UTF-8 or UTF-16: byte {error.start:,} does not fit"
+            f"not text in UTF-8 or UTF-16, as byte {error.start:,} does not fit: {SAVE_ANEW}"
         ) from error
 
 

@@ -11,6 +11,7 @@ from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
 from switchyard.services.text.pages import (
+    NEEDS_PASSWORD,
     Box,
     Limits,
     OpenPdf,
@@ -139,7 +140,7 @@ def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
 
 def _check_document(document: Any, data: bytes, limits: Limits) -> None:
     if document.needs_pass:
-        raise EncryptedDocument("the PDF is encrypted: a password is needed to read it")
+        raise EncryptedDocument(NEEDS_PASSWORD)
     if document.is_repaired and not has_end(data):
         # MuPDF finds some of the pages in such a file; half a document must not pass for one.
         raise CorruptDocument(f"the PDF is truncated: it ends after {len(data):,} bytes")

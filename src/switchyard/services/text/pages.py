@@ -13,6 +13,10 @@ from switchyard.services.text.composing import Heading, PageLines
 Box = tuple[float, float, float, float]
 """Of a page: left, upper, right, lower; in the file's own coordinates, lower before upper."""
 
+NEEDS_PASSWORD = (
+    "the PDF is encrypted, and opens with a password only: save it without, and send it again"
+)
+
 _END = b"startxref"
 """Stands behind the last object of a whole file; behind it, `%%EOF` may be missing and a server's
 page of HTML may follow."""

@@ -15,6 +15,7 @@ from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
 from switchyard.services.text.pages import (
+    NEEDS_PASSWORD,
     Box,
     Limits,
     OpenPdf,
@@ -154,9 +155,7 @@ def _opened(data: bytes) -> Iterator[Any]:
         document = library.PdfDocument(data)
     except library.PdfiumError as error:
         if "assword" in str(error):
-            raise EncryptedDocument(
-                "the PDF is encrypted: a password is needed to read it"
-            ) from error
+            raise EncryptedDocument(NEEDS_PASSWORD) from error
         cut = "" if has_end(data) else ", and its end is missing"
         raise CorruptDocument(f"the PDF is corrupt: it can't be read{cut} ({error})") from error
     try:
