@@ -24,7 +24,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.records import DeadLetter, LedgerUnavailable, NewJob, State
 from tests.support.brokers import TestBroker
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE, eventually
 from tests.support.system import System, lanes_with, open_system
 from tests.support.tcp_proxy import TcpProxy
 
@@ -225,7 +225,7 @@ async def test_index_goes_on_after_a_cut_and_loses_no_letter(
         for number in range(5):
             cut = proxy.cut_after(1_000, "to_client")
             await asyncio.gather(*(bury(system, f"job-{number}-{each}") for each in range(20)))
-            await asyncio.wait_for(cut.wait(), 10)
+            await asyncio.wait_for(cut.wait(), PATIENCE)
 
         async def all_indexed() -> bool:
             return len((await system.ledger.list_dead(limit=1_000)).items) == 100

@@ -21,7 +21,7 @@ from switchyard.services.records import ClaimRequest, NewJob, State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler, Turn
 from tests.support.brokers import TestBroker
 from tests.support.chaos import CHAOS_MODULES, Effects
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE, eventually
 from tests.support.jobs import journal
 from tests.support.system import System, lanes_with, open_system
 from tests.support.tcp_proxy import TcpProxy
@@ -192,7 +192,7 @@ async def test_scheduler_waits_for_a_broker_that_is_away(
         through_proxy = SecretStr(proxy.url(broker310.amqp_url))
         async with scheduling(system, amqp_url=through_proxy) as scheduler:
             job_id = await system.publish("hot.noop", delay=0.01)
-            await asyncio.wait_for(scheduler.is_active.wait(), 10)
+            await asyncio.wait_for(scheduler.is_active.wait(), PATIENCE)
             await system.start_worker()
             await asyncio.sleep(4 * QUICK.turn)  # some turns that can't publish
             assert await system.state(job_id) == State.SCHEDULED
@@ -364,7 +364,7 @@ async def test_a_lease_that_was_taken_when_the_clock_was_ahead_locks_nobody_out(
     async with open_system(broker310, database_url) as system:
         assert await system.ledger.acquire_lease(SCHEDULER, "somebody who has died", 7200)
         async with scheduling(system) as scheduler:
-            await asyncio.wait_for(scheduler.is_active.wait(), 10)
+            await asyncio.wait_for(scheduler.is_active.wait(), PATIENCE)
         assert await system.ledger.acquire_lease("a pause", "somebody", 7200)
         assert not await system.ledger.acquire_lease("a pause", "somebody else", 1)
 
@@ -375,9 +375,9 @@ async def test_scheduler_that_stops_hands_over_at_once(
     patient = Pace(turn=0.05, lease=60)
     async with open_system(broker310, sqlite_url) as system:
         async with scheduling(system, patient) as first:
-            await asyncio.wait_for(first.is_active.wait(), 10)
+            await asyncio.wait_for(first.is_active.wait(), PATIENCE)
             second = asyncio.create_task(wait_for_turn(system, patient))
-        await asyncio.wait_for(second, 5)
+        await asyncio.wait_for(second, 30)
 
 
 @pytest.mark.filterwarnings(

@@ -32,7 +32,7 @@ from switchyard.services.records.system import SystemRecord
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE, eventually
 from tests.support.ledgers import make_ledger
 
 
@@ -309,7 +309,7 @@ async def test_what_can_not_be_claimed_at_the_start_is_claimed_as_soon_as_the_le
             nonlocal is_away
             async with claiming(wrong, second, stopped.set, again=0.05):
                 is_away = False
-                await asyncio.wait_for(stopped.wait(), 5)
+                await asyncio.wait_for(stopped.wait(), PATIENCE)
 
         with pytest.raises(WrongPlace, match="JOBS_STORAGE_URL"):
             await use()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from switchyard.services.records.limits import LimitSize, Need
 from switchyard.services.runtime.gathering import Crowd
+from tests.support.eventually import PATIENCE
 
 FULL = [Need("openai", "", LimitSize(concurrency=1))]
 OTHER = [Need("account", "acme", LimitSize(concurrency=1))]
@@ -50,14 +51,14 @@ async def test_one_that_stays_alone_asks_after_a_moment() -> None:
     crowd = gathering()
     (alone,) = await joined(crowd, FULL)
     assert not alone.done()
-    await asyncio.wait_for(alone, 5)
+    await asyncio.wait_for(alone, PATIENCE)
 
 
 async def test_one_that_gives_up_keeps_nobody_waiting() -> None:
     crowd = gathering()
     first, second = await joined(crowd, FULL, FULL)
     first.cancel()
-    await asyncio.wait_for(second, 5)
+    await asyncio.wait_for(second, PATIENCE)
 
 
 async def test_a_worker_of_few_slots_gives_none_of_them_to_waiting() -> None:

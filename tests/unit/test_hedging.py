@@ -9,7 +9,7 @@ import pytest
 from switchyard.services.errors import NotNow
 from switchyard.services.jobs.speech import Speech
 from switchyard.services.llm.hedging import BURST, ENOUGH, Hedges
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE, eventually
 
 Run = Callable[[Speech], Coroutine[Any, Any, str]]
 
@@ -65,7 +65,7 @@ async def race(
     second_fails: Exception | None = None,
 ) -> str:
     first, second = runs.run("first", first_fails), runs.run("second", second_fails)
-    return await asyncio.wait_for(made.race(patience, None, first, second), 10)
+    return await asyncio.wait_for(made.race(patience, None, first, second), PATIENCE)
 
 
 async def until(runs: Runs, *names: str) -> None:
@@ -175,4 +175,4 @@ async def test_the_loser_is_broken_off_while_the_winner_still_writes(winner: int
 
     asyncio.get_running_loop().call_later(0.05, begin.set)
     racing = hedges().race(0.01, None, run(0), run(1))
-    assert await asyncio.wait_for(racing, 5) == str(winner)
+    assert await asyncio.wait_for(racing, PATIENCE) == str(winner)

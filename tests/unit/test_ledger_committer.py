@@ -7,6 +7,7 @@ import pytest
 
 from switchyard.services.ledger.sql.committer import GroupCommitter
 from switchyard.services.records import LedgerUnavailable, RowRejected
+from tests.support.eventually import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -110,4 +111,4 @@ async def test_nobody_waits_for_ever_when_the_answers_are_too_few() -> None:
 
     committer = GroupCommitter(commit)
     with pytest.raises(LedgerUnavailable, match="not known"):
-        await asyncio.wait_for(committer.submit(Write("a")), 5)
+        await asyncio.wait_for(committer.submit(Write("a")), PATIENCE)

@@ -6,6 +6,7 @@ from switchyard.services.jobs import speech
 from switchyard.services.jobs.speech import Speech
 from switchyard.services.llm.streaming import WrittenAnswer
 from switchyard.services.monitoring.job_events import BACKLOG, MAX_BYTES, EventHub, text_event
+from tests.support.eventually import PATIENCE
 
 
 class Heard:
@@ -24,7 +25,7 @@ async def test_words_are_gathered_into_few_pieces() -> None:
     for _ in range(100):
         told.write("word ")
     assert heard.pieces == []
-    await asyncio.wait_for(heard.first.wait(), 5)
+    await asyncio.wait_for(heard.first.wait(), PATIENCE)
     assert heard.pieces == [("word " * 100, 0)]
     told.write("the end")
     told.end()
@@ -37,7 +38,7 @@ async def test_what_there_is_no_time_to_tell_is_left_out_and_the_next_piece_says
     told.write("x" * 1_000_000)
     while len(heard.pieces) < speech.BACKLOG // speech.PIECE:
         heard.first.clear()
-        await asyncio.wait_for(heard.first.wait(), 5)
+        await asyncio.wait_for(heard.first.wait(), PATIENCE)
     assert sum(len(text) for text, _ in heard.pieces) == speech.BACKLOG
     told.write("after")
     told.end()

@@ -13,7 +13,7 @@ from switchyard.services.records import State
 from switchyard.services.records.errors import LedgerRefuses
 from switchyard.services.runtime.worker import LANE_WORKER_PRIORITY, Share, UnknownWorker, share_of
 from tests.support.brokers import TestBroker
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE, eventually
 from tests.support.jobs import journal
 from tests.support.peers import closes, listening
 from tests.support.system import JOB_MODULES, System, open_system
@@ -119,7 +119,7 @@ async def test_a_worker_that_waits_for_its_ledger_can_be_stopped(system: System)
     faulty = FaultyLedger(system.ledger)
     faulty.away.add("*")
     running = await system.start_worker("llm", ledger=faulty, wait=False)  # type: ignore[arg-type]
-    await asyncio.wait_for(running.stop(), 5)
+    await asyncio.wait_for(running.stop(), PATIENCE)
 
 
 async def test_a_worker_does_not_start_with_a_ledger_that_refuses_it(system: System) -> None:
