@@ -12,7 +12,7 @@ import pytest
 from switchyard.services.index import postgres_words
 from switchyard.services.index.chunk_index import ChunkIndex
 from switchyard.services.index.postgres_table import _BY_WORDS, PostgresTable
-from switchyard.services.index.postgres_words import FrequentWords, combinations
+from switchyard.services.index.postgres_words import combinations, known
 from switchyard.services.index.words import MAX_QUERY_WORDS
 from switchyard.services.text.chunks import Chunk, chunk_id
 from tests.support.chunk_tables import DIMENSIONS, opened
@@ -114,44 +114,12 @@ async def test_words_are_found_by_their_index_before_any_compaction_and_behind_i
         found = postgres_words._FOUND.format(table="chunks")
         compared = postgres_words._COMPARED.format(table="chunks", ids=found)
         for statement, values in (
-            (postgres_words._KNOWN.format(table="chunks", most=9, large=10_000), [["rare"]]),
+            (known("chunks", is_counted=False), [["rare"]]),
             (compared, [["common", "rare"], NOWHERE, False, ["rare common"], None, 9]),
         ):
             plan = await connection.fetch(f"EXPLAIN (ANALYZE) {statement}", *values)
             told = "\n".join(row[0] for row in plan)
             assert "Bitmap Index Scan on chunks_words" in told, told
-
-
-async def test_what_frequent_words_weigh_is_kept_for_a_minute_and_rare_ones_are_counted_each_time(
-    index: ChunkIndex, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(postgres_words, "_LARGE", 1_000)
-    now = 0.0
-    frequent = FrequentWords(lambda: now)
-    monkeypatch.setattr(index, "_frequent", frequent)
-    asked = ["common", "half", "rare", "brandnew"]
-    query = " ".join(asked)
-    first = await index.with_words(query, 10)
-    assert set(frequent.of("chunks", asked)) == {"common", "half"}
-    assert frequent.of("chunks_2", asked) == {}
-    assert await index.with_words(query, 10) == first
-    await index.put("Title", [Chunk("new", "doc-new", 0, 1, "brandnew")], [[1.0] * DIMENSIONS])
-    assert (await index.with_words(query, 10))[0].chunk.id == "new"
-
-    (before,) = await index.with_words("half", 1)
-    frequent.keep("chunks", [{"word": "half", "chunks": 1e9, "number": 600}])
-    (kept,) = await index.with_words("half", 1)
-    assert (kept.chunk, kept.relevance > before.relevance) == (before.chunk, True)
-    now = 60.0
-    assert await index.with_words("half", 1) == [before]
-
-
-def test_no_more_weights_are_kept_than_so_many(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(postgres_words, "_MOST_KEPT", 3)
-    frequent = FrequentWords()
-    for word in "abcd":
-        frequent.keep("chunks", [{"word": word, "chunks": 1e6, "number": 600}])
-    assert set(frequent.of("chunks", ["a", "b", "c", "d"])) == {"d"}
 
 
 async def test_of_a_query_that_is_cut_off_it_is_not_told_how_many_words_a_chunk_has(

@@ -21,6 +21,7 @@ from switchyard.services.index.generations import (
     encoded,
 )
 from switchyard.services.index.lance_home import mismatch
+from switchyard.services.index.postgres_counts import counts_of
 from switchyard.services.index.postgres_table import (
     DESCRIBED,
     PostgresTable,
@@ -29,7 +30,6 @@ from switchyard.services.index.postgres_table import (
     described,
     description_of,
 )
-from switchyard.services.index.postgres_words import FrequentWords
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.ledger.sql.servers import (
     connection_options,
@@ -60,7 +60,6 @@ class PostgresHome:
         self._dsn = dsn(url)
         self._pool: Any = None
         self._ready = False
-        self._frequent = FrequentWords()
 
     async def load(self) -> None:
         await asyncio.to_thread(import_module, "asyncpg")
@@ -96,7 +95,7 @@ class PostgresHome:
                         found = TableDescription(generation.embedder, generation.dimensions)
         if (found.embedder, found.dimensions) != (generation.embedder, generation.dimensions):
             raise mismatch(found.embedder, found.dimensions, generation)
-        yield PostgresTable(self._connection, generation, found.lists, self._frequent)
+        yield PostgresTable(self._connection, generation, found)
 
     @asynccontextmanager
     async def compacting(self, generation: Generation) -> AsyncIterator[bool]:
@@ -109,10 +108,11 @@ class PostgresHome:
 
     async def drop(self, generation: Generation) -> None:
         async with self._connection() as connection, self._alone(connection):
-            await connection.execute(f"DROP TABLE IF EXISTS {generation.table}")
+            table = generation.table
+            await connection.execute(f"DROP TABLE IF EXISTS {table}, {counts_of(table)}")
             await connection.execute(
                 f"DELETE FROM {_NOTES} WHERE name = ANY($1)",
-                [generation.table, _probe_name(generation)],
+                [table, _probe_name(generation)],
             )
 
     async def note(self, generation: Generation, text: str) -> None:

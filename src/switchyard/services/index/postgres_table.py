@@ -26,6 +26,7 @@ from switchyard.services.index.chunk_index import (
     unit,
 )
 from switchyard.services.index.generations import Generation
+from switchyard.services.index.postgres_counts import IS_COUNTED, count_words
 from switchyard.services.index.postgres_neighbours import (
     EXACTLY,
     INDEXED_DIMENSIONS,
@@ -38,7 +39,6 @@ from switchyard.services.index.postgres_neighbours import (
 from switchyard.services.index.postgres_words import (
     CHUNK,
     LONGEST_WORD,
-    FrequentWords,
     chunk_of,
     with_words,
     worded,
@@ -96,12 +96,14 @@ class TableDescription:
     """How its words were cut, 0 for any way before there were such numbers."""
     lists: int | None = None
     """Of its index of neighbours (`postgres_neighbours`); None where it has no such index."""
+    is_counted: bool = False
+    """Whether it is known how many chunks have each word (`postgres_counts`)."""
 
 
 DESCRIBED = (
     # Not by to_regclass: what that has once not found, it may find only in the next transaction.
-    f"SELECT obj_description(oid, 'pg_class') AS told, {LISTS} AS lists FROM pg_class "
-    "WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)"
+    f"SELECT obj_description(oid, 'pg_class') AS told, {LISTS} AS lists, {IS_COUNTED} AS counted "
+    "FROM pg_class WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)"
 )
 """What `description_of` reads, of a table of that name."""
 
@@ -119,7 +121,7 @@ def description_of(row: Any) -> TableDescription | None:
         wording = int(found["wording"])
     except (ValueError, KeyError, TypeError):
         wording = 0
-    return TableDescription(*made, wording, row["lists"])
+    return TableDescription(*made, wording, row["lists"], row["counted"])
 
 
 async def described(connection: Any, name: str) -> TableDescription | None:
@@ -134,13 +136,12 @@ class PostgresTable:
         self,
         connect: Connect,
         generation: Generation,
-        lists: int | None,
-        frequent: FrequentWords,
+        description: TableDescription,
     ) -> None:
         self._connect = connect
-        self._frequent = frequent
         self._name = generation.table
-        self._lists = lists
+        self._lists = description.lists
+        self._is_counted = description.is_counted
         self.dimensions = generation.dimensions
 
     async def put(
@@ -298,7 +299,7 @@ class PostgresTable:
         if within is not None and not within:
             return []
         async with self._reading(_BY_WORDS) as connection:
-            return await with_words(connection, self._name, self._frequent, text, limit, within)
+            return await with_words(connection, self._name, self._is_counted, text, limit, within)
 
     async def candidates(
         self,
@@ -324,7 +325,9 @@ class PostgresTable:
         if within is not None and not within:
             return []
         async with self._reading(_BY_WORDS) as connection:
-            return await worded(connection, self._name, self._frequent, vector, text, limit, within)
+            return await worded(
+                connection, self._name, self._is_counted, vector, text, limit, within
+            )
 
     async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
         if not keys:
@@ -355,7 +358,7 @@ class PostgresTable:
 
     async def compact(self) -> None:
         """Have the server clear away what was replaced, look at how words and documents are
-        spread, and index the vectors where there are many."""
+        spread, and, where there are many, index the vectors and count the words."""
         number = await self.count()
         if number >= APPROXIMATE_FROM and self.dimensions <= INDEXED_DIMENSIONS:
             async with self._connect() as connection:
@@ -365,6 +368,7 @@ class PostgresTable:
                     connection.terminate()  # with what was set for that
         async with self._connect() as connection:
             await connection.execute(f"VACUUM (ANALYZE) {self._name}", timeout=MAINTENANCE)
+            await count_words(connection, self._name)
 
 
 def _rows(

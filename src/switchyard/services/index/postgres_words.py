@@ -7,19 +7,18 @@ a GIN index.
 Some words are in nearly every chunk, and a chunk is hardly better for having them. So not all that
 have any word of a query are read: first those with all of its telling words are looked for, then
 those that lack the least telling one, and so on, until there are enough. How many chunks have a
-common word, the server's own statistics say; those with a rare one are counted. What words that are
-in many chunks of a large table weigh is kept for a minute: it hardly changes, and each that has to
-be counted takes a millisecond.
+word was counted when the table was compacted (`postgres_counts`); where it was not, the server's
+own statistics know the common words. Those with any other word are counted.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from switchyard.services.index.chunk_index import ChunkCandidate, WordMatch
+from switchyard.services.index.postgres_counts import COUNTED_FROM, counts_of
 from switchyard.services.index.words import MAX_QUERY_WORDS
 from switchyard.services.text.chunks import Chunk
 from switchyard.services.text.plain import content_words, words
@@ -31,13 +30,7 @@ LONGEST_WORD = 100
 _CANDIDATES = 3
 """For each chunk that is asked for, so many are compared."""
 _COUNTED = 500
-"""Chunks with a word that are counted at most, where the statistics do not know it."""
-_LARGE = 10_000
-"""Chunks from which a table is large: the statistics tell of its common words."""
-_KEPT = 60.0
-"""Seconds for which the weights of frequent words are kept."""
-_MOST_KEPT = 10_000
-"""Words whose weights are kept at most."""
+"""Chunks with a word that are counted at most, where it is not known how many there are."""
 _TELLING = 6
 """Words of a query of which all combinations are looked for, the best first."""
 _FEW = 500
@@ -46,42 +39,17 @@ _K1, _B = 1.2, 0.75
 """The usual parameters of BM25."""
 
 
-class FrequentWords:
-    """What words weigh that are in many chunks of a large table, for a while."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._until = -math.inf
-        self._weights: dict[tuple[str, str], float] = {}
-
-    def of(self, table: str, terms: Sequence[str]) -> dict[str, float]:
-        """The weights of those of the words that are known."""
-        if self._clock() >= self._until:
-            self._weights.clear()
-        known = self._weights
-        return {word: known[table, word] for word in terms if (table, word) in known}
-
-    def keep(self, table: str, rows: Sequence[Any]) -> None:
-        """Of what was read of some words, that of the frequent ones."""
-        frequent = [row for row in rows if row["chunks"] >= _LARGE and row["number"] >= _COUNTED]
-        if len(self._weights) + len(frequent) > _MOST_KEPT:
-            self._weights.clear()
-        if not self._weights:
-            self._until = self._clock() + _KEPT
-        self._weights |= {(table, word): weight for word, weight in _weights(frequent).items()}
-
-
 async def with_words(
     connection: Any,
     table: str,
-    frequent: FrequentWords,
+    is_counted: bool,
     text: str,
     limit: int,
     within: Collection[str] | None,
 ) -> list[WordMatch]:
     """The chunks of the table that have words of the text, the most relevant first, within these
-    documents."""
-    best, _ = await _most_relevant(connection, table, frequent, text, limit, within)
+    documents. Whether its words were counted is told by its description."""
+    best, _ = await _most_relevant(connection, table, is_counted, text, limit, within)
     found = await connection.fetch(
         f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [row["id"] for _, _, row in best]
     )
@@ -95,14 +63,16 @@ async def with_words(
 async def worded(
     connection: Any,
     table: str,
-    frequent: FrequentWords,
+    is_counted: bool,
     vector: Sequence[float],
     text: str,
     limit: int,
     within: Collection[str] | None,
 ) -> list[ChunkCandidate]:
     """The same as candidates, compared with that vector."""
-    best, is_whole = await _most_relevant(connection, table, frequent, text, limit, within, vector)
+    best, is_whole = await _most_relevant(
+        connection, table, is_counted, text, limit, within, vector
+    )
     return [
         ChunkCandidate(
             row["id"], row["similarity"] or 0.0, relevance, has if is_whole else None, row["text"]
@@ -114,7 +84,7 @@ async def worded(
 async def _most_relevant(
     connection: Any,
     table: str,
-    frequent: FrequentWords,
+    is_counted: bool,
     text: str,
     limit: int,
     within: Collection[str] | None,
@@ -128,12 +98,7 @@ async def _most_relevant(
     is_whole = len(terms) == len(all_terms)
     if not terms:
         return [], True
-    weights = frequent.of(table, terms)
-    if unknown := [word for word in terms if word not in weights]:
-        known = _KNOWN.format(table=table, most=_COUNTED, large=_LARGE)
-        rows = await connection.fetch(known, unknown)
-        frequent.keep(table, rows)
-        weights |= _weights(rows)
+    weights = _weights(await connection.fetch(known(table, is_counted=is_counted), terms))
     if not weights:
         return [], True
     near = None if vector is None else list(vector)
@@ -142,6 +107,14 @@ async def _most_relevant(
         connection, table, weights, limit * _CANDIDATES, within, near, with_text
     )
     return _by_relevance(rows, [weights[word] for word in sorted(weights)])[:limit], is_whole
+
+
+def known(table: str, *, is_counted: bool) -> str:
+    """The statement for how many chunks have each word, of how many."""
+    told = "SELECT parts[array_position(words, asked.word)] FROM common"
+    if is_counted:
+        told = f"SELECT part FROM {counts_of(table)} AS counted WHERE counted.word = asked.word"
+    return _KNOWN.format(table=table, told=told, most=_COUNTED, large=COUNTED_FROM)
 
 
 def chunk_of(row: Any) -> Chunk:
@@ -227,13 +200,13 @@ common AS MATERIALIZED (
     WHERE chunks >= {large} AND pg_class.oid = to_regclass('{table}') AND stats.attname = 'words'
 )
 SELECT asked.word, total.chunks, coalesce(
-    (SELECT parts[array_position(words, asked.word)] * total.chunks FROM common),
+    ({told}) * total.chunks,
     (SELECT count(*) FROM
         (SELECT FROM {table} WHERE words @> ARRAY[asked.word] LIMIT {most}) AS counted)
 ) AS number
 FROM unnest($1::text[]) AS asked(word) CROSS JOIN total
 """
-"""Of each word, how many chunks have it, of how many."""
+"""What the statistics say is not read where nothing asks for it."""
 _FOUND = """
 WITH RECURSIVE step AS (
     SELECT 0 AS number, ARRAY[]::text[] AS ids

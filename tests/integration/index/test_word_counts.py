@@ -1,0 +1,197 @@
+"""How many chunks have a word is counted when a table is compacted, and not by each search."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from switchyard.services.identity.postgres import dsn
+from switchyard.services.index import postgres_counts
+from switchyard.services.index.chunk_index import ChunkIndex, WordMatch
+from switchyard.services.index.generations import Generation
+from switchyard.services.index.opening import home_at
+from switchyard.services.index.postgres_table import _BY_WORDS, PostgresTable
+from switchyard.services.index.postgres_words import known
+from switchyard.services.text.chunks import Chunk
+from tests.support.chunk_tables import DIMENSIONS, opened
+
+pytestmark = pytest.mark.postgres
+LARGE = 1_000
+QUERY = "half tenth rare"
+
+
+@pytest.fixture(autouse=True)
+def large_from_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_counts, "COUNTED_FROM", LARGE)
+
+
+async def put(url: str, document_id: str, count: int = LARGE) -> None:
+    """`common` is in all of the chunks, `half` and `tenth` in so many, `rare` in three."""
+    every = {"common": 1, "half": 2, "tenth": 10, "rare": count // 2 - 1}
+    chunks = [
+        Chunk(
+            f"{document_id}-{n:05}",
+            document_id,
+            n,
+            1,
+            " ".join(word for word, step in every.items() if n % step == 0),
+        )
+        for n in range(count)
+    ]
+    async with opened(url) as index:
+        await index.put("Title", chunks, [[1.0] * DIMENSIONS] * count)
+
+
+async def compact(url: str) -> None:
+    async with opened(url) as index:
+        await index.compact()
+
+
+async def found(url: str, text: str) -> list[WordMatch]:
+    async with opened(url) as index:
+        return await index.with_words(text, 10)
+
+
+def is_counted(index: ChunkIndex) -> bool:
+    assert isinstance(index, PostgresTable)
+    return index._is_counted
+
+
+@pytest.fixture
+async def database(pgvector_url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(dsn(pgvector_url))
+    yield connection
+    await connection.close()
+
+
+async def counts(database: Any) -> dict[str, float]:
+    rows = await database.fetch("SELECT word, part FROM chunks_counts")
+    return {row["word"]: round(row["part"], 3) for row in rows}
+
+
+async def test_words_of_a_large_table_are_counted_and_searches_find_the_same_by_that(
+    pgvector_url: str, database: Any
+):
+    await put(pgvector_url, "a")
+    before = await found(pgvector_url, QUERY)
+    await compact(pgvector_url)
+    assert await counts(database) == {"common": 1, "half": 0.5, "tenth": 0.1}
+    assert await found(pgvector_url, QUERY) == before
+
+    (best, *_) = await found(pgvector_url, "tenth")
+    await database.execute("UPDATE chunks_counts SET part = 0.01 WHERE word = 'tenth'")
+    (now, *_) = await found(pgvector_url, "tenth")
+    assert now.chunk == best.chunk
+    assert now.relevance > best.relevance
+
+
+async def test_only_the_chunks_with_words_that_are_not_known_are_visited_to_count_them(
+    pgvector_url: str,
+):
+    await put(pgvector_url, "a")
+    await compact(pgvector_url)
+    async with opened(pgvector_url) as index:
+        assert isinstance(index, PostgresTable)
+        statement = f"EXPLAIN (ANALYZE) {known('chunks', is_counted=is_counted(index))}"
+        async with index._reading(_BY_WORDS) as connection:
+            plans = [
+                "\n".join(row[0] for row in await connection.fetch(statement, words))
+                for words in (["common", "half", "tenth"], ["common", "rare"])
+            ]
+    scans = [
+        next(line for line in plan.splitlines() if "Bitmap Index Scan on chunks_words" in line)
+        for plan in plans
+    ]
+    assert ["never executed" in line for line in scans] == [True, False]
+
+
+async def test_a_new_word_is_found_at_once(pgvector_url: str):
+    await put(pgvector_url, "a")
+    await compact(pgvector_url)
+    async with opened(pgvector_url) as index:
+        assert is_counted(index)
+        new = Chunk("new", "doc-new", 0, 1, "brandnew common")
+        await index.put("Title", [new], [[1.0] * DIMENSIONS])
+    assert (await found(pgvector_url, "common brandnew half"))[0].chunk.id == "new"
+
+
+async def test_what_was_counted_counts_until_the_table_has_doubled_or_halved(
+    pgvector_url: str, database: Any
+):
+    await put(pgvector_url, "a")
+    await compact(pgvector_url)
+    seen = []
+    for change in ("b", "c"):
+        await put(pgvector_url, change, 2 * LARGE // 3)
+        await database.execute("ANALYZE chunks")  # as the server does by itself
+        async with opened(pgvector_url) as index:
+            seen.append(is_counted(index))
+    assert seen == [True, False]
+    await compact(pgvector_url)
+    await database.execute("DELETE FROM chunks WHERE document_id <> 'b'")
+    async with opened(pgvector_url) as index:
+        assert is_counted(index)
+    await database.execute("VACUUM (ANALYZE) chunks")
+    async with opened(pgvector_url) as index:
+        assert not is_counted(index)
+
+
+async def test_words_of_a_small_table_are_not_counted(pgvector_url: str):
+    await put(pgvector_url, "a", LARGE - 1)
+    await compact(pgvector_url)
+    async with opened(pgvector_url) as index:
+        assert not is_counted(index)
+
+
+async def test_of_a_larger_table_some_chunks_tell_for_all(
+    pgvector_url: str, database: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(postgres_counts, "_LOOKED_AT", LARGE)
+    await put(pgvector_url, "a", 4 * LARGE)
+    await compact(pgvector_url)
+    told = await counts(database)
+    assert told["common"] == 1
+    assert told["half"] == pytest.approx(0.5, abs=0.02)
+    assert told["tenth"] == pytest.approx(0.1, abs=0.02)
+
+
+async def test_two_may_compact_at_once(pgvector_url: str, database: Any):
+    await put(pgvector_url, "a")
+    for _ in range(2):
+        await asyncio.gather(*(compact(pgvector_url) for _ in range(3)))
+        assert await counts(database) == {"common": 1, "half": 0.5, "tenth": 0.1}
+
+
+async def test_what_was_counted_goes_with_its_table(pgvector_url: str, database: Any):
+    await put(pgvector_url, "a")
+    await compact(pgvector_url)
+    home = home_at(pgvector_url)
+    try:
+        await home.drop(Generation("chunks", "test", DIMENSIONS))
+    finally:
+        await home.close()
+    assert await database.fetch("SELECT FROM pg_class WHERE relname LIKE 'chunks%'") == []
+
+
+async def test_whoever_may_read_the_chunks_alone_searches_without_what_was_counted(
+    pgvector_url: str, database: Any
+):
+    await put(pgvector_url, "a")
+    await compact(pgvector_url)
+    reader = f"reader_{secrets.token_hex(4)}"
+    await database.execute(f"CREATE ROLE {reader} LOGIN PASSWORD 'secret'")
+    tables = "chunks, chunk_index_generations, chunk_index_notes"
+    await database.execute(f"GRANT SELECT ON {tables} TO {reader}")
+    url = re.sub("//[^@]*@", f"//{reader}:secret@", pgvector_url)
+    try:
+        assert [each.chunk for each in await found(url, QUERY)] == [
+            each.chunk for each in await found(pgvector_url, QUERY)
+        ]
+    finally:
+        await database.execute(f"DROP OWNED BY {reader}; DROP ROLE {reader}")
