@@ -55,7 +55,7 @@ _IMAGE_MAGIC = (
 )
 
 TAKEN = "only PDF, images (PNG, JPEG, TIFF, WebP), plain text and Markdown are taken"
-SAVE_ANEW = "save text as UTF-8, and send it again"
+_SAVE_ANEW = "save text as UTF-8, and send it again"
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0c\x1b")
 
 
@@ -80,7 +80,7 @@ def refuse_unsupported(head: bytes) -> None:
         decoder.decode(head)  # not final: the last character may be cut in the middle
     except UnicodeDecodeError as error:
         raise UnsupportedDocument(
-            f"neither a PDF nor text in UTF-8 or UTF-16: {SAVE_ANEW}"
+            f"neither a PDF nor text in UTF-8 or UTF-16: {_SAVE_ANEW}"
         ) from error
 
 
@@ -145,7 +145,7 @@ def decode_text(data: bytes) -> str:
         return data.decode(_encoding(data))
     except UnicodeDecodeError as error:
         raise UnsupportedDocument(
-            f"not text in UTF-8 or UTF-16, as byte {error.start:,} does not fit: {SAVE_ANEW}"
+            f"not text in UTF-8 or UTF-16, as byte {error.start:,} does not fit: {_SAVE_ANEW}"
         ) from error
 
 
